@@ -207,7 +207,7 @@ def settings_to_json(settings: list[Setting]) -> dict[str, dict[str, Any]]:
 
 def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None, str | None]:
     """Return the tokenizer, or the reason why it cannot be loaded: its files may be missing from a partial copy."""
-    if model.kind.value == "tensors":
+    if model.kind.value == "tensors" or not model.architecture.reads_texts:
         return None, None
     try:
         files = load_tokenizer_files(model.checkpoint)

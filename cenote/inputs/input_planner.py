@@ -99,6 +99,11 @@ class InputPlanner:
         self.check_tensors = check_tensors  # set for models whose only input is tensors
         self.architecture = architecture  # model name in error messages
 
+    @property
+    def text_model(self) -> str | None:
+        """The model that embeds texts, if this one reads images only."""
+        return None if self.multimodal is None else self.multimodal.image_processor.spec.text_model
+
     def plan_input(self, item: Input, options: RenderOptions, texts: TextSet) -> BuildFn:
         """Add the texts of an input to `texts` and return the function that builds the input from their ids."""
         if isinstance(item, InvalidInput):
@@ -109,6 +114,10 @@ class InputPlanner:
         item, images = self._split_images(item)
         if images:
             return self._plan_multimodal(item, images, options, texts)
+        if (text_model := self.text_model) is not None:
+            raise Unsupported(
+                f"{self.architecture} reads images only; embed texts with {text_model}, which has the same vector space"
+            )
         if isinstance(item, str) and options.role_format is not None:
             return self._plan_role(item, options.role_format, options, texts)
         return self._plan_without_images(item, options, texts)

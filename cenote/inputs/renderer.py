@@ -67,7 +67,7 @@ class Renderer(InputPlanner):
         tokenization, limits = options.tokenization, options.limits
         if len(inputs) == 1 or tokenization.pad_prompt_tokens is not None or self.instruction_mask is not None:
             return None
-        if self.check_tensors is not None:
+        if self.check_tensors is not None or self.text_model is not None:
             return None
         bulk = BulkRenderer(self.tokenizer, tokenization, limits, options.max_tokens)
         types = set(map(type, inputs))

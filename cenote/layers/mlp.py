@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from cenote.kernels.gated_activation import act_and_mul
 from cenote.layers.linear import ACTIVATIONS, Linear, resolve_activation
+from cenote.layers.norm import LayerNorm
 from cenote.layers.spec import BackboneSpec
 
 
@@ -31,4 +32,19 @@ class GatedMLP(nn.Module):
         self.activation = resolve_activation(spec.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(act_and_mul(self.up(x), self.activation, ACTIVATIONS[self.activation]))  # type: ignore[no-any-return]
+        return self.down(self.gate(x))  # type: ignore[no-any-return]
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Return act(gate(x)) * up(x)."""
+        return act_and_mul(self.up(x), self.activation, ACTIVATIONS[self.activation])
+
+
+class NormedGatedMLP(GatedMLP):
+    """Gated MLP with a layer norm before the down projection, as in EVA-02."""
+
+    def __init__(self, spec: BackboneSpec, norm_eps: float) -> None:
+        super().__init__(spec)
+        self.norm = LayerNorm(spec.intermediate_size, norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.norm(self.gate(x)))  # type: ignore[no-any-return]

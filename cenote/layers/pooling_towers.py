@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower
+from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower, build_mlp
 from cenote.layers.linear import Linear
-from cenote.layers.mlp import MLP
-from cenote.layers.norm import make_norm
+from cenote.layers.norm import Norm, make_norm
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.vision import PatchEmbedding, pack_patches, patch_grids, patch_positions
 from cenote.packed_batch import PackedBatch, PackedImages
@@ -41,13 +40,13 @@ class InterpolatedPatchEmbedding(FixedPatchEmbedding):
 
 
 class ClsPatchEmbedding(PatchEmbedding):
-    """Patch embedding for images of one size with a CLS token before the patches, normalized."""
+    """Patch embedding for images of one size with a CLS token before the patches."""
 
-    def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
-        super().__init__(spec, patch_dim, bias=False)
+    def __init__(self, spec: BackboneSpec, patch_dim: int, *, bias: bool = False, has_norm: bool = True) -> None:
+        super().__init__(spec, patch_dim, bias=bias)
         self.first = nn.Parameter(torch.empty(spec.hidden_size))
         self.positions = EmbeddingTable(spec.num_learned_positions, spec.hidden_size)
-        self.norm = make_norm(spec)
+        self.norm = make_norm(spec) if has_norm else Norm()
 
     def forward(self, batch: PackedBatch) -> Tensor:
         patches = super().forward(batch)
@@ -89,6 +88,21 @@ class AttentionPoolingTower(VisionTower):
         return VisionFeatures(torch.cat([rows for pair in pairs for rows in pair]))
 
 
+class PooledResidualTower(VisionTower):
+    """Add the MLP of an attention pooling to every state; the CLS token is moved after the patches of its image."""
+
+    def __init__(self, encoder: Backbone) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pool = AttentionPooling(encoder.spec)
+
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        batch = pack_cls_patches(images)
+        states = self.encoder(batch)
+        pooled = self.pool.mlp(self.pool.norm(self.pool.attend(states, batch)))
+        return VisionFeatures((states.unflatten(0, (len(pooled), -1)) + pooled[:, None]).roll(-1, dims=1).flatten(0, 1))
+
+
 class AttentionPooling(nn.Module):
     """Attention of one learned query to all rows of each sequence: [tokens, hidden] -> [num_seqs, hidden]."""
 
@@ -101,9 +115,14 @@ class AttentionPooling(nn.Module):
         self.key_value = Linear(size, 2 * size, bias=True)
         self.out = Linear(size, size, bias=True)
         self.norm = make_norm(spec)
-        self.mlp = MLP(spec)
+        self.mlp = build_mlp(spec, 0)
 
     def forward(self, states: Tensor, batch: PackedBatch) -> Tensor:
+        x = self.attend(states, batch)
+        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
+
+    def attend(self, states: Tensor, batch: PackedBatch) -> Tensor:
+        """Return the attention output of each sequence, before the MLP."""
         query = self.query(self.probe[None]).float().unflatten(-1, (self.num_heads, self.head_dim))
         key_value = self.key_value(states).float().unflatten(-1, (2, self.num_heads, self.head_dim))
         key, value = key_value.unbind(1)  # [tokens, heads, d] each
@@ -113,8 +132,15 @@ class AttentionPooling(nn.Module):
         total = torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
         weighted = torch.segment_reduce((weights[..., None] * value).flatten(1), "sum", offsets=batch.cu_seqlens)
         pooled = weighted.view(-1, self.num_heads, self.head_dim) / total[..., None]
-        x = self.out(pooled.flatten(1).to(states.dtype))
-        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
+        return self.out(pooled.flatten(1).to(states.dtype))  # type: ignore[no-any-return]
+
+
+def pack_cls_patches(images: PackedImages) -> PackedBatch:
+    """Pack images of one size with a CLS token first; its row and column are 0, a position that does not rotate it."""
+    grids = patch_grids(images)
+    positions = nn.functional.pad(patch_positions(grids[:1]), (1, 0)).repeat(1, len(grids))
+    lengths = [rows * columns + 1 for rows, columns in grids]
+    return pack_patches(images.patches, lengths, positions.to(images.patches.device))
 
 
 def _interpolate_positions(square: Tensor, grid: tuple[int, int]) -> Tensor:

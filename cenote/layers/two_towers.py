@@ -36,13 +36,18 @@ class TwoTowers(Backbone):
             return self.projection(super().forward(batch))  # type: ignore[no-any-return]
         if any(batch.lora_names or ()):
             raise Unsupported("LoRA adapters apply to texts only; this request has images", param="model")
-        rows: Tensor = self.encode_images(images).rows
-        states = rows.new_empty(batch.num_tokens, rows.shape[-1])
-        states[images.token_indices] = rows[images.feature_indices]
+        states = place_image_rows(self.encode_images(images).rows, batch, images)
         texts, text_rows = select_texts(batch, images)
         if texts is not None:
             states[text_rows] = self.projection(super().forward(texts))
         return states
+
+
+def place_image_rows(rows: Tensor, batch: PackedBatch, images: PackedImages) -> Tensor:
+    """Return states for the whole batch from the rows of a vision tower; the rows of texts are not set."""
+    states = rows.new_empty(batch.num_tokens, rows.shape[-1])
+    states[images.token_indices] = rows[images.feature_indices]
+    return states
 
 
 def select_texts(batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch | None, Tensor]:

@@ -19,7 +19,7 @@ from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
-from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
+from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
 from cenote.loading.model_prompts import read_model_prompts
@@ -97,16 +97,20 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             family.late_interaction_defaults,
             family.query_format,
         )
-    max_length = resolve_max_length(
-        config,
-        checkpoint,
-        encoder_max_length=resolve_static_length(checkpoint, entry)
-        if family.is_static
-        else _encoder_max_length(kind.value, files, late_interaction),
-        requested=options.max_model_len,
-        position_offset=family.backbone.position_offset,
-        num_learned_positions=family.backbone.num_learned_positions,
-        has_prescaled_rope=has_prescaled_rope(config.get("model_type")),
+    max_length = (
+        image_length(family.backbone)
+        if not family.reads_texts
+        else resolve_max_length(
+            config,
+            checkpoint,
+            encoder_max_length=resolve_static_length(checkpoint, entry)
+            if family.is_static
+            else _encoder_max_length(kind.value, files, late_interaction),
+            requested=options.max_model_len,
+            position_offset=family.backbone.position_offset,
+            num_learned_positions=family.backbone.num_learned_positions,
+            has_prescaled_rope=has_prescaled_rope(config.get("model_type")),
+        )
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     head = head_of_kind(kind.value, architecture)

@@ -12,6 +12,7 @@ import torch
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
+from cenote.layers.spec import BackboneSpec
 from cenote.loading.adapter_base import read_adapter_config
 from cenote.loading.checkpoint import Checkpoint
 from cenote.models.architecture import HFConfig
@@ -94,6 +95,11 @@ def read_architectures(config: HFConfig) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise LoadError(f"{config.source}: architectures is {names!r}; expected a list of names")
     return names
+
+
+def image_length(spec: BackboneSpec) -> Sourced[int]:
+    """Return the length of a model that reads only images, all of one size."""
+    return Sourced(spec.num_learned_positions, "the number of patches")
 
 
 def resolve_max_length(

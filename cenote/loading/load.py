@@ -198,6 +198,8 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> 
 
 def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> TokenizerFiles:
     checkpoint = description.checkpoint
+    if not description.architecture.reads_texts:
+        return empty_tokenizer_files()
     if options.tokenizer is not None:
         checkpoint = find_checkpoint(
             options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False

@@ -162,7 +162,7 @@ def _select_table(
         return sum(name in weights or f"{name}.weight" in weights for name in names)
 
     best = max(((table, prefix) for table in tables for prefix in prefixes), key=num_found)
-    if num_found(best):
+    if num_found(best) or not tables[0]:  # a model without a text encoder has no names here
         return best
     first = next(iter(_source_names(tables[0]))).replace("*", "0")
     tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)

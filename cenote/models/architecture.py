@@ -155,6 +155,11 @@ class Architecture:
         return self.backbone.num_layers == 0
 
     @property
+    def reads_texts(self) -> bool:
+        """Whether the model has a text encoder and a tokenizer."""
+        return self.vision is None or self.vision.image_spec.text_model is None
+
+    @property
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Return the tables of all checkpoint formats."""
         return (self.weights, *self.alternative_weights)

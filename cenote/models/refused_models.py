@@ -16,8 +16,6 @@ REFUSED_ARCHITECTURES = {
     "with one score, such as Skywork/Skywork-Reward-V2-Llama-3.1-8B",
     "ContextualDocumentEmbeddingTransformer": "its second stage reads embeddings of a corpus, which requests do not "
     "have; use an embedder with one stage",
-    "NomicVisionModel": "an image encoder without texts (EVA-02); use google/siglip2-base-patch16-224 for texts and "
-    "images, or nomic-ai/nomic-embed-text-v1.5 for texts alone",
     "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "
     "google/siglip2-base-patch16-224 for texts and images, or jinaai/jina-embeddings-v3 for texts alone",
 }

@@ -56,6 +56,7 @@ FAMILIES = {
     "CLIP": "clip:clip",
     "Siglip": "siglip:siglip",
     "Siglip2": "siglip:siglip2",
+    "NomicVision": "nomic_vision:nomic_vision",
     # decoders
     "Llama": "llama:llama",
     "LlamaBidirectional": "llama:bidirectional_llama",

@@ -182,6 +182,11 @@ SUPPORTED_FAMILIES = {
         ("Model",), VS_TRANSFORMERS, {"Model": "google/siglip-base-patch16-224, google/siglip2-base-patch16-224"}
     ),
     "Siglip2": SupportedFamily(("Model",), VS_TRANSFORMERS, {"Model": "google/siglip2-base-patch16-naflex"}),
+    "NomicVision": SupportedFamily(
+        ("Model",),
+        "a plain implementation of EVA-02 and its pooling",
+        {"Model": "nomic-ai/nomic-embed-vision-v1.5, nomic-ai/nomic-embed-vision-v1 (images only)"},
+    ),
     "Llama": SupportedFamily(
         DECODER_SUFFIXES,
         VS_TRANSFORMERS,

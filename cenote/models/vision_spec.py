@@ -29,6 +29,7 @@ class ImageSpec:
     overrides_chat_template: bool = False  # use it even if the checkpoint has one
     is_document_first: bool = False  # in a pair, the document and its images precede the query
     single_modality_name: str | None = None  # model name in errors, for models that take either a text or an image
+    text_model: str | None = None  # for models that read images only: the model that embeds texts in the same space
 
     @property
     def placeholder(self) -> str:

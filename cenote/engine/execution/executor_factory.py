@@ -20,6 +20,8 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
     if device.type != "cuda":
         return LocalExecutor(model.backbone, model.pooler, device)
     executor = GPUExecutor(model.backbone, model.pooler, device)
+    if not description.architecture.reads_texts:  # batches of the warm-up are texts
+        return executor
     task = description.default_task
     spec = PoolingSpec(task, description.plan.resolve_options(task, None))
     warm_up(executor, spec, description.max_length.value, vocab_size)

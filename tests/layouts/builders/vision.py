@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.layouts.registry import builder
-from tests.models import col_models, test_jina_v4
+from tests.models import col_models, nomic_vision, test_jina_v4
 
 
 @builder
@@ -47,7 +47,8 @@ def jina_embeddings_v4(folder: Path) -> None:
 
 @builder
 def nomic_embed_vision(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"architectures": ["NomicVisionModel"], "n_embd": 768}))
+    """nomic-ai/nomic-embed-vision-v1 and v1.5: images only, without a tokenizer."""
+    nomic_vision.save_nomic_vision(folder)
 
 
 @builder
