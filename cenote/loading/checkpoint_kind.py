@@ -40,7 +40,7 @@ def detect_kind(
     """Return the kind declared by the files; None if the architecture name determines it."""
     if files.score_head is not None:
         return Sourced("sequence", f"{files.score_head}/config.json module_output_name")
-    if files.splade is not None and entry.kind in ("masked", "embed"):
+    if files.splade is not None and entry.kind in ("masked", "embed", "causal"):
         return Sourced("sparse", files.splade.source)
     if files.multi_vector is not None and entry.kind in ("embed", "masked", "causal"):
         return Sourced("multi_vector", files.multi_vector.source)
@@ -109,7 +109,7 @@ def resolve_kind(
     if kind.value == "masked" and architecture.masked_head is None:
         kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sparse":
-        _check_sparse(options, entry, architecture)
+        _check_sparse(options, entry, architecture, kind.source)
     if not entry.is_native and (from_tokens is not None or kind.value not in (entry.kind, "embed", "reward")):
         raise LoadError(f"{entry.name} runs on the Transformers backend, which cannot convert it to a classifier")
     if kind.value == "sequence" and architecture.sequence_head is None:
@@ -144,9 +144,13 @@ def _remove_prefix(name: str, prefixes: Sequence[str]) -> str:
     return name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
 
 
-def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:
-    if architecture.masked_head is None and not architecture.is_static:
-        raise LoadError(f"{entry.name} has no masked-language-model head, which SPLADE needs; use convert='embed'")
+def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture, source: str) -> None:
+    # the vocabulary head of a decoder (splade-code) is its LM head
+    if architecture.masked_head is None and not architecture.is_static and entry.kind != "causal":
+        raise LoadError(
+            f"{source}: {entry.name} has no masked-language-model head here, which SPLADE needs; use a SPLADE model of "
+            "texts such as naver/splade-v3, or convert='embed' to embed with its backbone"
+        )
     if options.pooler_config.enable_chunked_processing:
         raise LoadError(
             "enable_chunked_processing is not supported for SPLADE models: it averages the embeddings of chunks, "

@@ -30,6 +30,9 @@ from cenote.pooling.heads import (
     TokenWeights,
 )
 
+# keys of config.json with which a language model scales or caps its logits
+CHANGED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
 
 def load_heads(description: ModelDescription, weight_loader: WeightLoader, tokenizer: TokenizerFiles) -> Heads:
     if description.kind.value == "hybrid":
@@ -80,6 +83,9 @@ def _load_classifier(
 ) -> Classifier | None:
     if description.kind.value == "causal":
         return _load_lm_classifier(description, weight_loader)
+    if description.kind.value == "sparse" and description.entry.kind == "causal":
+        _check_plain_logits(description)
+        return _load_lm_classifier(description, weight_loader)
     head = description.head
     if head is None:
         return None
@@ -122,6 +128,16 @@ def _load_lm_classifier(description: ModelDescription, weight_loader: WeightLoad
     if beyond := [token for token in token_ids if not 0 <= token < len(weight)]:
         raise LoadError(f"returned_token_ids: token id {beyond[0]} is out of range; the LM head has {len(weight)} rows")
     return _classifier_from_weight(HeadSpec(bias=False), weight)
+
+
+def _check_plain_logits(description: ModelDescription) -> None:
+    """Raise LoadError if the language model changes its logits, which changes the weights of a SPLADE vector."""
+    for key in CHANGED_LOGITS:
+        if (value := description.config.get(key)) is not None:
+            raise LoadError(
+                f"{description.config.source}: {key} is {value!r}, which is not supported in a SPLADE model; "
+                "use convert='embed' to embed with its backbone"
+            )
 
 
 def _classifier_from_weight(spec: HeadSpec, weight: Tensor) -> Classifier:

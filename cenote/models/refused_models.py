@@ -16,6 +16,11 @@ REFUSED_ARCHITECTURES = {
     "with one score, such as Skywork/Skywork-Reward-V2-Llama-3.1-8B",
     "ContextualDocumentEmbeddingTransformer": "its second stage reads embeddings of a corpus, which requests do not "
     "have; use an embedder with one stage",
+    "Splade": "splade-code without Sentence Transformers files, whose config.json does not describe the model; use its "
+    "revision with modules.json",
+    "MLQwen3Model": "Querit's code has an attention mask and a head of its own; use Qwen/Qwen3-Reranker-4B",
+    "BiModernVBert": "V-SPLADE and bimodernvbert are known to their authors' code only; use "
+    "ModernVBERT/colmodernvbert-merged for page images, or naver/splade-v3 for sparse vectors of texts",
     "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "
     "google/siglip2-base-patch16-224 for texts and images, or jinaai/jina-embeddings-v3 for texts alone",
 }
@@ -23,6 +28,8 @@ REFUSED_ARCHITECTURES = {
 REFUSED_MODULES = {
     "custom_st.MultiModalTransformer": "gme-Qwen2-VL writes texts and images into a prompt of its own; use "
     "Qwen/Qwen3-VL-Embedding-2B or jinaai/jina-embeddings-v4 for texts and images",
+    "modeling_zembed.ZembedTransformer": "zembed-1 appends a suffix to every text, and embeddings without it are "
+    "wrong; use Qwen/Qwen3-Embedding-4B",
 }
 GLINER_CONFIG = "gliner_config.json"
 GLINER_MESSAGE = (

@@ -192,6 +192,13 @@ TOKENIZER_KINDS = {
     ),
 }
 
+TOKENIZER_KINDS["mmbert"] = replace(
+    TOKENIZER_KINDS["gemma"],
+    tokenizer_class="PreTrainedTokenizerFast",
+    specials=TOKENIZER_KINDS["gemma"].specials | {"mask_token": "<mask>", "cls_token": "<bos>", "sep_token": "<eos>"},
+    ids={"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4},
+)
+
 
 def write_tokenizer(folder: Path, kind_name: str, changes: Mapping[str, Any]) -> dict[str, int]:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json; return the vocabulary."""

@@ -32,6 +32,8 @@ from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError, Unsupported
 from cenote.explain.resolved_settings import iter_settings, resolve_settings
 from tests.api.app_client import make_client
+from tests.layouts.builders import load_builders
+from tests.layouts.registry import BUILDERS
 from tests.tiny import change_config, save_tiny
 
 QUERIES = [
@@ -440,6 +442,16 @@ def encoder_says(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
 @pytest.mark.parametrize("encoder", ["BertModel", "ModernBertModel"])
 def test_sentence_transformers_agrees_on_a_model_of_pylate(encoder: str, tmp_path: Path) -> None:
     save_pylate(tmp_path, encoder)
+    queries, documents = encoder_says(tmp_path)
+
+    with opened(tmp_path) as llm:
+        assert_same(encoded(llm, QUERIES, role="query"), queries)
+        assert_same(encoded(llm, DOCUMENTS[:3]), documents)
+
+
+def test_sentence_transformers_agrees_on_the_three_projections_of_mlateon(tmp_path: Path) -> None:
+    load_builders()
+    BUILDERS["mlateon"](tmp_path)
     queries, documents = encoder_says(tmp_path)
 
     with opened(tmp_path) as llm:

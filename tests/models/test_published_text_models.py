@@ -23,7 +23,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.load import load_model
 from cenote.models.registry import supports_float16
 from cenote.packed_batch import pack_sequences
-from tests.layouts.builders import text_families
+from tests.layouts.builders import load_builders, text_families
 from tests.layouts.registry import BUILDERS
 from tests.tiny import SEQUENCES, TEXTS, change_config, compute_hidden_states, save_tiny
 
@@ -84,6 +84,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensor], Tensor]]] = {
     "bilingual_embedding_large": ("XLMRobertaModel", {}, normalized_mean),
     "harrier_oss_v1_270m": ("Gemma3TextModel", {}, normalized_last),
     "f2llm_v2_80m": ("Qwen3Model", {}, normalized_last),
+    "octen_embedding": ("Qwen3Model", {}, normalized_last),
     "granite_embedding_311m_multilingual_r2": ("ModernBertModel", {}, normalized_first),
     "codesage_small_v2": ("GPT2Model", {"is_causal": False, "n_inner": 48}, mean),
     "sfr_embedding_code_2b": ("Gemma2Model", {}, last),
@@ -95,6 +96,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_a_published_embedder_matches_transformers(name: str, tmp_path: Path) -> None:
+    load_builders()
     model, changes, pool = EMBEDDERS[name]
     BUILDERS[name](tmp_path)
 

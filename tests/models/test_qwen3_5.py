@@ -170,10 +170,12 @@ def test_a_classifier_above_it_equals_transformers(whole: bool, tmp_path: Path) 
 # token embeddings
 
 
-def save_retriever(folder: Path, *, bias: bool = True, **changes: Any) -> tuple[Any, torch.nn.Linear]:
+def save_retriever(folder: Path, *, bias: bool = True, size: int = 8, **changes: Any) -> tuple[Any, torch.nn.Linear]:
     """Save as the ColPali trainer does: names without the first component, with a projection."""
     model = save(folder)
-    layer = save_projection(folder, "custom_text_proj", bias=bias, renamed=lambda name: name.removeprefix("model."))
+    layer = save_projection(
+        folder, "custom_text_proj", bias=bias, renamed=lambda name: name.removeprefix("model."), size=size
+    )
     change_config(folder, architectures=["ColQwen3_5"], model_type="colqwen3_5", **changes)
     return model, layer
 
@@ -189,6 +191,24 @@ def test_a_retriever_attends_as_its_checkpoint_declares(contract: str, bias: boo
         actual = token_vectors(llm)
 
     expected = [normalize(layer(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS]
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("contract", ["causal", "bidirectional"])
+@pytest.mark.parametrize("size", [320, 640])
+def test_a_retriever_has_vectors_of_the_size_of_its_projection(size: int, contract: str, tmp_path: Path) -> None:
+    # 320: VultronRetriever, 640: webAI-ColVec1.1; the contract may be part of text_config
+    reference, layer = save_retriever(
+        tmp_path, size=size, text_config=TEXT | {"retrieval_attention_contract": contract}
+    )
+    reference.model.language_model.config.is_causal = contract == "causal"
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert llm.model_config.embedding_size == size
+        actual = token_vectors(llm)
+
+    expected = [normalize(layer(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS]
+    assert {rows.shape[1] for rows in actual} == {size}
     assert_same(actual, expected)
 
 

@@ -18,11 +18,12 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, NumericalError, Unsupported
 from cenote.pooling import sparse
+from tests.layouts.builders import models_2026
 from tests.tiny import (
     SEQUENCES,
     change_config,
@@ -385,6 +386,30 @@ def test_modules_that_make_no_splade_are_refused(modules: list[str], words: str,
 
     with pytest.raises(LoadError, match=words):
         LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_decoder_with_splade_modules_weighs_the_vocabulary_by_its_lm_head(is_tied: bool, tmp_path: Path) -> None:
+    models_2026.splade_code(tmp_path)
+    if not is_tied:
+        save_tiny(tmp_path, "Qwen3ForCausalLM", is_causal=False, tie_word_embeddings=False)
+    reference = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert reference.config.is_causal is False
+    assert is_tied == (reference.lm_head.weight is reference.model.embed_tokens.weight)
+
+    with opened(tmp_path) as llm:
+        assert llm.supported_tasks == ("embed", "token_embed", "sparse_embed")
+        actual = [output.data for output in encoded(llm, "embed", SEQUENCES)]
+
+    assert_same(actual, [rows.relu().log1p().amax(0) for rows in compute_logits(reference)])
+
+
+def test_a_decoder_that_changes_its_logits_makes_no_splade(tmp_path: Path) -> None:
+    models_2026.splade_code(tmp_path)
+    change_config(tmp_path, final_logit_softcapping=30.0)
+
+    with pytest.raises(LoadError, match="config.json: final_logit_softcapping is 30.0, which is not supported"):
+        LLM(str(tmp_path), dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize(("key", "value"), [("pooling_strategy", "mean"), ("activation_function", "tanh")])

@@ -120,9 +120,11 @@ def save_tiny_colqwen3(
     return model, layer
 
 
-def save_projection(folder: Path, name: str, *, bias: bool, renamed: Callable[[str], str]) -> torch.nn.Linear:
-    """Add a projection to size 8 to a checkpoint and rename its weights."""
-    layer = torch.nn.Linear(32, 8, bias=bias).requires_grad_(False)
+def save_projection(
+    folder: Path, name: str, *, bias: bool, renamed: Callable[[str], str], size: int = 8
+) -> torch.nn.Linear:
+    """Add a projection to a checkpoint and rename its weights."""
+    layer = torch.nn.Linear(32, size, bias=bias).requires_grad_(False)
     randomize(layer, seed=1)
     tensors = {renamed(stored): tensor for stored, tensor in load_file(folder / "model.safetensors").items()}
     if name:

@@ -1,0 +1,131 @@
+"""Layouts of models published in 2025 and 2026, right or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+
+from tests.layouts.builders.st_formats import SPARSE, write_json, write_modules
+from tests.layouts.builders.text_families import OLD_MODULES
+from tests.layouts.builders.text_families import write_modules as write_pooling_modules
+from tests.layouts.registry import builder
+from tests.models import test_colbert, test_qwen3_5
+from tests.tiny import ENCODER, change_config, save_tiny, save_tokenizer
+
+# in the style of zerank-2: the query is the system message
+ZERANK_TEMPLATE = (
+    "{%- for message in messages -%}{%- set role = {'query': 'system', 'document': 'user'}[message['role']] -%}"
+    "{{ '<|im_start|>' + role + ' ' + message['content'] + '<|im_end|> ' }}{%- endfor -%}"
+    "{{ '<|im_start|>assistant' }}"
+)
+
+
+@builder
+def splade_code(folder: Path) -> None:
+    """naver/splade-code-06B: a bidirectional Qwen3 whose LM head weighs the vocabulary."""
+    save_tiny(folder, "Qwen3ForCausalLM", is_causal=False, tie_word_embeddings=True)
+    auto_map = {"AutoModelForCausalLM": "splade.Splade", "AutoModelForMaskedLM": "splade.Qwen3ForCausalLM"}
+    change_config(folder, auto_map={"AutoConfig": "splade.SpladeConfig", **auto_map})
+    write_modules(folder, (f"{SPARSE}.MLMTransformer", ""), (f"{SPARSE}.SpladePooling", "1_SpladePooling"))
+    write_json(folder / "1_SpladePooling/config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    settings = {"model_type": "SparseEncoder", "prompts": {"query": "", "document": ""}, "similarity_fn_name": "dot"}
+    write_json(folder / "config_sentence_transformers.json", settings)
+
+
+@builder
+def splade_code_first_revision(folder: Path) -> None:
+    """naver/splade-code-06B before it had Sentence Transformers files."""
+    names = {"architectures": ["Splade"], "model_type": "splade", "model_name_or_path": "Qwen/Qwen3-0.6B"}
+    write_json(folder / "config.json", {**names, "archi_type": "decoder", "bidirectional": True})
+    save_tokenizer(folder)
+
+
+@builder
+def querit_4b(folder: Path) -> None:
+    save_tiny(folder, "Qwen3Model")
+    change_config(folder, architectures=["MLQwen3Model"])
+
+
+@builder
+def v_splade(folder: Path) -> None:
+    """naver/v-splade-*: known to the authors' code by the name of the dense model it starts from."""
+    names = {"architectures": ["BiModernVBert"], "model_type": "modernvbert"}
+    write_json(
+        folder / "config.json", {**names, "text_config": ENCODER, "vision_config": {}}
+    )
+    save_tokenizer(folder)
+
+
+@builder
+def v_splade_router(folder: Path) -> None:
+    """The same with Sentence Transformers files: pages through SPLADE, queries through a table."""
+    v_splade(folder)
+    change_config(folder, architectures=["ModernVBertForMaskedLM"])
+    write_modules(folder, ("sentence_transformers.base.modules.router.Router", ""))
+    types = {
+        "query_0_SparseStaticEmbedding": f"{SPARSE}.SparseStaticEmbedding.SparseStaticEmbedding",
+        "": "sentence_transformers.base.modules.transformer.Transformer",
+        "document_1_SpladePooling": f"{SPARSE}.SpladePooling.SpladePooling",
+    }
+    structure = {"query": ["query_0_SparseStaticEmbedding"], "document": ["", "document_1_SpladePooling"]}
+    parameters = {"default_route": "document", "allow_empty_key": True}
+    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    write_json(
+        folder / "document_1_SpladePooling/config.json", {"pooling_strategy": "max", "activation_function": "relu"}
+    )
+
+
+@builder
+def zembed_1(folder: Path) -> None:
+    save_tiny(folder, "Qwen3ForCausalLM")
+    write_modules(
+        folder,
+        ("modeling_zembed.ZembedTransformer", ""),
+        (f"{OLD_MODULES}.Pooling", "1_Pooling"),
+        (f"{OLD_MODULES}.Normalize", "2_Normalize"),
+    )
+    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
+
+
+@builder
+def octen_embedding(folder: Path) -> None:
+    """Octen/Octen-Embedding-*: Normalize has a file, which Sentence Transformers 6 does not accept."""
+    save_tiny(folder, "Qwen3Model")
+    write_pooling_modules(folder, f"{OLD_MODULES}.Normalize", pooling="lasttoken")
+    (folder / "sentence_bert_config.json").unlink()
+    write_json(folder / "2_Normalize/config.json", {"normalize_embeddings": True})
+
+
+@builder
+def zerank_2(folder: Path) -> None:
+    """zeroentropy/zerank-2: the logit of one token after a chat template, without an activation."""
+    base = folder / "base"
+    base.mkdir()
+    save_tiny(base, "Qwen3ForCausalLM", tie_word_embeddings=True, max_position_embeddings=512)
+    (base / "chat_template.jinja").write_text(ZERANK_TEMPLATE)
+    model = CrossEncoder(modules=[Transformer(str(base), transformer_task="text-generation"), LogitScore(20)])
+    model.save_pretrained(str(folder), create_model_card=False)
+    for file in base.iterdir():
+        file.unlink()
+    base.rmdir()
+
+
+@builder
+def mlateon(folder: Path) -> None:
+    """lightonai/mLateOn: three projections in PyLate's files; the first two add their projected input."""
+    test_colbert.save_pylate(folder, "ModernBertModel", test_colbert.Rules(expands=False))
+    for layer, (size_in, size_out) in enumerate(((32, 64), (64, 32), (32, 12)), start=1):
+        names = ("linear.weight", "residual.weight")[: 2 if layer < 3 else 1]
+        weights = {name: test_colbert.noise(size_out, size_in) * (row + 1) for row, name in enumerate(names)}
+        test_colbert.write_dense(folder, f"{layer}_Dense", weights, use_residual=layer < 3)
+    kinds = ((f"{layer}_Dense", "pylate.models.Dense.Dense") for layer in (1, 2, 3))
+    test_colbert.write_modules(folder, *kinds)
+
+
+@builder
+def colqwen3_5_320(folder: Path) -> None:
+    """VultronRetriever: vectors of 320 numbers."""
+    test_qwen3_5.save_retriever(folder, size=320, retrieval_attention_contract="causal")
