@@ -53,9 +53,7 @@ def querit_4b(folder: Path) -> None:
 def v_splade(folder: Path) -> None:
     """naver/v-splade-*: known to the authors' code by the name of the dense model it starts from."""
     names = {"architectures": ["BiModernVBert"], "model_type": "modernvbert"}
-    write_json(
-        folder / "config.json", {**names, "text_config": ENCODER, "vision_config": {}}
-    )
+    write_json(folder / "config.json", {**names, "text_config": ENCODER, "vision_config": {}})
     save_tokenizer(folder)
 
 
