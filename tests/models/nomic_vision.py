@@ -85,10 +85,9 @@ def save_nomic_vision(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     PROCESSOR.save_pretrained(folder)
     random = torch.Generator().manual_seed(0)
-    save_file(
-        {name: torch.randn(shape, generator=random) * 0.2 for name, shape in weight_shapes().items()},
-        folder / "model.safetensors",
-    )
+    weights = {name: torch.randn(shape, generator=random) * 0.2 for name, shape in weight_shapes().items()}
+    norms = {name: 1 + weight for name, weight in weights.items() if "norm" in name and name.endswith(".weight")}
+    save_file(weights | norms, folder / "model.safetensors")
 
 
 def weight_shapes() -> dict[str, tuple[int, ...]]:
