@@ -17,7 +17,7 @@ from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
 from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
-from cenote.inputs.instruction_mask import InstructionMask
+from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.limits import Limits
 from cenote.inputs.listwise_prompt import DOCUMENT_TOKEN, QUERY_TOKEN, render_listwise_prompt
 from cenote.inputs.pairs import render_pair
@@ -25,6 +25,7 @@ from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
 from cenote.inputs.template_truncation import TemplatedTexts
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_array
+from cenote.models.text_format import TextFormat
 from cenote.protocol.images import ProcessedImage
 from cenote.protocol.input_types import (
     ContentParts,
@@ -75,8 +76,9 @@ class InputPlanner:
         exclude_prompt: bool = False,
         chat_settings: ChatSettings | None = None,
         role_formats: Mapping[Role, RoleFormat] | None = None,
-        instruction_mask: InstructionMask | None = None,
+        instruction_mask: InstructionMask | PromptEnd | None = None,
         padded_length: int | None = None,
+        text_format: TextFormat | None = None,
         multimodal: MultimodalProcessor | None = None,
         check_tensors: Callable[[Mapping[str, Any]], None] | None = None,
         architecture: str = "this model",
@@ -93,8 +95,9 @@ class InputPlanner:
         self.chat_settings = chat_settings or ChatSettings()
         self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
         self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
-        self.instruction_mask = instruction_mask  # of models that do not pool the instruction in a prompt
+        self.instruction_mask = instruction_mask  # of models that read where a part of the prompt ends
         self.padded_length = padded_length  # of models trained on padded texts, unless a request sets another
+        self.text_format = text_format  # of models whose code writes texts into a format of its own
         self.multimodal = multimodal  # None: text only
         self.check_tensors = check_tensors  # set for models whose only input is tensors
         self.architecture = architecture  # model name in error messages
@@ -156,7 +159,10 @@ class InputPlanner:
 
     def _plan_text(self, item: str, options: RenderOptions, texts: TextSet) -> BuildFn:
         tokenization, max_tokens, prompt = options.tokenization, options.max_tokens, options.prompt
-        full_text = prompt + item if prompt else item
+        if self.text_format is not None and tokenization.add_special_tokens:
+            full_text = self.text_format.apply(item, prompt)
+        else:
+            full_text = prompt + item if prompt else item
         text = self.sequence_builder.crop_text(full_text, tokenization, options.limits, max_tokens)
         texts[text] = None
         excluded_prompt = prompt if self.exclude_prompt else None
@@ -199,7 +205,8 @@ class InputPlanner:
                     param="input_tokens",
                 )
             max_tokens = budget
-        if processor.spec.image_prompt is not None:  # prompts of this model are for texts without images
+        # prompts of such a model are for texts without images
+        if processor.spec.image_prompt is not None and self.text_format is None:
             options = replace(options, prompt=None)
         text_options = replace(
             options, tokenization=replace(options.tokenization, pad_prompt_tokens=None), max_tokens=max_tokens

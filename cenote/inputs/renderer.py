@@ -73,7 +73,7 @@ class Renderer(InputPlanner):
         types = set(map(type, inputs))
         rendered: TokenizedInputs | None = None
         if types == {str}:
-            if options.role_format is None:
+            if options.role_format is None and self.text_format is None:
                 rendered = bulk.render_texts(inputs, options.prompt, exclude_prompt=self.exclude_prompt)
         elif types == {TextPair}:
             has_template = self.score_template is not None or any(pair.template is not None for pair in inputs)
@@ -111,6 +111,9 @@ class Renderer(InputPlanner):
         try:
             tokenized = build(ids_by_text)
             self._check_length(tokenized, limits)
+            mask = self.instruction_mask
+            if mask is not None and (tokenized.inputs_embeds is None or mask.is_required):
+                tokenized.num_unpooled = mask.count_masked_tokens(tokenized.token_ids)
         except Exception as error:
             return _to_input_error(error)
         if (
@@ -120,8 +123,6 @@ class Renderer(InputPlanner):
             return BadRequest(
                 f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {self.vocab_size - 1}"
             )
-        if self.instruction_mask is not None and tokenized.inputs_embeds is None:
-            tokenized.num_unpooled = self.instruction_mask.count_masked_tokens(tokenized.token_ids)
         return tokenized
 
     def _check_length(self, tokenized: TokenizedInput, limits: Limits) -> None:

@@ -107,6 +107,16 @@ class BackboneSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatingSpec:
+    """Rewards of several objectives, summed with weights that an MLP computes from another state."""
+
+    num_objectives: int
+    num_layers: int  # hidden layers of the MLP
+    hidden_size: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
     """Classification head over pooled states: optional dense, activation and norm, then one linear layer."""
 
@@ -122,4 +132,6 @@ class HeadSpec:
     pool_after_dense: bool = False  # all layers but the last run on every token, before pooling
     full_head_per_token: bool = False  # token_classify uses the whole head, not only the last layer
     num_labels: int | None = None  # if config.json does not define it
+    softcap: float | None = None  # soft limit of the logits (tanh)
+    gating: GatingSpec | None = None
     step_tag_id: int | None = None  # process reward models: the token whose rows are the step scores

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.module_list import read_module_list
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.registry import EXACT_NAMES, ArchitectureEntry
 
@@ -27,6 +28,7 @@ class KnownCode:
     changes: Mapping[str, Any]
     unless: str  # key of config.json that says the same
     code: re.Pattern[str] | None = None  # of the AutoModel entry of auto_map
+    module: str | None = None  # of modules.json
     name: re.Pattern[str] | None = None  # of the checkpoint, if the entry does not identify the code
     doubt: str | None = None  # if the source is not certain
 
@@ -43,6 +45,12 @@ JINA_WINDOWS: Mapping[str, Any] = MappingProxyType(
 
 KNOWN_CODE = (
     KnownCode({"architectures": ["GritLM"]}, "is_causal", re.compile(r"(^|--)modeling_gritlm7b\.MistralModel$")),
+    KnownCode(
+        {"architectures": ["GmeQwen2VL"]},
+        "is_causal",
+        re.compile(r"(^|--)modeling_gme_qwen2vl\.GmeQwen2VL$"),
+        module="MultiModalTransformer",
+    ),
     # gte-Qwen2, gte-Qwen1.5, stella_en_1.5B_v5, inf-retriever
     KnownCode(BIDIRECTIONAL, "is_causal", re.compile(r"(^|--)modeling_qwen\.Qwen2Model$")),
     KnownCode(
@@ -63,9 +71,10 @@ KNOWN_CODE = (
 def apply_known_code(checkpoint: Checkpoint, config: HFConfig) -> tuple[HFConfig, str | None]:
     """Return the config with the keys that known code stands for, unless config.json decides the same; and a doubt."""
     code = _auto_model(config)
+    modules = [module.kind for module in read_module_list(checkpoint)]
     names = (*checkpoint.candidate_names, str(config.get("_name_or_path", "")))
     for known in KNOWN_CODE:
-        matches_code = known.code is not None and known.code.search(code)
+        matches_code = (known.code is not None and known.code.search(code)) or known.module in modules
         if known.unless not in config and (matches_code or _matches_name(known, names)):
             doubt = None if known.doubt is None else f"{config.source} {known.doubt}"
             return HFConfig({**config.values, **known.changes}, config.source), doubt

@@ -105,7 +105,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             checkpoint,
             encoder_max_length=resolve_static_length(checkpoint, entry)
             if family.is_static
-            else _encoder_max_length(kind.value, files, late_interaction),
+            else _encoder_max_length(kind.value, entry, family, files, late_interaction),
             requested=options.max_model_len,
             position_offset=family.backbone.position_offset,
             num_learned_positions=family.backbone.num_learned_positions,
@@ -201,6 +201,8 @@ def _tasks_of_kind(
 ) -> tuple[Task, ...]:
     if files.score_head is not None:
         return ("classify",)  # its modules were trained on pooled states
+    if kind == "sequence" and family.sequence_head is not None and family.sequence_head.spec.gating is not None:
+        return ("classify",)  # it reads two states of a sequence
     if kind == "sparse" and family.is_static:
         return ("embed", "sparse_embed")
     if kind == "masked" and not family.defaults_to_mlm:
@@ -220,10 +222,16 @@ def _pooling_files(
 
 
 def _encoder_max_length(
-    kind: CheckpointKind, files: SentenceTransformersFiles, late_interaction: LateInteraction | None
+    kind: CheckpointKind,
+    entry: ArchitectureEntry,
+    family: Architecture,
+    files: SentenceTransformersFiles,
+    late_interaction: LateInteraction | None,
 ) -> Sourced[int] | None:
     if kind == "tensors":
         return SINGLE_TOKEN_LENGTH
+    if files.max_length is None and family.max_length is not None:
+        return Sourced(family.max_length, f"default of {entry.name}")
     # PyLate saves the length of the last inputs here, not a limit
     return files.max_length if late_interaction is None or late_interaction.settings is None else None
 

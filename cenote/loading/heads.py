@@ -22,6 +22,7 @@ from cenote.models.architecture import StoredProjection
 from cenote.models.weight_table import DerivedWeight
 from cenote.pooling.heads import (
     Classifier,
+    GatedRewards,
     Heads,
     ModuleClassifier,
     ResidualLayer,
@@ -114,7 +115,12 @@ def _load_classifier(
         )
     spec = head.spec if head.spec.bias is not None else replace(head.spec, bias=weight_loader.has(f"{last}.bias"))
     with torch.device("meta"):
-        holder = nn.ModuleDict({"head": Classifier(spec, hidden_size, description.num_labels)})
+        made = (
+            Classifier(spec, hidden_size, description.num_labels)
+            if spec.gating is None
+            else GatedRewards(spec, hidden_size)
+        )
+        holder = nn.ModuleDict({"head": made})
     weight_loader.load(holder, table, num_layers=0, dtype=dtype, device=device)
     return holder["head"]  # type: ignore[return-value]
 

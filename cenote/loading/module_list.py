@@ -17,6 +17,7 @@ MODULE_STAGES = {
     "Transformer": 0,
     "MLMTransformer": 0,
     "CLIPModel": 0,
+    "MultiModalTransformer": 0,
     "StaticEmbedding": 0,
     "SparseStaticEmbedding": 0,
     "Pooling": 1,
@@ -33,7 +34,10 @@ STATIC_KINDS = ("StaticEmbedding", "SparseStaticEmbedding")
 IGNORED_KINDS = ("Dropout",)  # has no effect at inference
 MODULE_PACKAGES = ("sentence_transformers", "pylate")
 # modules of repositories with their own code; supported without running it
-CUSTOM_MODULES = (("st_quantize", "FlexibleQuantizer"),)  # pplx-embed: tanh, then int8
+CUSTOM_MODULES = (
+    ("st_quantize", "FlexibleQuantizer"),  # pplx-embed: tanh, then int8
+    ("custom_st", "MultiModalTransformer"),  # gme-Qwen2-VL: texts and images in a prompt of its own
+)
 
 
 @dataclass(frozen=True, slots=True)

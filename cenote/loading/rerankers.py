@@ -87,6 +87,7 @@ RECIPES = (
 )
 ARCHITECTURE_TEMPLATES = (
     "bge_reranker_v2_minicpm",
+    "bge_reranker_v2_5_gemma2",
     "hhem",
     "nemotron_rerank",
     "nemotron_vl_rerank",

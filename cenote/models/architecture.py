@@ -14,6 +14,7 @@ from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
+from cenote.models.text_format import TextFormat
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
@@ -129,6 +130,9 @@ class Architecture:
     default_prompt_name: str | None = None  # one of `prompts`, for texts without one
     late_interaction_defaults: Mapping[str, Any] | None = None  # of Stanford ColBERT keys missing in artifact.metadata
     query_format: QueryFormat | None = None  # of a late-interaction model; its files come first
+    text_format: TextFormat | None = None  # of texts, with or without images
+    max_length: int | None = None  # of the model's own code; Sentence Transformers files come first
+    prompt_end: str | None = None  # text between prompt and answer; the pooling reads the state of its first token
     pooling_start_token: str | None = None  # tokens up to and including it are attended to but not pooled
     appends_eos: bool = False  # inputs end with the EOS token, whatever the tokenizer files say
     doubts: tuple[str, ...] = ()  # what config.json leaves open, one line each

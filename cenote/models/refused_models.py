@@ -11,9 +11,6 @@ from cenote.models.architecture import HFConfig
 REFUSED_ARCHITECTURES = {
     "FunnelBaseModel": "it returns fewer hidden states than tokens; use the model without -base (FunnelModel)",
     "DPRReader": "it marks the span of an answer; use the context and question encoders",
-    "CostWiseGemmaForCausalLM": "it compresses tokens between layers; use BAAI/bge-reranker-v2-gemma",
-    "LlamaForRewardModelWithGating": "its gating network reads the state at the end of the prompt; use a reward model "
-    "with one score, such as Skywork/Skywork-Reward-V2-Llama-3.1-8B",
     "ContextualDocumentEmbeddingTransformer": "its second stage reads embeddings of a corpus, which requests do not "
     "have; use an embedder with one stage",
     "Splade": "splade-code without Sentence Transformers files, whose config.json does not describe the model; use its "
@@ -26,8 +23,6 @@ REFUSED_ARCHITECTURES = {
 }
 # module of modules.json -> likewise
 REFUSED_MODULES = {
-    "custom_st.MultiModalTransformer": "gme-Qwen2-VL writes texts and images into a prompt of its own; use "
-    "Qwen/Qwen3-VL-Embedding-2B or jinaai/jina-embeddings-v4 for texts and images",
     "modeling_zembed.ZembedTransformer": "zembed-1 appends a suffix to every text, and embeddings without it are "
     "wrong; use Qwen/Qwen3-Embedding-4B",
 }

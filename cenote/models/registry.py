@@ -130,6 +130,8 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "BilingualModel": ("xlm_roberta:bilingual", "embed"),
     "BgeM3EmbeddingModel": ("xlm_roberta:xlm_roberta", "hybrid"),
     "LayerWiseMiniCPMForCausalLM": ("minicpm:layerwise_minicpm", "sequence"),
+    "CostWiseGemmaForCausalLM": ("gemma_reranker:lightweight_gemma", "sequence"),
+    "LlamaForRewardModelWithGating": ("armorm:armorm", "sequence"),
     "HHEMv2ForSequenceClassification": ("hhem:hhem", "sequence"),
     "BidirLMModel": ("gemma:bidirlm", "embed"),
     "CodeSage": ("gpt2:codesage", "embed"),
@@ -139,6 +141,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "LlamaNemotronVLForSequenceClassification": ("nemotron_vl:nemotron_vl", "sequence"),
     "LlavaNextForConditionalGeneration": ("llava_next:llava_next", "causal"),
     "Phi3VForCausalLM": ("phi3v:phi3v", "causal"),
+    "GmeQwen2VL": ("gme:gme_qwen2_vl", "embed"),
     "GritLM": ("llama:gritlm", "embed"),
     "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
     "PPLXQwen3Model": ("qwen:pplx", "embed"),
@@ -182,7 +185,7 @@ KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
 # model types whose activations overflow float16, including those run by the Transformers backend
 NO_FLOAT16 = (
     *("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5"),
-    *("codexembed2b", "bidirlm", "HHEMv2Config"),  # Gemma and T5 under other names
+    *("codexembed2b", "bidirlm", "cost_wise_gemma", "HHEMv2Config"),  # Gemma and T5 under other names
 )
 # model types whose max_position_embeddings already includes the rope scaling
 PRESCALED_ROPE = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")

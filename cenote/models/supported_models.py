@@ -397,6 +397,14 @@ SUPPORTED_NAMES = {
     ),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
     "LayerWiseMiniCPMForCausalLM": ("BAAI/bge-reranker-v2-minicpm-layerwise", VS_INDEPENDENT),
+    "CostWiseGemmaForCausalLM": (
+        "BAAI/bge-reranker-v2.5-gemma2-lightweight",
+        "Transformers' Gemma 2 of as many layers, below the published head",
+    ),
+    "LlamaForRewardModelWithGating": (
+        "RLHFlow/ArmoRM-Llama3-8B-v0.1",
+        "Transformers' Llama below the published head",
+    ),
     "HHEMv2ForSequenceClassification": (
         "vectara/hallucination_evaluation_model",
         "Transformers' T5 encoder below the published head",
@@ -410,6 +418,10 @@ SUPPORTED_NAMES = {
     "NVEmbedModel": (
         "nvidia/NV-Embed-v1, nvidia/NV-Embed-v2",
         "Transformers' Mistral without its mask below an independent latent attention",
+    ),
+    "GmeQwen2VL": (
+        "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct, gme-Qwen2-VL-7B-Instruct",
+        "Transformers' Qwen2-VL with consecutive positions",
     ),
     "LlamaNemotronVLModel": (
         "nvidia/llama-nemotron-embed-vl-1b-v2",

@@ -24,6 +24,7 @@ class ImageSpec:
     patch_size: int = 14
     merge_size: int = 1  # patches per side that become one token
     options: Mapping[str, Any] = field(default_factory=dict)  # defaults specific to the image processor
+    fixed_options: Mapping[str, Any] = field(default_factory=dict)  # of the model's own code; they replace the files'
     image_prompt: str | None = None  # prompt of one image without text, with its placeholder; None: the placeholder
     chat_template: str | None = None  # used if the checkpoint has none
     overrides_chat_template: bool = False  # use it even if the checkpoint has one

@@ -19,6 +19,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.full_head_per_token = spec.full_head_per_token
         self.pool_after_dense = spec.pool_after_dense
+        self.softcap = spec.softcap
         size = spec.dense_size or hidden_size
         self.dense = (
             Linear(hidden_size, size, bias=spec.dense_bias, activation=spec.dense_activation)
@@ -41,9 +42,37 @@ class Classifier(nn.Module):
         layer = self.classifier
         if columns is not None:
             bias = None if layer.bias is None else layer.bias[columns].float()
-            return F.linear(x.float(), layer.weight[columns].float(), bias)
-        logits: Tensor = layer(x)
-        return logits
+            return self._cap(F.linear(x.float(), layer.weight[columns].float(), bias))
+        return self._cap(layer(x))
+
+    def _cap(self, logits: Tensor) -> Tensor:
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
+
+
+class GatedRewards(Classifier):
+    """ArmoRM: rewards of several objectives from the last state, weighted by a softmax over the state of the prompt."""
+
+    def __init__(self, spec: HeadSpec, hidden_size: int) -> None:
+        assert spec.gating is not None, "the head has a gating network"
+        gating = spec.gating
+        super().__init__(spec, hidden_size, gating.num_objectives)
+        self.temperature = gating.temperature
+        self.transform = nn.Parameter(torch.empty(gating.num_objectives, gating.num_objectives), requires_grad=False)
+        sizes = [hidden_size, *[gating.hidden_size] * gating.num_layers]
+        self.gate = nn.ModuleList(
+            [Linear(size, gating.hidden_size, bias=True, activation="relu") for size in sizes[:-1]]
+            + [Linear(sizes[-1], gating.num_objectives, bias=True)]
+        )
+        self.gate_scale = nn.Parameter(torch.empty(1), requires_grad=False)
+
+    def forward(self, x: Tensor, columns: list[int] | None = None) -> Tensor:
+        """Return one score; the two halves of `x` are the last state and that of the prompt."""
+        last, gate_state = x.chunk(2, dim=-1)
+        for layer in self.gate:
+            gate_state = layer(gate_state)
+        weights = (gate_state / self.temperature).softmax(dim=-1) * self.gate_scale
+        scores = (weights * (self.last_layer(last) @ self.transform)).sum(dim=-1, keepdim=True)
+        return scores if columns is None else scores[..., columns]
 
 
 class ModuleClassifier(Classifier):

@@ -29,6 +29,12 @@ def last(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return hidden[batch.cu_seqlens[1:] - 1]
 
 
+@register_method("LAST_AND_PROMPT_END")
+def last_and_prompt_end(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Return the last token and the one at the end of the prompt, which precedes the tokens that are pooled."""
+    return torch.cat([last(hidden, batch), cls(hidden, batch)], dim=-1)
+
+
 @register_method("MEAN")
 def mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch)

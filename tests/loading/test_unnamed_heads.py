@@ -121,8 +121,6 @@ def test_an_embedder_by_its_sentence_transformers_files_may_have_a_head(tmp_path
         (["RobertaForMultipleChoice"], "roberta", "its head compares the choices of one question"),
         (["FunnelBaseModel"], "funnel", "it returns fewer hidden states than tokens; use the model without -base"),
         (["DPRReader"], "dpr", "use the context and question encoders"),
-        (["CostWiseGemmaForCausalLM"], "cost_wise_gemma", "use BAAI/bge-reranker-v2-gemma"),
-        (["LlamaForRewardModelWithGating"], "llama", "its gating network reads the state at the end of the prompt"),
         (["ContextualDocumentEmbeddingTransformer"], "cde", "its second stage reads embeddings of a corpus"),
     ],
 )

@@ -12,7 +12,7 @@ from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
-from cenote.inputs.instruction_mask import InstructionMask
+from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.model_tokenizer import ModelTokenizer
@@ -144,6 +144,7 @@ def make_renderer(
         role_formats=make_role_formats(model),
         instruction_mask=_make_instruction_mask(model, tokenizer),
         padded_length=architecture.padded_length,
+        text_format=architecture.text_format,
         multimodal=multimodal,
         check_tensors=model.backbone.check if isinstance(model.backbone, TensorModel) else None,
         architecture=description.entry.name,
@@ -171,7 +172,9 @@ def _resolve_score_template(model: LoadedModel) -> ScoreTemplate | None:
     return template
 
 
-def _make_instruction_mask(model: LoadedModel, tokenizer: Tokenizer) -> InstructionMask | None:
+def _make_instruction_mask(model: LoadedModel, tokenizer: Tokenizer) -> InstructionMask | PromptEnd | None:
+    if (marker := model.description.architecture.prompt_end) is not None:
+        return PromptEnd(tokenizer, marker)
     start_token = model.description.architecture.pooling_start_token
     bos_token = model.tokenizer.special_tokens.get("bos_token")
     if start_token is None:

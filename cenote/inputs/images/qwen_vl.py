@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 SIZE_KEYS = ("shortest_edge", "longest_edge")  # of a `size`: minimum and maximum number of pixels
+FIRST_ROUNDING_TOKENS = 4, 16384  # limits of the first of two resizes, in image tokens (gme-Qwen2-VL)
 MAX_ASPECT_RATIO = 200  # of the longer side to the shorter
 
 
@@ -34,10 +35,14 @@ class QwenVLImageProcessor(ImageProcessor):
                 raise LoadError(
                     f"preprocessor_config.json: {name}={short_repr(value)} differs from {expected} in config.json"
                 )
-        return {**self.spec.options, **_normalize_pixel_limits(config)}
+        return {**self.spec.options, **_normalize_pixel_limits(config), **self.spec.fixed_options}
 
     def _preprocess(self, image: Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         patch, merge = self.spec.patch_size, self.spec.merge_size
+        if options.get("rounds_sides_first"):
+            limits = (tokens * (patch * merge) ** 2 for tokens in FIRST_ROUNDING_TOKENS)
+            sides = smart_resize(image.height, image.width, patch * merge, *limits)
+            image = resize(image, *sides)
         height, width = self._resolve_size(image, options, patch * merge)
         rows, columns = height // patch, width // patch
         num_tokens = rows * columns // merge**2

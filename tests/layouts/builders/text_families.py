@@ -25,6 +25,18 @@ from tests.tiny import (
     save_tokenizer,
 )
 
+LLAMA3_TOKENS = {
+    "bos_token": "<|begin_of_text|>",
+    "eos_token": "<|eot_id|>",
+    "pad_token": "[PAD]",
+    "unk_token": "<unk>",
+    "start": "<|start_header_id|>",
+    "end": "<|end_header_id|>",
+}
+LLAMA3_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content + '<|eot_id|>' }}{% endfor %}"
+)
 OLD_MODULES = "sentence_transformers.models"
 
 
@@ -338,12 +350,36 @@ def cde_small_v1(folder: Path) -> None:
 
 @builder
 def armorm_llama3_8b(folder: Path) -> None:
-    _write_refused(folder, "LlamaForRewardModelWithGating", "llama")
+    save_tiny(folder, "LlamaModel", max_position_embeddings=256)
+    save_tokenizer(folder, LLAMA3_TOKENS, two_types=False)
+    write_json(folder, "tokenizer_config.json", LLAMA3_TOKENS | {"chat_template": LLAMA3_TEMPLATE})
+    sizes = {"num_objectives": 5, "gating_temperature": 3, "gating_hidden_dim": 16, "gating_n_hidden": 2}
+    code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    change_config(folder, architectures=["LlamaForRewardModelWithGating"], auto_map=code, **sizes, **labels)
+    shapes = {"regression_layer.weight": (5, 32), "reward_transform_matrix": (5, 5), "gating.logit_scale": (1,)}
+    shapes |= {
+        "gating.layers.0.weight": (16, 32),
+        "gating.layers.1.weight": (16, 16),
+        "gating.layers.2.weight": (5, 16),
+    }
+    shapes |= {"gating.layers.0.bias": (16,), "gating.layers.1.bias": (16,), "gating.layers.2.bias": (5,)}
+    generator = torch.Generator().manual_seed(9)
+    made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    rewrite_weights(folder, lambda tensors: made | {f"model.{name}": tensor for name, tensor in tensors.items()})
 
 
 @builder
 def bge_reranker_v2_5_gemma2_lightweight(folder: Path) -> None:
-    _write_refused(folder, "CostWiseGemmaForCausalLM", "cost_wise_gemma")
+    save_tiny(folder, "Gemma2Model", num_hidden_layers=4, sliding_window=4, max_position_embeddings=256)
+    names = {"architectures": ["CostWiseGemmaForCausalLM"], "model_type": "cost_wise_gemma"}
+    code = {"AutoConfig": "gemma_config.CostWiseGemmaConfig", "AutoModel": "gemma_model.CostWiseGemmaModel"}
+    code["AutoModelForCausalLM"] = "gemma_model.CostWiseGemmaForCausalLM"
+    heads = {"start_layer": 2, "layer_sep": 1, "layer_wise": True, "final_logit_softcapping": 2.0}
+    change_config(folder, drop=("layer_types",), auto_map=code, **names, **heads)
+    generator = torch.Generator().manual_seed(10)
+    made = {f"lm_head.{n}.linear_head.weight": torch.randn(1, 32, generator=generator) for n in range(3)}
+    rewrite_weights(folder, lambda tensors: made | {f"model.{name}": tensor for name, tensor in tensors.items()})
 
 
 @builder

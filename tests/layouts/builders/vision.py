@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.layouts.registry import builder
-from tests.models import col_models, nomic_vision, test_jina_v4
+from tests.models import col_models, gme, nomic_vision, test_jina_v4
 
 
 @builder
@@ -69,11 +69,7 @@ def jina_clip(folder: Path) -> None:
 
 @builder
 def gme_qwen2_vl(folder: Path) -> None:
-    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
-    modules = [{"idx": 0, "name": "0", "path": "", "type": "custom_st.MultiModalTransformer"}]
-    base = col_models.save_colqwen_base(folder).folder / "config.json"
-    base.write_text(json.dumps(json.loads(base.read_text()) | config))
-    (folder / "modules.json").write_text(json.dumps(modules))
+    gme.save_gme(folder)
 
 
 @builder

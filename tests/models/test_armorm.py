@@ -1,0 +1,94 @@
+"""ArmoRM scores as Transformers' Llama below the published head: objectives weighted by a gating network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from cenote import LLM
+from cenote.errors import BadRequest
+from cenote.protocol.input_types import Conversation
+from cenote.protocol.requests import PoolRequest
+from tests.layouts.builders import text_families
+from tests.models.test_published_text_models import reference
+from tests.tiny import compute_hidden_states
+
+CONVERSATIONS = [
+    [("user", "how big is the river?"), ("assistant", "the old river is big.")],
+    [("user", "a cat"), ("assistant", "a dog"), ("user", "is it red?"), ("assistant", "it is in the city")],
+    [("system", "be good"), ("user", "where is berlin?"), ("assistant", "in the red city")],
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("armorm")
+    text_families.armorm_llama3_8b(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        yield llm
+
+
+def to_text(turns: list[tuple[str, str]]) -> str:
+    parts = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>" for role, text in turns]
+    return "<|begin_of_text|>" + "".join(parts)
+
+
+def expected_score(folder: Path, turns: list[tuple[str, str]]) -> float:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(to_text(turns), add_special_tokens=False).ids
+    # the end of the message before the last answer
+    prompt_end = len(tokenizer.encode(to_text(turns[:-1]), add_special_tokens=False).ids) - 1
+    (states,) = compute_hidden_states(reference(folder, "LlamaModel"), [ids])
+    tensors = load_file(folder / "model.safetensors")
+    gate: Tensor = states[prompt_end]
+    for layer in range(3):
+        gate = F.linear(gate, tensors[f"gating.layers.{layer}.weight"], tensors[f"gating.layers.{layer}.bias"])
+        gate = gate.relu() if layer < 2 else gate
+    weights = (gate / 3).softmax(-1) * tensors["gating.logit_scale"]
+    rewards = (tensors["regression_layer.weight"] @ states[-1]) @ tensors["reward_transform_matrix"]
+    return float(weights @ rewards)
+
+
+def to_messages(turns: list[tuple[str, str]]) -> list[Any]:
+    return [{"role": role, "content": text} for role, text in turns]
+
+
+def test_a_conversation_is_scored_as_by_the_published_head(llm: LLM, folder: Path) -> None:
+    inputs = [Conversation(to_messages(turns)) for turns in CONVERSATIONS]
+
+    results = llm.engine.pool_sync(PoolRequest(task="classify", inputs=inputs))
+
+    expected = [expected_score(folder, turns) for turns in CONVERSATIONS]
+    assert torch.cat([result.data for result in results]).tolist() == pytest.approx(expected, abs=1e-4)
+    assert max(map(abs, expected)) > 0.1
+
+
+def test_the_text_of_the_chat_template_has_the_same_score(llm: LLM, folder: Path) -> None:
+    outputs = llm.classify([to_text(turns) for turns in CONVERSATIONS], use_tqdm=False)
+
+    expected = [expected_score(folder, turns) for turns in CONVERSATIONS]
+    assert [output.outputs.probs[0] for output in outputs] == pytest.approx(expected, abs=1e-4)
+    assert llm.supported_tasks == ("classify", "score")
+
+
+def test_an_input_without_an_answer_is_refused_with_what_to_send(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="reads the end of the prompt: send a conversation"):
+        llm.classify("the old river", use_tqdm=False)
+
+
+def test_a_pair_is_refused_too(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="reads the end of the prompt"):
+        llm.score("how big is the river?", "the old river is big.", use_tqdm=False)
