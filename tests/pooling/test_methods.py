@@ -21,6 +21,7 @@ NUM_UNPOOLED = [2, 0, 2, 0, 8, 0, 4]  # leading tokens of a prompt; at least one
 REFERENCE_METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "CLS": lambda rows, skip: rows[skip],
     "LAST": lambda rows, skip: rows[-1],
+    "LAST_AND_PROMPT_END": lambda rows, skip: torch.cat([rows[-1], rows[skip]]),
     "MEAN": lambda rows, skip: rows[skip:].mean(0),
     "IMAGE_MEAN": lambda rows, skip: rows[skip:].mean(0),  # of texts
     "MAX": lambda rows, skip: rows[skip:].amax(0),
@@ -48,7 +49,7 @@ def make_states(hidden_size: int = 6) -> tuple[Tensor, PackedBatch]:
 
 
 def test_every_pooling_method_has_a_reference() -> None:
-    assert set(REFERENCE_METHODS) == set(POOLING_METHODS) == set(SENTENCE_TRANSFORMERS_NAMES)
+    assert set(REFERENCE_METHODS) == set(POOLING_METHODS) == {*SENTENCE_TRANSFORMERS_NAMES, "LAST_AND_PROMPT_END"}
 
 
 @pytest.mark.parametrize("name", REFERENCE_METHODS)
