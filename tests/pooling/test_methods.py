@@ -74,7 +74,7 @@ def test_unpooled_prompt_tokens_are_excluded(name: str) -> None:
 
 
 @pytest.mark.parametrize("prompt_length", [None, 2])
-@pytest.mark.parametrize("name", REFERENCE_METHODS)
+@pytest.mark.parametrize("name", SENTENCE_TRANSFORMERS_NAMES)
 def test_a_method_matches_sentence_transformers(name: str, prompt_length: int | None) -> None:
     hidden, batch = make_states()
     lengths = LENGTHS
