@@ -94,14 +94,19 @@ def save_files(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ColPaliForRetrieval]:
-    folder = tmp_path_factory.mktemp("colpali")
+def save_colpali_hf(folder: Path) -> ColPaliForRetrieval:
+    """Save a model in the layout of Transformers (vidore/colpali-v1.3-hf)."""
     model = ColPaliForRetrieval(config()).eval().requires_grad_(False)
     randomize(model, std=0.2)
     model.save_pretrained(folder)
     save_files(folder)
-    return folder, model
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ColPaliForRetrieval]:
+    folder = tmp_path_factory.mktemp("colpali")
+    return folder, save_colpali_hf(folder)
 
 
 @pytest.fixture(scope="module")

@@ -175,13 +175,19 @@ def test_logit_mean_of_the_pooler_config_takes_precedence(jina: Jina) -> None:
     assert actual.outputs.score == pytest.approx(jina.expected("the cat", "a red bird", [], mean=0.5), abs=1e-4)
 
 
-def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, whole = saved
+def save_colqwen2_hf(folder: Path) -> Any:
+    """Save a model in the layout of Transformers (vidore/colqwen2-v1.0-hf)."""
+    whole = save_qwen_vl(folder, Qwen2VLForConditionalGeneration, TOWER)
     config = ColQwen2Config(vlm_config=whole.config.to_dict(), embedding_dim=16)
-    reference: Any = ColQwen2ForRetrieval(config).eval().requires_grad_(False)
-    randomize(reference)
-    renamed(folder, tmp_path, {})
-    reference.save_pretrained(tmp_path)
+    model: Any = ColQwen2ForRetrieval(config).eval().requires_grad_(False)
+    randomize(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = saved
+    reference = save_colqwen2_hf(tmp_path)
 
     with opened(tmp_path) as llm:
         actual = llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)

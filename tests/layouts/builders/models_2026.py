@@ -12,7 +12,7 @@ from tests.layouts.builders.st_formats import SPARSE, write_json, write_modules
 from tests.layouts.builders.text_families import OLD_MODULES
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
 from tests.layouts.registry import builder
-from tests.models import test_colbert, test_qwen3_5
+from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5
 from tests.tiny import ENCODER, change_config, save_tiny, save_tokenizer
 
 # in the style of zerank-2: the query is the system message
@@ -127,3 +127,13 @@ def mlateon(folder: Path) -> None:
 def colqwen3_5_320(folder: Path) -> None:
     """VultronRetriever: vectors of 320 numbers."""
     test_qwen3_5.save_retriever(folder, size=320, retrieval_attention_contract="causal")
+
+
+@builder
+def colpali_hf(folder: Path) -> None:
+    test_colpali.save_colpali_hf(folder)
+
+
+@builder
+def colqwen2_hf(folder: Path) -> None:
+    test_qwen2_vl.save_colqwen2_hf(folder)
