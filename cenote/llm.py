@@ -215,6 +215,8 @@ class LLM:
         aggregation_strategy: AggregationStrategy = "simple",
         ignore_labels: Sequence[str] = ("O",),
         stride: int | None = None,
+        labels: Sequence[str] | None = None,
+        threshold: float | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -222,7 +224,8 @@ class LLM:
         """Return the named entities of each text, as `outputs.entities`; aggregated as in Transformers' pipeline.
 
         Texts longer than max_model_len are truncated (`outputs.truncated`), or with `stride` processed in windows
-        that overlap by that many tokens.
+        that overlap by that many tokens. GLiNER models find the `labels` of the call, with scores above `threshold`
+        (0.5).
         """
         request = make_entity_request(
             self.engine,
@@ -232,6 +235,8 @@ class LLM:
             aggregation_strategy=aggregation_strategy,
             ignore_labels=ignore_labels,
             stride=stride,
+            labels=labels,
+            threshold=threshold,
         )
         with progress_bar(use_tqdm) as on_progress:
             results = self.engine.entities_sync(request, on_progress)

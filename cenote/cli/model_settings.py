@@ -11,6 +11,7 @@ from cenote.config.options import Sourced
 from cenote.errors import PoolingError
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
+from cenote.loading.gliner import find_tokenizer_checkpoint
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
@@ -117,6 +118,9 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json vocab_size")
     elif model.kind.value == "hybrid":
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
+    elif (spec := model.architecture.span_head) is not None:
+        yield Setting("labels", "those of each request", model.kind.source, label="label names")
+        yield Setting("max_words", spec.max_words, "gliner_config.json max_len", label="words of a text")
     elif model.kind.value != "listwise":  # whose scores are cosines
         used = plan.use_activation.value
         source = plan.activation.source if used else plan.use_activation.source
@@ -210,7 +214,7 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
     if model.kind.value == "tensors" or not model.architecture.reads_texts:
         return None, None
     try:
-        files = load_tokenizer_files(model.checkpoint)
+        files = load_tokenizer_files(find_tokenizer_checkpoint(model.checkpoint, model.config))
         return files if model.architecture.adds_special_tokens else without_special_tokens(files), None
     except PoolingError as error:
         return None, f"the tokenizer cannot be loaded: {error.message}"

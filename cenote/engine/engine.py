@@ -41,6 +41,7 @@ from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.entity_recognizer import EntityRecognizer, make_unsupported_error
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
 from cenote.engine.tasks.scoring import ScoringService
+from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, PoolingError, Unsupported
 from cenote.inputs.media.loader import MediaLoader
@@ -124,7 +125,7 @@ class PoolingEngine:
             description.divides_max_sim,
         )
         self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
-        self.entity_recognizer = EntityRecognizer(model, self.tokenizer) if EntityRecognizer.supports(model) else None
+        self.entity_recognizer = make_recognizer(model, self.tokenizer)
         self.io_processor = load_io_processor(config, description, self.make_model_tokenizer)
         plugin = self.io_processor.name if self.io_processor else None
         self.model_info = build_model_info(model, self.scoring_model, plugin=plugin, chat_template=self.chat_template)
@@ -260,7 +261,7 @@ class PoolingEngine:
 
         return EngineCalls(pool, run_inline)
 
-    def _get_recognizer(self) -> EntityRecognizer:
+    def _get_recognizer(self) -> EntityRecognizer | SpanRecognizer:
         if self.entity_recognizer is None:
             raise make_unsupported_error(self.model_info.name)
         return self.entity_recognizer

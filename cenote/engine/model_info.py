@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cenote.engine.preprocessing.renderer_factory import get_default_chat_template
-from cenote.engine.tasks.entity_recognizer import EntityRecognizer
+from cenote.engine.tasks.span_recognizer import supports_entities
 from cenote.loading.load import LoadedModel
 from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
@@ -43,6 +43,6 @@ def build_model_info(
         adapters=() if adapters is None else adapters.names,
         external_adapters={} if adapters is None else dict(adapters.added_paths),
         io_processor_plugin=plugin,
-        supports_entities=EntityRecognizer.supports(model),
+        supports_entities=supports_entities(model),
         supports_images=vision is not None,
     )

@@ -107,6 +107,8 @@ def make_entity_request(
     aggregation_strategy: AggregationStrategy,
     ignore_labels: Sequence[str],
     stride: int | None,
+    labels: Sequence[str] | None,
+    threshold: float | None,
 ) -> EntityRequest:
     """Build the request of `entities`."""
     pool_request = PoolRequest(
@@ -120,6 +122,8 @@ def make_entity_request(
         aggregation_strategy=aggregation_strategy,
         ignore_labels=ignore_labels,
         stride=stride,
+        labels=labels,
+        threshold=threshold,
     )
 
 

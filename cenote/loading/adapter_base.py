@@ -80,13 +80,11 @@ def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any]) -> di
 def _find_base(
     checkpoint: Checkpoint, name: str, revision: Any, token: str | None, *, needs_weights: bool
 ) -> Checkpoint:
-    """Look for a folder of that name, here and beside the adapter, and then on the hub."""
-    beside = checkpoint.folder.resolve().parent
-    folders = (Path(name).expanduser(), beside / Path(name).name, beside.parent / name)
-    found = next((str(folder) for folder in folders if folder.is_dir()), name)
     try:
         commit = revision if isinstance(revision, str) else None
-        base = find_checkpoint(found, revision=commit, token=token, needs_weights=needs_weights)
+        base = find_checkpoint(
+            find_model_folder(checkpoint, name), revision=commit, token=token, needs_weights=needs_weights
+        )
     except LoadError as error:
         raise LoadError(
             f"{checkpoint.folder / ADAPTER_CONFIG}: this is an adapter for {name!r}, which was not found "
@@ -94,6 +92,13 @@ def _find_base(
         ) from error
     logger.info("%s is an adapter, merged into the weights of %s", checkpoint.name, base.folder)
     return with_base_model(base, None, token, needs_weights=needs_weights)
+
+
+def find_model_folder(checkpoint: Checkpoint, name: str) -> str:
+    """Return a folder of that name, here or beside the checkpoint; else the name, to be found on the hub."""
+    beside = checkpoint.folder.resolve().parent
+    folders = (Path(name).expanduser(), beside / Path(name).name, beside.parent / name)
+    return next((str(folder) for folder in folders if folder.is_dir()), name)
 
 
 def _way_out(name: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
-from cenote.models.refused_models import GLINER_CONFIG, GLINER_MESSAGE
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -32,6 +31,7 @@ IGNORE_PATTERNS = [
 ]
 PICKLE_PATTERN = "pytorch_model*.bin"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+GLINER_CONFIG = "gliner_config.json"  # instead of config.json
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # folders of Sentence Transformers modules with weights of their own
 WEIGHTED_MODULES = ("*_Dense", "*_LayerNorm", "*_Transformer", "*_CLIPModel", "*_*StaticEmbedding")
@@ -175,9 +175,8 @@ def check_not_empty(path: Path) -> None:
 
 def _require_config(checkpoint: Checkpoint) -> Checkpoint:
     # Sentence Transformers: config.json may be in the folder of a module, and static embeddings have none
-    if all(checkpoint.find_file(file) is None for file in ("config.json", "modules.json", ADAPTER_CONFIG)):
-        if checkpoint.find_file(GLINER_CONFIG) is not None:
-            raise LoadError(f"{checkpoint.folder / GLINER_CONFIG}: {GLINER_MESSAGE}")
+    names = ("config.json", "modules.json", ADAPTER_CONFIG, GLINER_CONFIG)
+    if all(checkpoint.find_file(file) is None for file in names):
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(
@@ -230,7 +229,7 @@ def _download_snapshot(name: str, revision: str | None, token: str | None, patte
     # HTTP libraries differ between huggingface_hub versions, so their errors have no common base class
     except Exception as error:
         # a partly cached repository is usable; reading a missing file raises its own error
-        for file in ("config.json", ADAPTER_CONFIG) if offline else ():
+        for file in ("config.json", ADAPTER_CONFIG, GLINER_CONFIG) if offline else ():
             config = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
             if isinstance(config, str):
                 return Path(config).parent

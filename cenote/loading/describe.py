@@ -13,12 +13,13 @@ from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
-from cenote.loading.checkpoint import Checkpoint, find_checkpoint
+from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
+from cenote.loading.gliner import read_gliner_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
@@ -43,6 +44,8 @@ from cenote.protocol.params import Task
 
 # merged checkpoints of jina-embeddings-v4, by name: their files do not say how images are pooled
 MERGED_JINA_V4 = "jina-embeddings-v4-vllm-"
+# positions are relative, and the gliner package limits the number of words only: most texts of that many fit
+GLINER_LENGTH = Sourced(2048, "limit for GLiNER models")
 
 
 def describe_model(options: EngineConfig, route: str | None = None, *, needs_weights: bool = True) -> ModelDescription:
@@ -53,7 +56,10 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
     checkpoint = locate_encoder(_find_checkpoint(options, needs_weights), route)
     if not needs_weights and is_static(checkpoint):  # only the weights tell their sizes
         checkpoint = locate_encoder(_find_checkpoint(options, True), route)
-    config = read_config(checkpoint, options.hf_overrides, read_static_config(checkpoint))
+    if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hf_token)) is not None:
+        config = read_config(checkpoint, options.hf_overrides, values, GLINER_CONFIG)
+    else:
+        config = read_config(checkpoint, options.hf_overrides, read_static_config(checkpoint))
     try:
         return _describe_config(options, checkpoint, config)
     except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:
@@ -232,6 +238,8 @@ def _encoder_max_length(
         return SINGLE_TOKEN_LENGTH
     if files.max_length is None and family.max_length is not None:
         return Sourced(family.max_length, f"default of {entry.name}")
+    if kind == "entities":
+        return GLINER_LENGTH
     # PyLate saves the length of the last inputs here, not a limit
     return files.max_length if late_interaction is None or late_interaction.settings is None else None
 
@@ -256,7 +264,7 @@ def _resolve_activation(
 ) -> Sourced[str]:
     if kind.value == "hybrid":
         return Sourced("relu", kind.source)  # lexical weights are not negative
-    if kind.value == "reward" and head is None:
+    if kind.value in ("reward", "entities") and head is None:
         return Sourced("identity", kind.source)  # hidden states, not logits
     own = {} if reranker.is_known else _activation_from_files(files)
     return resolve_classification_activation({"num_labels": None, **config.values, **own})

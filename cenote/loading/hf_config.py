@@ -54,13 +54,16 @@ SUPPORTED_DTYPES = ("float32", "float", "bfloat16", "float16", "half")
 
 
 def read_config(
-    checkpoint: Checkpoint, overrides: ConfigOverrides = None, values: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint,
+    overrides: ConfigOverrides = None,
+    values: Mapping[str, Any] | None = None,
+    file: str = "config.json",
 ) -> HFConfig:
     """Return config.json with hf_overrides applied: a mapping is merged, a function returns the new config.
 
-    `values` are those of a model whose config.json is derived from other files.
+    `values` are those of a model whose config.json is derived from other files, and `file` the one to name.
     """
-    source = str(checkpoint.encoder_path / "config.json")
+    source = str(checkpoint.encoder_path / file)
     if values is None:
         source = str(checkpoint.require_file("config.json"))
         values = read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"))

@@ -17,8 +17,10 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
+from cenote.layers.span_head import SpanHead
 from cenote.loading.checkpoint import find_checkpoint, first_line
 from cenote.loading.describe import describe_model
+from cenote.loading.gliner import add_prompt_tokens, find_tokenizer_checkpoint
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
@@ -31,6 +33,7 @@ from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tok
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture
+from cenote.models.gliner import SPAN_WEIGHTS
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
@@ -49,6 +52,7 @@ class LoadedModel:
     tokenizer: TokenizerFiles
     adapters: LoRARegistry | None = None  # None: LoRA is not enabled
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
+    span_head: SpanHead | None = None  # of a model that finds entities of the labels in a request
 
 
 def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
@@ -93,6 +97,7 @@ def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
             architecture.vision, weight_loader, dtype, device, description.config.source
         )
     heads = load_heads(description, weight_loader, tokenizer)
+    span_head = _load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
     lora_loader = LoRALoader(weight_loader, architecture.prefixes, dtype, device)
     if architecture.task_adapters is not None:
@@ -105,7 +110,7 @@ def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
     backbone.fused_encoder = try_fuse_encoder(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
-    return LoadedModel(description, model.eval(), pooler.eval(), tokenizer, adapters, processor)
+    return LoadedModel(description, model.eval(), pooler.eval(), tokenizer, adapters, processor, span_head)
 
 
 def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:
@@ -138,6 +143,17 @@ def _load_vision_tower(
     table = weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes)
     weight_loader.load(tower, table, num_layers=vision.num_layers, dtype=dtype, device=device, module_prefix="vision.")
     return tower
+
+
+def _load_span_head(description: ModelDescription, weight_loader: WeightLoader) -> SpanHead | None:
+    if (spec := description.architecture.span_head) is None:
+        return None
+    head = _build(lambda: SpanHead(spec), description.config.source)
+    device = description.device.value
+    weight_loader.load(head, SPAN_WEIGHTS, num_layers=0, dtype=torch.float32, device=device)
+    if head.rnn is not None:
+        head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
+    return head.eval()
 
 
 def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:
@@ -204,7 +220,11 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
         checkpoint = find_checkpoint(
             options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
         )
+    else:
+        checkpoint = find_tokenizer_checkpoint(checkpoint, description.config, options.hf_token)
     files = load_tokenizer_files(checkpoint)
+    if (spec := description.architecture.span_head) is not None:
+        add_prompt_tokens(files.tokenizer, description.config, spec)
     vocab_size = description.architecture.backbone.vocab_size
     check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
     return files

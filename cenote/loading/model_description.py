@@ -35,6 +35,7 @@ TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
     "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
     "listwise": ("token_embed",),
     "causal": ("token_classify",),
+    "entities": ("token_classify",),
     "tensors": ("plugin",),
 }
 # score type by kind, where it does not follow from the tasks

@@ -55,7 +55,7 @@ def find_head_doubt(
 ) -> str | None:
     """Return a warning if the checkpoint has a head that the kind of this model does not read."""
     is_chosen = kind.source.startswith("convert") or files.pooling is not None or files.multi_vector is not None
-    reads_heads = kind.value in ("sequence", "token", "reward", "tensors")
+    reads_heads = kind.value in ("sequence", "token", "reward", "entities", "tensors")
     if is_chosen or reads_heads or not entry.is_native or (weights := _open_if_present(checkpoint)) is None:
         return None
     names = [name for name in weights.names() if HEAD_NAME.search(name)]

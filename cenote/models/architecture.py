@@ -13,6 +13,7 @@ from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
+from cenote.layers.span_head import SpanHeadSpec
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 from cenote.models.text_format import TextFormat
 from cenote.models.vision_spec import VisionSpec
@@ -119,6 +120,7 @@ class Architecture:
     token_head: Head | None = None
     reward_head: Head | None = None  # one value per token
     masked_head: Head | None = None  # hidden states to vocabulary logits
+    span_head: SpanHeadSpec | None = None  # scores spans of words against the labels of a request
     defaults_to_mlm: bool = True  # default use of a checkpoint with masked_head; False: embeddings
     language_model: Architecture | None = None  # variant for LM logits, if the backbone alone has none
     adapters: StoredAdapters | None = None

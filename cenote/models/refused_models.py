@@ -26,11 +26,6 @@ REFUSED_MODULES = {
     "modeling_zembed.ZembedTransformer": "zembed-1 appends a suffix to every text, and embeddings without it are "
     "wrong; use Qwen/Qwen3-Embedding-4B",
 }
-GLINER_CONFIG = "gliner_config.json"
-GLINER_MESSAGE = (
-    "GLiNER models, whose labels are part of the input, are not supported; use a token classifier "
-    "such as dslim/bert-base-NER, or the gliner package"
-)
 
 
 def check_not_refused(names: Sequence[str], config: HFConfig) -> None:

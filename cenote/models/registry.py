@@ -21,6 +21,7 @@ CheckpointKind = Literal[
     "multi_vector",  # ColBERT: an embedding per token
     "hybrid",  # bge-m3: dense embedding, token embeddings and lexical weights
     "listwise",  # all documents of a query in one prompt
+    "entities",  # GLiNER: spans of words are scored against the labels of a request
     "tensors",  # tensors in, tensors out; implemented by a plugin
 ]
 FamilyBuilder = Callable[[HFConfig], Architecture]
@@ -153,6 +154,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "StaticEmbedding": ("static_embedding:static_embedding", "embed"),
     "StaticModel": ("static_embedding:static_embedding", "embed"),  # model2vec
     "SparseStaticEmbedding": ("static_embedding:sparse_static_embedding", "sparse"),
+    "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/gliner.py gives to gliner_config.json
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),

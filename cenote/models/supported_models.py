@@ -442,6 +442,10 @@ SUPPORTED_NAMES = {
         "queries of opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill (by its Router)",
         VS_SENTENCE_TRANSFORMERS,
     ),
+    "GLiNER": (
+        "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1 (labels in each request)",
+        "Transformers' DeBERTa below an independent span head",
+    ),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
     "PPLXQwen3Model": (

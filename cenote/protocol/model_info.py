@@ -36,5 +36,5 @@ class ModelInfo:
     adapters: tuple[str, ...] = ()  # names that requests may use
     external_adapters: Mapping[str, str] = field(default_factory=dict)  # path by name, of those not in the checkpoint
     io_processor_plugin: str | None = None  # name of the plugin in use
-    supports_entities: bool = False  # a token classifier with label names
+    supports_entities: bool = False  # a token classifier, or GLiNER
     supports_images: bool = False

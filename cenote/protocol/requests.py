@@ -88,6 +88,8 @@ class EntityRequest:
     aggregation_strategy: AggregationStrategy = "simple"
     ignore_labels: Sequence[str] = ("O",)
     stride: int | None = None  # tokens by which the windows of a long text overlap; None: truncate it
+    labels: Sequence[str] | None = None  # what to look for, with a model without labels of its own (GLiNER)
+    threshold: float | None = None  # smallest score of an entity, likewise; None: 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,25 @@ from cenote.models.refused_models import REFUSED_ARCHITECTURES
             {"architectures": ["Mistral3Model"], "model_type": "mistral3", "is_causal": False},
             r"config.json: Mistral3 .*\(Nemotron-3.5-Embed\) is not supported; use nvidia/Nemotron-3-Embed-1B",
         ),
-        ("gliner_config.json", {"model_name": "microsoft/deberta-v3-base"}, "gliner_config.json: GLiNER models.*use "),
+        *(
+            (
+                "gliner_config.json",
+                {key: value},
+                f"gliner_config.json: {key} .* is not supported, only .*use a model such as ",
+            )
+            for key, value in (
+                ("span_mode", "token_level"),
+                ("words_splitter_type", "spacy"),
+                ("subtoken_pooling", "mean"),
+                ("labels_encoder", "BAAI/bge-small-en-v1.5"),
+                ("fuse_layers", True),
+            )
+        ),
+        (
+            "gliner_config.json",
+            {"encoder_config": {"model_type": "modernbert"}},
+            "gliner_config.json: the encoder modernbert is not supported, .*use ",
+        ),
     ],
 )
 def test_a_known_model_that_is_not_supported_is_refused_with_an_alternative(

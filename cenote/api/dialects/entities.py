@@ -26,6 +26,10 @@ class EntitiesBody(CommonFields, kw_only=True):
     ] = None
     ignore_labels: Annotated[list[str] | None, doc('Labels to leave out. Default: ["O"]; [] keeps all.')] = None
     stride: Annotated[Stride | None, doc("Process long texts in windows that overlap by this many tokens.")] = None
+    labels: Annotated[list[str] | None, doc("What to look for; only for GLiNER models, which require it.")] = None
+    threshold: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, doc("Smallest score; only for GLiNER models. Default: 0.5.")
+    ] = None
     add_special_tokens: Annotated[bool | None, doc("Default: true.")] = None
 
 
@@ -66,6 +70,8 @@ async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
         body.aggregation_strategy or "simple",
         body.ignore_labels,
         body.stride,
+        labels=body.labels,
+        threshold=body.threshold,
         return_token_counts=body.return_token_counts,
     )
 
@@ -77,6 +83,8 @@ async def entities_reply(
     ignore_labels: list[str] | None,
     stride: int | None,
     *,
+    labels: list[str] | None = None,
+    threshold: float | None = None,
     return_token_counts: bool | None,
 ) -> Reply:
     """Run token classification and return the entities; also used by /pooling."""
@@ -85,7 +93,14 @@ async def entities_reply(
             f"aggregation_strategy requires the task token_classify, got {pool.task}", param="aggregation_strategy"
         )
     ignored = ["O"] if ignore_labels is None else ignore_labels
-    request = EntityRequest(pool_request=pool, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
+    request = EntityRequest(
+        pool_request=pool,
+        aggregation_strategy=strategy,
+        ignore_labels=ignored,
+        stride=stride,
+        labels=labels,
+        threshold=threshold,
+    )
 
     def make_entry(index: int, item: EntityResult) -> EntitiesAnswer:
         counts = context.make_token_counts(item, return_token_counts)
@@ -109,7 +124,7 @@ ENTITIES = Dialect(
             paths=("/entities", "/v1/entities"),
             body_type=EntitiesBody,
             handler=entities,
-            summary="Find entities in texts with a token classification model",
+            summary="Find entities in texts with a token classification or GLiNER model",
             reply_type=AnswerList[EntitiesAnswer],
             api_name="Entities",
             is_supported=lambda model_info: model_info.supports_entities,

@@ -145,6 +145,8 @@ def encode_entities(call_id: int, request: EntityRequest) -> EntitiesCall:
         aggregation_strategy=request.aggregation_strategy,
         ignore_labels=list(request.ignore_labels),
         stride=request.stride,
+        labels=None if request.labels is None else list(request.labels),
+        threshold=request.threshold,
     )
 
 
@@ -154,6 +156,8 @@ def decode_entities(message: EntitiesCall, timing: Timing) -> EntityRequest:
         aggregation_strategy=message.aggregation_strategy,
         ignore_labels=message.ignore_labels,
         stride=message.stride,
+        labels=message.labels,
+        threshold=message.threshold,
     )
 
 

@@ -110,6 +110,8 @@ class EntitiesCall(Message):
     aggregation_strategy: AggregationStrategy
     ignore_labels: list[str]
     stride: int | None
+    labels: list[str] | None
+    threshold: float | None
 
 
 class TokenizeCall(Message):

@@ -80,14 +80,21 @@ class EntityRecognizer:
         tokenize_s = time.monotonic() - started_at
         text_indices = [index for index, text in enumerate(texts) for _ in text.windows]
         windows = [window for text in texts for window in text.windows]
-        window_request = _make_window_request(request.pool_request, windows, text_indices)
+        sequences = [window.token_ids for window in windows]
+        window_request = make_sequence_request(request.pool_request, sequences, text_indices)
         results = await calls.pool(window_request, None) if windows else []
         request.pool_request.timing.tokenize_s += tokenize_s
-        pooled = [_raise_on_error(result, index) for result, index in zip(results, text_indices, strict=True)]
+        pooled = [raise_on_error(result, index) for result, index in zip(results, text_indices, strict=True)]
         return await calls.run_in_thread(self._extract_all, texts, pooled, request)
 
     def _tokenize(self, request: EntityRequest) -> list[TokenizedText]:
         tokenization, strategy = request.pool_request.tokenization, request.aggregation_strategy
+        if request.labels is not None or request.threshold is not None:
+            raise BadRequest(
+                "labels and threshold are for models without labels of their own (GLiNER); this one has "
+                f"{', '.join(self.label_scheme.names[:5])}, ...",
+                param="threshold" if request.labels is None else "labels",
+            )
         if strategy not in AGGREGATION_STRATEGIES:
             raise BadRequest(
                 f"invalid aggregation_strategy {strategy!r}; expected one of: {', '.join(AGGREGATION_STRATEGIES)}",
@@ -110,9 +117,7 @@ class EntityRecognizer:
                 param="truncate_prompt_tokens",
             )
         _check_stride(request.stride, max_text_tokens, strategy)
-        texts = [_check_text(text, index) for index, text in enumerate(request.pool_request.inputs)]
-        if not texts:
-            raise BadRequest("You must pass at least one prompt", param="input")
+        texts = check_texts(request.pool_request.inputs)
         tokenized: list[TokenizedText] = []
         for start in range(0, len(texts), TOKENIZE_SLICE_TEXTS):
             part = texts[start : start + TOKENIZE_SLICE_TEXTS]
@@ -176,7 +181,7 @@ class EntityRecognizer:
 def make_unsupported_error(model: str) -> Unsupported:
     return Unsupported(
         f"{model} does not support entities: load a token classification model (...ForTokenClassification) with "
-        "token pooling ALL",
+        "token pooling ALL, or a GLiNER model",
         param="task",
     )
 
@@ -195,6 +200,12 @@ def _make_token_decoder(tokenizer: Tokenizer, unk_token_id: int | None) -> Token
         token_lengths=lengths,
         unk_token_id=-1 if unk_token_id is None else unk_token_id,
     )
+
+
+def check_texts(inputs: Sequence[Any]) -> list[str]:
+    if not inputs:
+        raise BadRequest("You must pass at least one prompt", param="input")
+    return [_check_text(text, index) for index, text in enumerate(inputs)]
 
 
 def _check_text(text: Any, index: int) -> str:
@@ -245,11 +256,14 @@ def _add_special_tokens(ids: TokenIds, template: SpecialTokensTemplate) -> Token
     return np.concatenate((template.prefix, ids, template.suffix))
 
 
-def _make_window_request(request: PoolRequest, windows: Sequence[Window], text_indices: Sequence[int]) -> PoolRequest:
+def make_sequence_request(
+    request: PoolRequest, sequences: Sequence[TokenIds], text_indices: Sequence[int]
+) -> PoolRequest:
+    """Return the request for token ids, of which a text may have several sequences."""
     adapter = request.adapter
     if adapter is not None and not isinstance(adapter, str):
         adapter = [adapter[index] for index in text_indices]
-    inputs: list[Any] = [window.token_ids for window in windows]
+    inputs: list[Any] = list(sequences)
     return replace(
         request,
         inputs=inputs,
@@ -258,11 +272,11 @@ def _make_window_request(request: PoolRequest, windows: Sequence[Window], text_i
         prompt=None,
         prompt_name=None,
         adapter=adapter,
-        return_exceptions=True,  # so that errors get the index of their text, not of their window
+        return_exceptions=True,  # so that errors get the index of their text, not of their sequence
     )
 
 
-def _raise_on_error(result: PoolResult | PoolingError, text_index: int) -> PoolResult:
+def raise_on_error(result: PoolResult | PoolingError, text_index: int) -> PoolResult:
     if isinstance(result, PoolingError):
         result.index = text_index
         raise result

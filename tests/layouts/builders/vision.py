@@ -70,8 +70,3 @@ def jina_clip(folder: Path) -> None:
 @builder
 def gme_qwen2_vl(folder: Path) -> None:
     gme.save_gme(folder)
-
-
-@builder
-def gliner(folder: Path) -> None:
-    (folder / "gliner_config.json").write_text(json.dumps({"model_name": "microsoft/deberta-v3-base"}))

@@ -1,0 +1,206 @@
+"""Named-entity recognition with the labels of the request (GLiNER): score spans of words against each label."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Encoding
+
+from cenote.engine.tasks.engine_calls import EngineCalls
+from cenote.engine.tasks.entity_recognizer import (
+    EntityRecognizer,
+    check_texts,
+    make_sequence_request,
+    raise_on_error,
+)
+from cenote.errors import BadRequest
+from cenote.inputs.limits import Limits, resolve_truncation_length
+from cenote.inputs.tokenizer import TokenIds, Tokenizer
+from cenote.layers.span_head import SpanHead
+from cenote.loading.load import LoadedModel
+from cenote.protocol.requests import EntityRequest
+from cenote.protocol.results import Entity, EntityResult, PoolResult
+
+DEFAULT_THRESHOLD = 0.5
+WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text below its labels: the token ids of both, and where words and labels are."""
+
+    text: str
+    words: Sequence[tuple[int, int]]  # start and end in characters
+    token_ids: TokenIds
+    word_rows: Sequence[int]  # the first token of each word; -1: the word has none
+    label_rows: Sequence[int]
+    num_dropped_words: int  # by truncation
+
+
+class SpanRecognizer:
+    """Find the entities of any labels."""
+
+    def __init__(self, model: LoadedModel, head: SpanHead, tokenizer: Tokenizer) -> None:
+        self.head = head
+        self.raw = tokenizer.raw
+        self.max_model_len = model.description.max_length.value
+
+    async def recognize(self, request: EntityRequest, calls: EngineCalls) -> list[EntityResult]:
+        """Return the entities of every text."""
+        started_at = time.monotonic()
+        labels, threshold = _check_options(request)
+        texts = await calls.run_in_thread(self._tokenize, request, labels)
+        tokenize_s = time.monotonic() - started_at
+        indices = [index for index, text in enumerate(texts) if text.words]
+        sequences = [texts[index].token_ids for index in indices]
+        pool_request = make_sequence_request(request.pool_request, sequences, indices)
+        results = await calls.pool(pool_request, None) if sequences else []
+        request.pool_request.timing.tokenize_s += tokenize_s
+        states = {index: raise_on_error(result, index) for index, result in zip(indices, results, strict=True)}
+        return await calls.run_in_thread(self._find_all, texts, states, labels, threshold, request.ignore_labels)
+
+    def _tokenize(self, request: EntityRequest, labels: Sequence[str]) -> list[LabelledText]:
+        tokenization = request.pool_request.tokenization
+        max_tokens = resolve_truncation_length(tokenization, Limits(self.max_model_len)) or self.max_model_len
+        spec = self.head.spec
+        prompt = [part for label in labels for part in (spec.label_token, label)] + [spec.separator_token]
+        found = [
+            (text, [match.span() for match in WORD.finditer(text)]) for text in check_texts(request.pool_request.inputs)
+        ]
+        inputs = [[*prompt, *(text[start:end] for start, end in spans[: spec.max_words])] for text, spans in found]
+        encodings = self.raw.encode_batch(inputs, is_pretokenized=True)
+        return [
+            self._fit(text, spans, prompt, encoding, max_tokens)
+            for (text, spans), encoding in zip(found, encodings, strict=True)
+        ]
+
+    def _fit(
+        self, text: str, spans: list[tuple[int, int]], prompt: list[str], encoding: Encoding, max_tokens: int
+    ) -> LabelledText:
+        """Return the input with as many words as fit."""
+        rows = _find_first_tokens(encoding)
+        num_words = min(len(spans), self.head.spec.max_words)
+        while num_words and len(encoding.ids) > max_tokens:
+            num_suffix = sum(word is None for word in encoding.word_ids[1:])
+            word_ids = [-1 if word is None else word for word in encoding.word_ids[: max_tokens - num_suffix]]
+            # the last word that has its first token there may be cut, so it is dropped
+            num_words = min(max(word_ids) - len(prompt), num_words - 1)
+            if num_words < 1:
+                raise BadRequest(
+                    f"the labels leave no room for the text: the limit is {max_tokens} tokens; send fewer labels",
+                    param="labels",
+                )
+            words = [text[start:end] for start, end in spans[:num_words]]
+            encoding = self.raw.encode([*prompt, *words], is_pretokenized=True)
+            rows = _find_first_tokens(encoding)
+        shift = 0 if self.head.spec.reads_label_token else 1
+        return LabelledText(
+            text,
+            spans[:num_words],
+            np.array(encoding.ids, dtype=np.int32),
+            [rows.get(len(prompt) + word, -1) for word in range(num_words)],
+            [rows[2 * label] + shift for label in range(len(prompt) // 2)],
+            len(spans) - num_words,
+        )
+
+    def _find_all(
+        self,
+        texts: Sequence[LabelledText],
+        results: dict[int, PoolResult],
+        labels: Sequence[str],
+        threshold: float,
+        ignore_labels: Sequence[str],
+    ) -> list[EntityResult]:
+        found = []
+        for index, text in enumerate(texts):
+            entities = self._find_entities(text, results[index], labels, threshold) if text.words else []
+            num_tokens = len(text.token_ids)
+            found.append(
+                EntityResult(
+                    [entity for entity in entities if entity.label not in ignore_labels],
+                    text.token_ids,
+                    num_tokens,
+                    num_tokens + text.num_dropped_words,  # at least; words that are dropped are not tokenized
+                    is_input_count_exact=not text.num_dropped_words,
+                )
+            )
+        return found
+
+    @torch.inference_mode()
+    def _find_entities(
+        self, text: LabelledText, result: PoolResult, labels: Sequence[str], threshold: float
+    ) -> list[Entity]:
+        device = next(self.head.parameters()).device
+        states = torch.as_tensor(np.asarray(result.data)).to(device, torch.float32)
+        rows = [torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows)]
+        probs = self.head(states, *rows).sigmoid().cpu().numpy()
+        entities = []
+        for first, last, label in _select_spans(probs, threshold):
+            start, end = text.words[first][0], text.words[last][1]
+            score, part = float(probs[first, last - first, label]), text.text[start:end]
+            entities.append(Entity(label=labels[label], score=score, word=part, start=start, end=end, text=part))
+        return entities
+
+
+def make_recognizer(model: LoadedModel, tokenizer: Tokenizer) -> EntityRecognizer | SpanRecognizer | None:
+    """Return what finds entities with this model; None if nothing does."""
+    if (head := model.span_head) is not None:
+        return SpanRecognizer(model, head, tokenizer)
+    return EntityRecognizer(model, tokenizer) if EntityRecognizer.supports(model) else None
+
+
+def supports_entities(model: LoadedModel) -> bool:
+    return model.span_head is not None or EntityRecognizer.supports(model)
+
+
+def _check_options(request: EntityRequest) -> tuple[list[str], float]:
+    labels: Any = request.labels
+    if not labels or isinstance(labels, str) or not all(isinstance(label, str) and label.strip() for label in labels):
+        raise BadRequest(
+            'labels must be a list of what to look for, for example ["person", "city"]: this model has none of its own',
+            param="labels",
+        )
+    if request.aggregation_strategy != "simple":
+        raise BadRequest("aggregation_strategy must be simple: this model scores spans", param="aggregation_strategy")
+    if request.stride is not None:
+        raise BadRequest("stride is not supported for this model; send long texts in parts", param="stride")
+    if isinstance(request.ignore_labels, str):
+        raise BadRequest(f'ignore_labels must be a list: ["{request.ignore_labels}"]', param="ignore_labels")
+    tokenization = request.pool_request.tokenization
+    if tokenization.truncation_side == "left" or tokenization.do_lower_case:
+        raise BadRequest("truncation_side left and do_lower_case are not supported for this model", param="input")
+    if not tokenization.add_special_tokens:
+        raise BadRequest("add_special_tokens must be true: this model needs them", param="add_special_tokens")
+    threshold: Any = DEFAULT_THRESHOLD if request.threshold is None else request.threshold
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise BadRequest(f"invalid threshold {threshold!r}; expected a number from 0 to 1", param="threshold")
+    return list(dict.fromkeys(labels)), float(threshold)
+
+
+def _find_first_tokens(encoding: Encoding) -> dict[int, int]:
+    """Return the first token of every word that has one."""
+    rows: dict[int, int] = {}
+    for row, word in enumerate(encoding.word_ids):
+        if word is not None:
+            rows.setdefault(word, row)
+    return rows
+
+
+def _select_spans(probs: np.ndarray[Any, np.dtype[np.float32]], threshold: float) -> list[tuple[int, int, int]]:
+    """Return (first word, last word, label) of spans above the threshold: the best ones that do not overlap."""
+    starts, widths, labels = np.nonzero(probs > threshold)
+    order = np.argsort(-probs[starts, widths, labels], kind="stable")
+    is_taken = np.zeros(len(probs), dtype=bool)
+    selected = []
+    for row in order:
+        first, last = int(starts[row]), int(starts[row] + widths[row])
+        if not is_taken[first : last + 1].any():
+            is_taken[first : last + 1] = True
+            selected.append((first, last, int(labels[row])))
+    return sorted(selected)

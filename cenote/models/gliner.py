@@ -1,0 +1,48 @@
+"""GLiNER: a DeBERTa encoder of labels and words, whose spans of words are scored against the labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.layers.span_head import SpanHeadSpec
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.deberta import deberta_v2
+from cenote.models.weight_table import WeightTable
+
+ENCODER_PREFIX = "token_rep_layer.bert_layer.model."
+# our layer -> MLP in the checkpoint, which has a dropout before its second matrix
+MLPS = {
+    "start": "span_rep_layer.span_rep_layer.project_start",
+    "end": "span_rep_layer.span_rep_layer.project_end",
+    "span": "span_rep_layer.span_rep_layer.out_project",
+    "label": "prompt_rep_layer",
+}
+SPAN_WEIGHTS: WeightTable = {
+    "projection": "token_rep_layer.projection",
+    "rnn": "rnn.lstm",
+    **{f"{layer}.{ours}": f"{stored}.{theirs}" for layer, stored in MLPS.items() for ours, theirs in ((0, 0), (2, 3))},
+}
+
+
+def gliner(config: HFConfig) -> Architecture:
+    """GLiNER with span mode markerV0; `gliner` of the config holds gliner_config.json."""
+    settings = config.sub_config("gliner")
+    spec = SpanHeadSpec(
+        input_size=config.hidden_size,
+        size=settings.get("hidden_size", 512),
+        max_width=settings.get("max_width", 12),
+        # has_rnn: the key of older versions
+        num_rnn_layers=settings.get("num_rnn_layers", int(settings.get("has_rnn", True))),
+        max_words=settings.get("max_len", 384),
+        label_token=settings.get("ent_token", "<<ENT>>"),
+        separator_token=settings.get("sep_token", "<<SEP>>"),
+        reads_label_token=settings.get("embed_ent_token", True),
+    )
+    return replace(
+        deberta_v2(config),
+        prefixes=(ENCODER_PREFIX,),
+        sequence_head=None,
+        token_head=None,
+        masked_head=None,
+        span_head=spec,
+    )
