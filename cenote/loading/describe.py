@@ -36,6 +36,7 @@ from cenote.loading.static_embeddings import (
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
 from cenote.loading.unread_heads import refuse_unread_head
+from cenote.loading.unread_settings import find_decoder_doubt
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
@@ -121,7 +122,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     head = head_of_kind(kind.value, architecture)
     labels = _read_labels(config) if head is not None and kind.value in ("sequence", "token", "reward") else None
-    if files.score_head is not None and labels and len(labels) != _resolve_num_labels(config, None, kind.value, head):
+    if labels and len(labels) != _resolve_num_labels(config, labels, kind.value, head):
         labels = None  # those of the base model
     device = _resolve_device(options.device)
     cpu = cpu_features()
@@ -178,7 +179,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                 None,
                 (
                     code_doubt,
-                    files.version_doubt,
+                    *files.doubts,
+                    find_decoder_doubt(config, architecture),
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,

@@ -20,6 +20,7 @@ from cenote.loading.module_list import (
     read_routes,
 )
 from cenote.loading.router import Route
+from cenote.loading.unread_settings import find_unread_settings
 from cenote.loading.version_requirements import find_version_doubt
 
 # in the order in which Sentence Transformers concatenates them
@@ -118,7 +119,7 @@ class SentenceTransformersFiles:
     encoder_kind: str | None = None  # module type of the encoder
     score_head: str | None = None  # folder of the Dense module whose output is the score of a cross-encoder
     routes: tuple[Route, ...] = ()  # of a model with a Router, the default first
-    version_doubt: str | None = None  # the model requires a version that is not known
+    doubts: tuple[str, ...] = ()  # required versions that are not known, settings that are not applied
 
 
 def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
@@ -168,7 +169,10 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         encoder_kind=None if first is None else first.kind,
         score_head=_find_score_head(checkpoint, projector) if pooling or encodes else None,
         routes=read_routes(checkpoint),
-        version_doubt=find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE)),
+        doubts=(
+            *filter(None, [find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE))]),
+            *find_unread_settings(checkpoint, encoder, settings, SETTINGS_FILE),
+        ),
     )
 
 
