@@ -46,7 +46,6 @@ from cenote.protocol.params import Task
 # merged checkpoints of jina-embeddings-v4, by name: their files do not say how images are pooled
 MERGED_JINA_V4 = "jina-embeddings-v4-vllm-"
 # positions are relative, and the gliner package limits the number of words only: most texts of that many fit
-GLINER_LENGTH = Sourced(2048, "limit for GLiNER models")
 
 
 def describe_model(options: EngineConfig, route: str | None = None, *, needs_weights: bool = True) -> ModelDescription:
@@ -240,8 +239,6 @@ def _encoder_max_length(
         return SINGLE_TOKEN_LENGTH
     if files.max_length is None and family.max_length is not None:
         return Sourced(family.max_length, f"default of {entry.name}")
-    if kind == "entities":
-        return GLINER_LENGTH
     # PyLate saves the length of the last inputs here, not a limit
     return files.max_length if late_interaction is None or late_interaction.settings is None else None
 

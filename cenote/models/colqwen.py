@@ -10,7 +10,7 @@ from dataclasses import replace
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.qwen2_5_vl import qwen2_5_vl
 from cenote.models.qwen2_vl import qwen2_vl
-from cenote.models.vision_spec import page_chat_template
+from cenote.models.vision_spec import with_page_prompt
 
 NUM_QUERY_SUFFIX_TOKENS = 10
 PAGE_START, PAGE_TEXT, PAGE_END = "<|im_start|>user\n", "Describe the image.", "<|im_end|><|endoftext|>"
@@ -27,13 +27,7 @@ def colqwen2_5(config: HFConfig) -> Architecture:
 def _with_projection(base: Architecture) -> Architecture:
     """Add the projection and the prompts."""
     assert base.vision is not None
-    spec = base.vision.image_spec
-    images = replace(
-        spec,
-        image_prompt=PAGE_START + spec.placeholder + PAGE_TEXT + PAGE_END,
-        chat_template=page_chat_template(PAGE_START, spec.placeholder, PAGE_TEXT, PAGE_END),
-        overrides_chat_template=True,
-    )
+    images = with_page_prompt(base.vision.image_spec, PAGE_START, PAGE_TEXT, PAGE_END)
     return replace(
         base,
         projection=StoredProjection(weights=("custom_text_proj",), alternative_weights=(("model.custom_text_proj",),)),

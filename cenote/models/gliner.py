@@ -45,4 +45,6 @@ def gliner(config: HFConfig) -> Architecture:
         token_head=None,
         masked_head=None,
         span_head=spec,
+        # positions are relative, and the gliner package limits only the words: most texts of that many words fit
+        max_length=2048,
     )

@@ -8,7 +8,7 @@ from cenote.layers.projected_tower import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.llama import llama
 from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec, page_chat_template
+from cenote.models.vision_spec import ImageSpec, VisionSpec, with_page_prompt
 
 IMAGE_TOKEN = "<image>"
 MODEL_PREFIXES = ("model.", "", "model.model.")
@@ -51,12 +51,7 @@ def colidefics3(config: HFConfig) -> Architecture:
     """ColSmol, and its base model: a projected embedding for every token, and the prompts of its processor."""
     base = idefics3(config)
     assert base.vision is not None
-    images = replace(
-        base.vision.image_spec,
-        image_prompt=f"{PAGE_START}{IMAGE_TOKEN}{PAGE_TEXT}{PAGE_END}",
-        chat_template=page_chat_template(PAGE_START, IMAGE_TOKEN, PAGE_TEXT, PAGE_END),
-        overrides_chat_template=True,
-    )
+    images = with_page_prompt(base.vision.image_spec, PAGE_START, PAGE_TEXT, PAGE_END)
     return replace(
         base,
         projection=StoredProjection(weights=("linear",), alternative_weights=(("custom_text_proj",),)),

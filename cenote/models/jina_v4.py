@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection, TaskAdapters
 from cenote.models.qwen2_5_vl import qwen2_5_vl
-from cenote.models.vision_spec import page_chat_template
+from cenote.models.vision_spec import with_page_prompt
 
 TASKS = ("retrieval", "text-matching", "code")
 PROMPTS = {"query": "Query: ", "passage": "Passage: "}
@@ -16,13 +16,7 @@ PAGE_START, PAGE_TEXT, PAGE_END = "<|im_start|>user\n", "Describe the image.", "
 def jina_v4(config: HFConfig) -> Architecture:
     base = qwen2_5_vl(config)
     assert base.vision is not None
-    spec = base.vision.image_spec
-    images = replace(
-        spec,
-        image_prompt=PAGE_START + spec.placeholder + PAGE_TEXT + PAGE_END,
-        chat_template=page_chat_template(PAGE_START, spec.placeholder, PAGE_TEXT, PAGE_END),
-        overrides_chat_template=True,
-    )
+    images = with_page_prompt(base.vision.image_spec, PAGE_START, PAGE_TEXT, PAGE_END)
     return replace(
         base,
         pooling="IMAGE_MEAN",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cenote.layers.backbone import VisionTower
@@ -54,6 +54,16 @@ class VisionSpec:
     image_spec: ImageSpec
     prefixes: tuple[str, ...] = ("",)  # possible prefixes of every name in the checkpoint
     alternative_weights: tuple[WeightTable, ...] = ()  # tables for other checkpoint formats
+
+
+def with_page_prompt(spec: ImageSpec, start: str, default_text: str, end: str) -> ImageSpec:
+    """Return a spec that writes a page image into a prompt, with a default text if the request has none."""
+    return replace(
+        spec,
+        image_prompt=start + spec.placeholder + default_text + end,
+        chat_template=page_chat_template(start, spec.placeholder, default_text, end),
+        overrides_chat_template=True,
+    )
 
 
 def page_chat_template(start: str, placeholder: str, default_text: str, end: str) -> str:

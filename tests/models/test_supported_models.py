@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from cenote.cli.main import main
-from cenote.models import registry, supported_models
+from cenote.models import registry, supported_families, supported_models
 from cenote.models.architecture import HFConfig
 from tests.tiny import SIZES
 
@@ -17,7 +17,7 @@ ROWS = {row.name: row for row in supported_models.iter_supported_models()}
 # by stem, if Transformers has a config class to build the family with
 CONFIGS = {
     stem: config
-    for stem in supported_models.SUPPORTED_FAMILIES
+    for stem in supported_families.SUPPORTED_FAMILIES
     if (config := getattr(transformers, f"{stem}Config", None)) is not None and config.model_type in SIZES
 }
 
@@ -39,11 +39,11 @@ def test_a_filter_matches_names_and_models(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_registered_name_is_listed_and_every_listed_name_is_registered() -> None:
     missing = [
-        *(registry.FAMILIES.keys() - supported_models.SUPPORTED_FAMILIES),
+        *(registry.FAMILIES.keys() - supported_families.SUPPORTED_FAMILIES),
         *(registry.EXACT_NAMES.keys() - supported_models.SUPPORTED_NAMES),
     ]
     unknown = [
-        *(supported_models.SUPPORTED_FAMILIES.keys() - registry.FAMILIES),
+        *(supported_families.SUPPORTED_FAMILIES.keys() - registry.FAMILIES),
         *(supported_models.SUPPORTED_NAMES.keys() - registry.EXACT_NAMES),
     ]
 
@@ -57,13 +57,13 @@ def test_every_registered_name_is_listed_and_every_listed_name_is_registered() -
 
 
 def test_models_are_listed_under_suffixes_that_the_family_has() -> None:
-    for stem, family in supported_models.SUPPORTED_FAMILIES.items():
+    for stem, family in supported_families.SUPPORTED_FAMILIES.items():
         assert not {*family.models, *family.kinds} - {*family.suffixes}, stem
 
 
 @pytest.mark.parametrize("stem", CONFIGS)
 def test_a_listed_suffix_has_its_head_in_the_family(stem: str) -> None:
-    names = [f"{stem}{suffix}" for suffix in supported_models.SUPPORTED_FAMILIES[stem].suffixes]
+    names = [f"{stem}{suffix}" for suffix in supported_families.SUPPORTED_FAMILIES[stem].suffixes]
     config = CONFIGS[stem](**SIZES[CONFIGS[stem].model_type])
 
     family = registry.find_architecture(names).family(HFConfig(config.to_dict()))
