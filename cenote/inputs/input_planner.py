@@ -15,6 +15,7 @@ from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.chat import ChatSettings, render_conversation
 from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
+from cenote.inputs.decoder_pairs import DecoderPairs
 from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
@@ -25,6 +26,7 @@ from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
 from cenote.inputs.template_truncation import TemplatedTexts
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_array
+from cenote.models.architecture import PairLengths
 from cenote.models.text_format import TextFormat
 from cenote.protocol.images import ProcessedImage
 from cenote.protocol.input_types import (
@@ -71,6 +73,7 @@ class InputPlanner:
         hidden_size: int,
         has_pair_separator: bool = True,
         score_template: ScoreTemplate | None = None,
+        pair_lengths: PairLengths | None = None,
         pair_suffix_ids: Sequence[int] = (),
         enable_prompt_embeds: bool = False,
         exclude_prompt: bool = False,
@@ -93,6 +96,10 @@ class InputPlanner:
         self.enable_prompt_embeds = enable_prompt_embeds
         self.exclude_prompt = exclude_prompt
         self.chat_settings = chat_settings or ChatSettings()
+        # of models whose encoder reads the document, and whose decoder the query
+        self.decoder_pairs = (
+            None if pair_lengths is None else DecoderPairs(tokenizer, pair_lengths, self.chat_settings.special_tokens)
+        )
         self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
         self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
         self.instruction_mask = instruction_mask  # of models that read where a part of the prompt ends
@@ -128,6 +135,10 @@ class InputPlanner:
     def _plan_without_images(self, item: Input, options: RenderOptions, texts: TextSet) -> BuildFn:
         if isinstance(item, ListwiseInput):
             return self._plan_listwise(item, options, texts)
+        if isinstance(item, TextPair) and self.decoder_pairs is not None:
+            return self.decoder_pairs.plan(
+                item, self.score_template, options.tokenization, options.limits, options.max_tokens, texts
+            )
         if isinstance(item, TextPair) and (item.template is not None or self.score_template is not None):
             return self._plan_pair_template(item, options, texts)
         if isinstance(item, TextPair) and not self.has_pair_separator:

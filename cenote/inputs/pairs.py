@@ -82,6 +82,14 @@ def _render_around_document(pair_template: _PairTemplate) -> tuple[str, str] | N
     return (before, after) if placeholder and DOCUMENT_PLACEHOLDER not in after else None
 
 
+def render_around_document(
+    pair: TextPair, special_tokens: Mapping[str, str], template: ScoreTemplate
+) -> tuple[str, str] | None:
+    """Return the rendered text before and after the document; None if the document is not there exactly once."""
+    check_template_kwargs(pair.template_kwargs, "score")
+    return _render_around_document(_PairTemplate(pair, special_tokens, template))
+
+
 def uses_query_and_document(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bool:
     """Whether the rendered text depends on query and document; chat templates often ignore these two roles."""
     pairs = (TextPair("0", "0"), TextPair("1", "0"), TextPair("0", "1"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.errors import BadRequest, PoolingError
+from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.bulk_renderer import BulkRenderer
 from cenote.inputs.input_planner import InputPlanner, RenderOptions, TextSet
 from cenote.inputs.limits import (
@@ -22,7 +22,7 @@ from cenote.inputs.limits import (
 from cenote.inputs.sequence_builder import BuildFn
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInput, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.input_types import Input, TextPair
+from cenote.protocol.input_types import Input, InvalidInput, MultimodalPair, TextPair
 from cenote.protocol.params import Role, TokenizationParams
 
 logger = logging.getLogger("cenote")
@@ -67,7 +67,7 @@ class Renderer(InputPlanner):
         tokenization, limits = options.tokenization, options.limits
         if len(inputs) == 1 or tokenization.pad_prompt_tokens is not None or self.instruction_mask is not None:
             return None
-        if self.check_tensors is not None or self.text_model is not None:
+        if self.check_tensors is not None or self.text_model is not None or self.decoder_pairs is not None:
             return None
         bulk = BulkRenderer(self.tokenizer, tokenization, limits, options.max_tokens)
         types = set(map(type, inputs))
@@ -95,6 +95,7 @@ class Renderer(InputPlanner):
         texts = TextSet()
         for item in inputs:
             try:
+                self._check_is_pair(item)
                 plans.append(self.plan_input(item, options, texts))
             except Exception as error:
                 plans.append(_to_input_error(error))
@@ -104,6 +105,13 @@ class Renderer(InputPlanner):
             plan if isinstance(plan, PoolingError) else self._build_input(plan, ids_by_text, options.limits)
             for plan in plans
         ]
+
+    def _check_is_pair(self, item: Input) -> None:
+        if self.decoder_pairs is not None and not isinstance(item, TextPair | MultimodalPair | InvalidInput):
+            raise Unsupported(
+                f"{self.architecture} scores a document, which its encoder reads, for a query, which its decoder "
+                "reads; send both to score or rerank"
+            )
 
     def _build_input(
         self, build: BuildFn, ids_by_text: dict[str, TokenIds], limits: Limits

@@ -70,14 +70,14 @@ def _truncate_texts(
         kept = split_budget(lengths, budget)
         ids = encode(
             [
-                _crop_to_tokens(text, encoding.starts, encoding.ends, num_tokens, truncation_side)
+                crop_to_tokens(text, encoding.starts, encoding.ends, num_tokens, truncation_side)
                 for text, encoding, num_tokens in zip(texts, encodings, kept, strict=True)
             ]
         )
     return ids
 
 
-def _crop_to_tokens(
+def crop_to_tokens(
     text: str, starts: TokenIds, ends: TokenIds, num_tokens: int, truncation_side: TruncationSide
 ) -> str:
     """Return the text of the first `num_tokens` tokens, or of the last ones if truncated on the left."""

@@ -106,6 +106,11 @@ def resolve_kind(
         kind = Sourced("embed", f"architecture {entry.name}, converted")
     else:
         kind = Sourced(entry.kind, f"architecture {entry.name}")
+    if kind.value == "causal" and architecture.language_model is not None:
+        raise LoadError(
+            f"returned_token_ids: the encoder of {entry.name} has no logits of tokens; its decoder scores pairs with "
+            'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
+        )
     if kind.value == "masked" and architecture.masked_head is None:
         kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sparse":

@@ -21,6 +21,7 @@ from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.gliner import read_gliner_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
+from cenote.loading.kalm_reranker import with_kalm_settings
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
 from cenote.loading.model_prompts import read_model_prompts
@@ -35,7 +36,7 @@ from cenote.loading.static_embeddings import (
 )
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
-from cenote.loading.unread_heads import refuse_unread_head
+from cenote.loading.unread_heads import refuse_unknown_reranker, refuse_unread_head
 from cenote.loading.unread_settings import find_decoder_doubt
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
@@ -71,6 +72,7 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
     config, code_doubt = apply_known_code(checkpoint, config)
+    config = with_kalm_settings(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)
     files = read_model2vec_settings(config, read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles())
@@ -83,6 +85,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         family = replace(family, sequence_head=make_module_head(files))
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
+    refuse_unknown_reranker(options, checkpoint, config, reranker)
     from_tokens = reranker.labels
     if from_tokens is not None and family.language_model is not None:
         family = family.language_model
@@ -208,6 +211,8 @@ def _tasks_of_kind(
 ) -> tuple[Task, ...]:
     if files.score_head is not None:
         return ("classify",)  # its modules were trained on pooled states
+    if kind == "sequence" and family.pair_lengths is not None:
+        return ("classify",)  # it reads the last state of its decoder
     if kind == "sequence" and family.sequence_head is not None and family.sequence_head.spec.gating is not None:
         return ("classify",)  # it reads two states of a sequence
     if kind == "sparse" and family.is_static:

@@ -18,6 +18,7 @@ MODULE_STAGES = {
     "MLMTransformer": 0,
     "CLIPModel": 0,
     "MultiModalTransformer": 0,
+    "KaLMCrossEncoderModule": 0,
     "StaticEmbedding": 0,
     "SparseStaticEmbedding": 0,
     "Pooling": 1,
@@ -38,6 +39,7 @@ CUSTOM_MODULES = (
     ("st_quantize", "FlexibleQuantizer"),  # pplx-embed: tanh, then int8
     ("custom_st", "MultiModalTransformer"),  # gme-Qwen2-VL: texts and images in a prompt of its own
 )
+CUSTOM_CLASSES = ("KaLMCrossEncoderModule",)  # likewise, in whatever file of the repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def _parse_module(source: str, kind: str, folder: str, entry: dict[str, Any], fi
     selects_adapter = (package, name) == ("custom_st", "Transformer") and "task" in (entry.get("kwargs") or ())
     if (reason := REFUSED_MODULES.get(kind)) is not None:
         raise LoadError(f"{source}: {kind} is not supported: {reason}")
-    is_known = (package in MODULE_PACKAGES and name in MODULE_STAGES) or (package, name) in CUSTOM_MODULES
+    is_custom = (package, name) in CUSTOM_MODULES or name in CUSTOM_CLASSES
+    is_known = is_custom or (package in MODULE_PACKAGES and name in MODULE_STAGES)
     if not selects_adapter and not is_known:
         known = f"{', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
         if package not in MODULE_PACKAGES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files as files_of
 
 from cenote.config.engine import EngineConfig
@@ -12,6 +12,7 @@ from cenote.config.options import Sourced
 from cenote.errors import BadRequest
 from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.kalm_reranker import KALM_FILE, read_template_variables
 from cenote.loading.model_card import ModelCard
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
@@ -35,6 +36,7 @@ class RerankerRecipe:
     prompt_sentence: str  # part of its prompt, found in chat templates and model cards
     tokens: tuple[str, ...]
     method: str
+    file: str | None = None  # that no other model has
 
     def make_labels(self, source: str) -> TokenLabels:
         return TokenLabels(self.tokens, self.method, source)
@@ -83,6 +85,15 @@ RECIPES = (
         "Query: {query} Document: {document} Relevant:",
         ("\u2581false", "\u2581true"),
         "from_2_way_softmax",
+    ),
+    RerankerRecipe(
+        "kalm_reranker_v1",
+        "t5gemma2",
+        re.compile(r"kalm[-_]reranker[-_]v1", re.IGNORECASE),
+        QWEN3_PROMPT_SENTENCE,
+        ("no", "yes"),
+        "from_2_way_softmax",
+        KALM_FILE,
     ),
 )
 ARCHITECTURE_TEMPLATES = (
@@ -137,7 +148,8 @@ def detect_reranker(
         return RerankerSettings(labels, users, is_known=recipe is not None)
     template = _template_from_files(checkpoint, files, recipe)
     if template is None and recipe is not None:
-        template = Sourced(load_builtin_template(recipe.value.name), recipe.source)
+        variables = read_template_variables(config, files.prompts.get(files.default_prompt_name or ""))
+        template = Sourced(replace(load_builtin_template(recipe.value.name), variables=variables), recipe.source)
     if template is None and family.score_template is not None:
         template = Sourced(load_builtin_template(family.score_template), f"architecture {entry.name}")
     return RerankerSettings(labels, template, is_known=recipe is not None)
@@ -186,6 +198,8 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
         yield given.source
+    if recipe.file is not None and checkpoint.find_file(recipe.file) is not None:
+        yield recipe.file
     for name in checkpoint.candidate_names:
         if recipe.name_pattern.search(name):
             yield f"the name {name}"

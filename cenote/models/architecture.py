@@ -105,6 +105,14 @@ class QueryFormat:
     suffix_tokens: tuple[str, ...]  # from the vocabulary; each has an embedding that is scored like those of the text
 
 
+@dataclass(frozen=True, slots=True)
+class PairLengths:
+    """The longest query and document of an encoder-decoder reranker in tokens; its code cuts longer ones."""
+
+    query: int
+    document: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """Description of a model: backbone, weight tables, default pooling and heads."""
@@ -142,6 +150,7 @@ class Architecture:
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     adds_special_tokens: bool = True  # False: texts are tokenized without the tokenizer's special tokens
     drops_unknown_tokens: bool = False  # the unknown token is left out of the pooling
+    pair_lengths: PairLengths | None = None  # an encoder reads the document, a decoder the rest of the score template
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair
     padded_length: int | None = None  # texts are padded to this length, since the model was trained that way
     vision: VisionSpec | None = None  # None: text only

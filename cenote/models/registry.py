@@ -142,6 +142,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "LlamaNemotronVLForSequenceClassification": ("nemotron_vl:nemotron_vl", "sequence"),
     "LlavaNextForConditionalGeneration": ("llava_next:llava_next", "causal"),
     "Phi3VForCausalLM": ("phi3v:phi3v", "causal"),
+    "T5Gemma2ForConditionalGeneration": ("t5gemma2:t5gemma2", "causal"),
     "GmeQwen2VL": ("gme:gme_qwen2_vl", "embed"),
     "GritLM": ("llama:gritlm", "embed"),
     "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
@@ -186,7 +187,7 @@ KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
 
 # model types whose activations overflow float16, including those run by the Transformers backend
 NO_FLOAT16 = (
-    *("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5"),
+    *("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5", "t5gemma2"),
     *("codexembed2b", "bidirlm", "cost_wise_gemma", "HHEMv2Config"),  # Gemma and T5 under other names
 )
 # model types whose max_position_embeddings already includes the rope scaling

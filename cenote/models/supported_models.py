@@ -101,6 +101,10 @@ SUPPORTED_NAMES = {
     ),
     "LlavaNextForConditionalGeneration": ("royokong/e5-v", VS_TRANSFORMERS),
     "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, combined"),
+    "T5Gemma2ForConditionalGeneration": (
+        "KaLM-Embedding/KaLM-Reranker-V1-Nano (reranker), google/t5gemma-2-270m-270m (its encoder)",
+        VS_TRANSFORMERS,
+    ),
     "StaticEmbedding": (
         "sentence-transformers/static-retrieval-mrl-en-v1, static-similarity-mrl-multilingual-v1",
         VS_SENTENCE_TRANSFORMERS,

@@ -145,16 +145,6 @@ def test_a_question_answering_model_embeds_if_that_is_wanted(tmp_path: Path) -> 
     assert described(tmp_path).kind.value == "embed"
 
 
-def test_a_reranker_of_t5gemma2_is_refused_by_its_name(tmp_path: Path) -> None:
-    folder = tmp_path / "KaLM-Reranker-V1-nano"
-    folder.mkdir()
-    names = {"architectures": ["T5Gemma2ForConditionalGeneration"], "model_type": "t5gemma2"}
-    (folder / "config.json").write_text(json.dumps(names | {"hidden_size": 8, "vocab_size": 16}))
-
-    with pytest.raises(LoadError, match="its encoder reads the document and its decoder the query"):
-        described(folder)
-
-
 def test_a_classifier_of_several_rows_in_an_unnamed_reranker_is_a_doubt(tmp_path: Path) -> None:
     text_families.jina_reranker_v1(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

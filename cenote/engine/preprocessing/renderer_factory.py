@@ -129,6 +129,7 @@ def make_renderer(
         hidden_size=architecture.backbone.hidden_size,
         has_pair_separator=bool(description.config.get("use_sep_token", architecture.pairs_with_separator)),
         score_template=_resolve_score_template(model),
+        pair_lengths=architecture.pair_lengths,
         pair_suffix_ids=architecture.pair_suffix_ids,
         enable_prompt_embeds=config.enable_prompt_embeds,
         exclude_prompt=not description.plan.include_prompt,

@@ -382,12 +382,6 @@ def bge_reranker_v2_5_gemma2_lightweight(folder: Path) -> None:
     rewrite_weights(folder, lambda tensors: made | {f"model.{name}": tensor for name, tensor in tensors.items()})
 
 
-@builder
-def kalm_reranker_v1_nano(folder: Path) -> None:
-    _write_refused(folder, "T5Gemma2ForConditionalGeneration", "t5gemma2")
-    change_config(folder, _name_or_path="KaLM-Embedding/KaLM-Reranker-V1-Nano")
-
-
 def _write_refused(folder: Path, architecture: str, model_type: str) -> None:
     """Write a config.json and a tokenizer; the weights of a model that is refused are not read."""
     write_json(folder, "config.json", {"architectures": [architecture], "model_type": model_type, **ENCODER})
