@@ -270,6 +270,8 @@ def _resolve_activation(
         return Sourced("relu", kind.source)  # lexical weights are not negative
     if kind.value in ("reward", "entities") and head is None:
         return Sourced("identity", kind.source)  # hidden states, not logits
+    if head is not None and head.activation is not None:
+        return Sourced(head.activation, kind.source)
     own = {} if reranker.is_known else _activation_from_files(files)
     return resolve_classification_activation({"num_labels": None, **config.values, **own})
 

@@ -225,6 +225,9 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
     files = load_tokenizer_files(checkpoint)
     if (spec := description.architecture.span_head) is not None:
         add_prompt_tokens(files.tokenizer, description.config, spec)
+    for token in description.architecture.required_tokens:
+        if files.tokenizer.token_to_id(token) is None:
+            raise LoadError(f"{checkpoint.folder}: the tokenizer has no token {token!r}, which scores need")
     vocab_size = description.architecture.backbone.vocab_size
     check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
     return files

@@ -103,6 +103,7 @@ ARCHITECTURE_TEMPLATES = (
     "nemotron_rerank",
     "nemotron_vl_rerank",
     "jina_reranker_m0",
+    "querit",
 )
 TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), *ARCHITECTURE_TEMPLATES)
 # templates that do not contain the document verbatim

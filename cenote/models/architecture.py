@@ -66,6 +66,7 @@ class Head:
     weights: WeightTable  # for head.dense, head.norm, head.classifier
     alternative_weights: tuple[WeightTable, ...] = ()  # tables for other checkpoint formats
     applies_activation: bool = True  # False: return raw logits unless a request sets use_activation
+    activation: str | None = None  # of the scores; None: that of config.json, else by the number of labels
     logit_mean: float | None = None  # subtracted from the logits unless the pooler config sets another value
 
 
@@ -149,6 +150,7 @@ class Architecture:
     pairs_with_separator: bool = True  # cross-encoder input is query [SEP] document; False: their concatenation
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     adds_special_tokens: bool = True  # False: texts are tokenized without the tokenizer's special tokens
+    required_tokens: tuple[str, ...] = ()  # of the vocabulary; the score template has them
     drops_unknown_tokens: bool = False  # the unknown token is left out of the pooling
     pair_lengths: PairLengths | None = None  # an encoder reads the document, a decoder the rest of the score template
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair

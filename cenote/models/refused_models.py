@@ -15,7 +15,6 @@ REFUSED_ARCHITECTURES = {
     "have; use an embedder with one stage",
     "Splade": "splade-code without Sentence Transformers files, whose config.json does not describe the model; use its "
     "revision with modules.json",
-    "MLQwen3Model": "Querit's code has an attention mask and a head of its own; use Qwen/Qwen3-Reranker-4B",
     "BiModernVBert": "V-SPLADE and bimodernvbert are known to their authors' code only; use "
     "ModernVBERT/colmodernvbert-merged for page images, or naver/splade-v3 for sparse vectors of texts",
     "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "

@@ -151,6 +151,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "JinaEmbeddingsV5Model": ("jina_v5:jina_v5", "embed"),
     "JinaForRanking": ("qwen:jina_ranking", "listwise"),
     "JinaVLForRanking": ("qwen2_vl:jina_vl", "sequence"),
+    "MLQwen3Model": ("querit:querit", "sequence"),
     "ColQwen2ForRetrieval": ("qwen2_vl:colqwen2", "multi_vector"),
     "StaticEmbedding": ("static_embedding:static_embedding", "embed"),
     "StaticModel": ("static_embedding:static_embedding", "embed"),  # model2vec

@@ -131,6 +131,7 @@ SUPPORTED_NAMES = {
     ),
     "JinaForRanking": ("jinaai/jina-reranker-v3", "Transformers' Qwen3 below the projector"),
     "JinaVLForRanking": ("jinaai/jina-reranker-m0", "Transformers' Qwen2-VL below the head"),
+    "MLQwen3Model": ("Querit/Querit-4B", "Transformers' Qwen3 below the published head"),
     "ColQwen2ForRetrieval": ("vidore/colqwen2-v1.0-hf", VS_TRANSFORMERS),
     "GPT2LMHeadModel": ("openai-community/gpt2", VS_TRANSFORMERS),
     "Qwen2ForProcessRewardModel": ("Qwen/Qwen2.5-Math-PRM-7B", "Transformers' Qwen2 below the head"),

@@ -57,6 +57,7 @@ def t5gemma2(config: HFConfig) -> Architecture:
         backbone_class=partial(EncoderDecoder, decoder.backbone, config.values.get("encoder_chunk_size", 4)),
         sequence_head=make_linear_head("lm_head", bias=False, pooling="LAST"),
         pair_lengths=lengths,
+        required_tokens=("<bos>", "<start_of_turn>", "<end_of_turn>"),
         max_length=lengths.query + lengths.document + PROMPT_TOKENS,
     )
     return replace(base, language_model=reranker)

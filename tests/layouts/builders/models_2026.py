@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from tokenizers import Tokenizer, processors
 
 from tests.layouts.builders.st_formats import SPARSE, write_json, write_modules
-from tests.layouts.builders.text_families import OLD_MODULES
+from tests.layouts.builders.text_families import OLD_MODULES, rewrite_weights
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
 from tests.layouts.registry import builder
 from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5
@@ -45,8 +47,19 @@ def splade_code_first_revision(folder: Path) -> None:
 
 @builder
 def querit_4b(folder: Path) -> None:
-    save_tiny(folder, "Qwen3Model")
+    """Querit/Querit-4B: a head of two labels beside a Qwen3 language model, and [CLS] among the added tokens."""
+    save_tiny(folder, "Qwen3ForCausalLM", tie_word_embeddings=True, max_position_embeddings=256)
     change_config(folder, architectures=["MLQwen3Model"])
+    generator = torch.Generator().manual_seed(4)
+    head = {"head.weight": torch.randn(2, 32, generator=generator) * 0.1, "head.bias": torch.tensor([0.3, -0.4])}
+    rewrite_weights(folder, lambda tensors: tensors | head)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[CLS]"])
+    # as in Qwen3-Embedding, whose EOS is not part of the pair
+    last = tokenizer.id_to_token(0)
+    assert last is not None
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {last}", special_tokens=[(last, 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 @builder
