@@ -64,7 +64,7 @@ def t5gemma2(config: HFConfig) -> Architecture:
 
 
 def _check_supported(config: HFConfig, decoder: HFConfig) -> None:
-    """Raise LoadError for what would change the scores; published models have none of it."""
+    """Raise LoadError for what would change the scores of the decoder."""
     rope = (decoder.get("rope_parameters") or {}).get("full_attention") or decoder.get("rope_scaling") or {}
     for source, key, value, supported in (
         (config.source, "tie_word_embeddings", config.values.get("tie_word_embeddings", True), (True,)),

@@ -14,7 +14,9 @@ from cenote.protocol.input_types import ScoreTemplate, TextPair
 
 QUERY, DOCUMENT = "who lives\nin berlin? ", " people,\n\nand a bird"
 # the document comes first: two texts in the order query, document cannot be this prompt
-DOCUMENT_FIRST = "jina_reranker_m0"
+DOCUMENT_FIRST = ("jina_reranker_m0", "kalm_reranker_v1")
+# the prompt starts with the instruction: only the default one is recognised
+INSTRUCTION_FIRST = "querit"
 ZERANK = (
     "<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n<|im_start|>user\n{{ messages[1].content }}<|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -28,7 +30,7 @@ def make_format(template: ScoreTemplate) -> PairFormat:
 
 
 def templates() -> list[ScoreTemplate]:
-    names = [name for name in TEMPLATE_NAMES if name != DOCUMENT_FIRST]
+    names = [name for name in TEMPLATE_NAMES if name not in DOCUMENT_FIRST]
     return [*map(load_builtin_template, names), ScoreTemplate(ZERANK, "zerank")]
 
 
@@ -41,6 +43,9 @@ def test_a_rendered_pair_is_recognised_wherever_its_separator_is_split(
     variables = {} if instruction is None else {"instruction": instruction}
     prompt = render_pair(TextPair(QUERY, DOCUMENT, None, variables), {}, template)
     separator_at = prompt.index(pair_format.separator + DOCUMENT)
+    if template.name == INSTRUCTION_FIRST and instruction is not None:
+        assert pair_format.split(prompt[:separator_at], prompt[separator_at:]) is None
+        return
 
     for index in range(separator_at, separator_at + len(pair_format.separator) + 1):
         formatted = pair_format.split(prompt[:index], prompt[index:])
@@ -81,8 +86,9 @@ def test_only_a_distinctive_opening_refuses_a_query() -> None:
         make_format(template).check_plain(render_pair(TextPair(QUERY, DOCUMENT), {}, template))
 
 
-def test_a_template_with_the_document_first_has_no_format() -> None:
-    assert make_pair_format(load_builtin_template(DOCUMENT_FIRST), {}) is None
+@pytest.mark.parametrize("name", DOCUMENT_FIRST)
+def test_a_template_with_the_document_first_has_no_format(name: str) -> None:
+    assert make_pair_format(load_builtin_template(name), {}) is None
 
 
 def test_a_template_of_the_user_has_no_format() -> None:
