@@ -91,3 +91,15 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None and not self.has_full_width_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
+
+
+class NormedAttention(Attention):
+    """Attention with a norm before the output projection, as in EVA-02."""
+
+    def __init__(self, spec: BackboneSpec, layer: int) -> None:
+        super().__init__(spec, layer)
+        self.norm = make_norm(spec, self.qkv_sizes[0])
+
+    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
+        attn_out = self.attend(*self.project_qkv_rotary(x, position_info.cos_sin), batch, position_info)
+        return self.out(self.norm(attn_out.flatten(-2)))  # type: ignore[no-any-return]

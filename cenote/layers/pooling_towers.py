@@ -56,17 +56,18 @@ class ClsPatchEmbedding(PatchEmbedding):
 
 
 class ClsTokenTower(VisionTower):
-    """Pool by the CLS token, which is moved after the patches of its image."""
+    """Pool by the CLS token, which is moved after the patches of its image; `out_size` is None without a projection."""
 
-    def __init__(self, encoder: Backbone, out_size: int) -> None:
+    def __init__(self, encoder: Backbone, out_size: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.projection = Linear(encoder.spec.hidden_size, out_size, bias=False)
+        size = encoder.spec.hidden_size
+        self.projection = nn.Identity() if out_size is None else Linear(size, out_size, bias=False)
 
     def forward(self, images: PackedImages) -> VisionFeatures:
-        lengths = [rows * columns + 1 for rows, columns in patch_grids(images)]
-        states = self.projection(self.encoder(pack_patches(images.patches, lengths)))
-        return VisionFeatures(states.unflatten(0, (len(lengths), -1)).roll(-1, dims=1).flatten(0, 1))
+        batch = pack_cls_patches(images)
+        states = self.projection(self.encoder(batch))
+        return VisionFeatures(states.unflatten(0, (batch.num_seqs, -1)).roll(-1, dims=1).flatten(0, 1))
 
 
 class AttentionPoolingTower(VisionTower):

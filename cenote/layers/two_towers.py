@@ -1,4 +1,4 @@
-"""Dual encoders (CLIP, SigLIP): a text tower and a vision tower with a common embedding space."""
+"""Dual encoders (CLIP, SigLIP, jina-clip): a text tower and a vision tower with a common embedding space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, compress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cenote.errors import Unsupported
 from cenote.layers.backbone import Backbone, EmbeddingFactory, MixerFactory, MLPFactory
@@ -16,7 +16,10 @@ from cenote.packed_batch import PackedBatch, PackedImages
 
 
 class TwoTowers(Backbone):
-    """Text backbone with a vision tower; the last row of a text or image is its embedding."""
+    """Text backbone with a vision tower; the last row of an image is its embedding.
+
+    `out_size` is that of a projection of text states; None: they are in the common space already.
+    """
 
     def __init__(
         self,
@@ -25,11 +28,11 @@ class TwoTowers(Backbone):
         make_mixer: MixerFactory,
         make_mlp: MLPFactory,
         *,
-        out_size: int,
-        bias: bool,
+        out_size: int | None = None,
+        bias: bool = False,
     ) -> None:
         super().__init__(spec, make_embedding, make_mixer, make_mlp)
-        self.projection = Linear(spec.hidden_size, out_size, bias=bias)
+        self.projection = nn.Identity() if out_size is None else Linear(spec.hidden_size, out_size, bias=bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if (images := batch.images) is None:

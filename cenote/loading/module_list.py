@@ -40,6 +40,8 @@ CUSTOM_MODULES = (
     ("custom_st", "MultiModalTransformer"),  # gme-Qwen2-VL: texts and images in a prompt of its own
 )
 CUSTOM_CLASSES = ("KaLMCrossEncoderModule",)  # likewise, in whatever file of the repository
+# architectures whose family does what their `custom_st.Transformer` does; the same name means other code elsewhere
+CUSTOM_TRANSFORMERS = ("JinaCLIPModel",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,11 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
             router = read_router(checkpoint, folder)
             route = router.select(checkpoint.route)
             steps += [
-                _parse_module(router.source, kind, module_folder, {}, router.file)
+                _parse_module(checkpoint, router.source, kind, module_folder, {}, router.file)
                 for kind, module_folder in route.modules
             ]
         elif kind.rpartition(".")[2] not in IGNORED_KINDS:
-            steps.append(_parse_module(source.as_posix(), kind, folder, entry))
+            steps.append(_parse_module(checkpoint, source.as_posix(), kind, folder, entry))
     _check_order(source.as_posix(), steps)
     return steps
 
@@ -114,21 +116,29 @@ def _read_entry(source: str, entry: Any) -> tuple[str, str]:
     return entry["type"], "" if path == "." else path
 
 
-def _parse_module(source: str, kind: str, folder: str, entry: dict[str, Any], file: str = MODULES_FILE) -> Module:
-    package, _, rest = kind.partition(".")
+def _parse_module(
+    checkpoint: Checkpoint, source: str, kind: str, folder: str, entry: dict[str, Any], file: str = MODULES_FILE
+) -> Module:
+    package, _, rest = kind.rpartition("--")[2].partition(".")  # before "--": the repository of the code
     name = rest.rpartition(".")[2]
     # Jina: a custom Transformer that selects an adapter by task; supported without running its code
-    selects_adapter = (package, name) == ("custom_st", "Transformer") and "task" in (entry.get("kwargs") or ())
+    is_custom = (package, name) == ("custom_st", "Transformer")
+    selects_adapter = is_custom and "task" in (entry.get("kwargs") or ())
+    is_native = is_custom and _is_custom_transformer(checkpoint)
     if (reason := REFUSED_MODULES.get(kind)) is not None:
         raise LoadError(f"{source}: {kind} is not supported: {reason}")
-    is_custom = (package, name) in CUSTOM_MODULES or name in CUSTOM_CLASSES
-    is_known = is_custom or (package in MODULE_PACKAGES and name in MODULE_STAGES)
-    if not selects_adapter and not is_known:
+    is_known = (package in MODULE_PACKAGES and name in MODULE_STAGES) or (package, name) in CUSTOM_MODULES
+    if not selects_adapter and not is_native and not is_known and name not in CUSTOM_CLASSES:
         known = f"{', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
         if package not in MODULE_PACKAGES:
             known += ". Code of a checkpoint is never run; remove the module to use the model without it"
         raise LoadError(f"{source}: module type {kind!r} is not supported; expected one of: {known}")
     return Module(package, name, folder, file)
+
+
+def _is_custom_transformer(checkpoint: Checkpoint) -> bool:
+    names = checkpoint.read_json_object("config.json").get("architectures") or ()
+    return any(name in CUSTOM_TRANSFORMERS for name in names)
 
 
 def _check_order(source: str, steps: list[Module]) -> None:

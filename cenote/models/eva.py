@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from cenote.errors import LoadError
 from cenote.layers.spec import RopeSpec
+from cenote.models.architecture import HFConfig
 
 
 def image_rope(head_size: int, grid: int, trained_grid: int) -> RopeSpec:
@@ -17,3 +22,10 @@ def image_rope(head_size: int, grid: int, trained_grid: int) -> RopeSpec:
         shared_frequencies=True,
         scaling={"rope_type": "linear", "factor": grid / trained_grid},
     )
+
+
+def check_values(config: HFConfig, expected: Mapping[str, Any]) -> None:
+    """Raise LoadError if a key has another value than the published models; a missing key has the expected one."""
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise LoadError(f"{config.source}: {key}={config.get(key)!r} is not supported; expected {value!r}")

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from cenote.errors import LoadError
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone
 from cenote.layers.image_encoder import ImageEncoder
@@ -15,7 +14,7 @@ from cenote.layers.pooling_towers import ClsPatchEmbedding, PooledResidualTower
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE
-from cenote.models.eva import image_rope
+from cenote.models.eva import check_values, image_rope
 from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
@@ -38,9 +37,7 @@ MLP_NORM_EPS = 1e-5  # not in config.json
 def nomic_vision(config: HFConfig) -> Architecture:
     side, grid = config.img_size, config.img_size // config.patch_size
     trained_grid = config.get("ref_feat_shape", [grid])[0]
-    for key, value in (FIXED_VALUES | {"ref_feat_shape": [trained_grid] * 2}).items():
-        if config.get(key, value) != value:
-            raise LoadError(f"{config.source}: {key}={config.get(key)!r} is not supported; expected {value!r}")
+    check_values(config, FIXED_VALUES | {"ref_feat_shape": [trained_grid] * 2})
     spec = BackboneSpec(
         vocab_size=1,
         hidden_size=config.n_embd,

@@ -17,8 +17,6 @@ REFUSED_ARCHITECTURES = {
     "revision with modules.json",
     "BiModernVBert": "V-SPLADE and bimodernvbert are known to their authors' code only; use "
     "ModernVBERT/colmodernvbert-merged for page images, or naver/splade-v3 for sparse vectors of texts",
-    "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "
-    "google/siglip2-base-patch16-224 for texts and images, or jinaai/jina-embeddings-v3 for texts alone",
 }
 # module of modules.json -> likewise
 REFUSED_MODULES = {

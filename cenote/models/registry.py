@@ -58,6 +58,7 @@ FAMILIES = {
     "Siglip": "siglip:siglip",
     "Siglip2": "siglip:siglip2",
     "NomicVision": "nomic_vision:nomic_vision",
+    "JinaCLIP": "jina_clip:jina_clip",
     # decoders
     "Llama": "llama:llama",
     "LlamaBidirectional": "llama:bidirectional_llama",

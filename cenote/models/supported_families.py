@@ -177,6 +177,11 @@ SUPPORTED_FAMILIES = {
         "a plain implementation of EVA-02 and its pooling",
         {"Model": "nomic-ai/nomic-embed-vision-v1.5, nomic-ai/nomic-embed-vision-v1 (images only)"},
     ),
+    "JinaCLIP": SupportedFamily(
+        ("Model",),
+        "a plain implementation of EVA-02, JinaBERT and XLM-RoBERTa with rotary positions",
+        {"Model": "jinaai/jina-clip-v1, jinaai/jina-clip-v2"},
+    ),
     "Llama": SupportedFamily(
         DECODER_SUFFIXES,
         VS_TRANSFORMERS,

@@ -61,6 +61,16 @@ def image_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return total / torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
 
 
+@register_method("TEXT_MEAN")
+def text_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Return the mean of a text; of an image without text the last row, where its tower puts the pooled state."""
+    if batch.images is None:
+        return mean(hidden, batch)
+    has_image = torch.zeros(batch.num_seqs, 1, dtype=torch.bool, device=batch.device)
+    has_image[batch.segment_ids[batch.images.token_indices]] = True
+    return torch.where(has_image, last(hidden, batch).float(), mean(hidden, batch).float())
+
+
 def mean_of_rows(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Return the mean as MEAN does, on a CPU seven times as fast; other models keep the order of their sums."""
     rows = torch.arange(batch.num_tokens, device=batch.device)

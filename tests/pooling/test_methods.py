@@ -24,6 +24,7 @@ REFERENCE_METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "LAST_AND_PROMPT_END": lambda rows, skip: torch.cat([rows[-1], rows[skip]]),
     "MEAN": lambda rows, skip: rows[skip:].mean(0),
     "IMAGE_MEAN": lambda rows, skip: rows[skip:].mean(0),  # of texts
+    "TEXT_MEAN": lambda rows, skip: rows[skip:].mean(0),  # of texts
     "MAX": lambda rows, skip: rows[skip:].amax(0),
     "MEAN_SQRT_LEN": lambda rows, skip: rows[skip:].sum(0) / (len(rows) - skip) ** 0.5,
     "WEIGHTEDMEAN": lambda rows, skip: (
@@ -36,6 +37,7 @@ SENTENCE_TRANSFORMERS_NAMES = {
     "LAST": "lasttoken",
     "MEAN": "mean",
     "IMAGE_MEAN": "mean",
+    "TEXT_MEAN": "mean",
     "MAX": "max",
     "MEAN_SQRT_LEN": "mean_sqrt_len_tokens",
     "WEIGHTEDMEAN": "weightedmean",

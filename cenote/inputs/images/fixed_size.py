@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image as pil
 
@@ -16,13 +16,13 @@ from cenote.protocol.images import ProcessedImage
 MAX_ASPECT_RATIO = 200
 
 
-def resize_and_crop(image: pil.Image, options: Mapping[str, Any]) -> pil.Image:
+def resize_and_crop(image: pil.Image, options: Mapping[str, Any], *, rounds_crop: bool = False) -> pil.Image:
     """Resize and center-crop an image with the options of preprocessor_config.json."""
     if options.get("do_resize", True):
         height, width = compute_resized_size(image, options["size"])
         image = resize(image, height, width, options.get("resample") or BICUBIC)
     if options.get("do_center_crop", False):
-        image = center_crop(image, *parse_size(options["crop_size"]))
+        image = center_crop(image, *parse_size(options["crop_size"]), rounds=rounds_crop)
     return image
 
 
@@ -50,6 +50,7 @@ def parse_size(size: int | Mapping[str, int]) -> tuple[int, int]:
 class FixedSizeImageProcessor(ImageProcessor):
     """Make one token per patch, and one for the pooled output of the tower after them."""
 
+    ROUNDS_CROP: ClassVar[bool] = False
     SUPPORTED_OPTIONS = (
         "do_resize",
         "size",
@@ -72,7 +73,7 @@ class FixedSizeImageProcessor(ImageProcessor):
         expected_size, patch = parse_size(self.spec.options["image_size"]), self.spec.patch_size
         non_null = {name: value for name, value in options.items() if value is not None}
         options = {**self.spec.options, **non_null}
-        resized = resize_and_crop(image, options)
+        resized = resize_and_crop(image, options, rounds_crop=self.ROUNDS_CROP)
         if (resized.height, resized.width) != expected_size:
             raise BadRequest(
                 f"{param_path}: with these options an image becomes {resized.width} x {resized.height} pixels, but "

@@ -28,6 +28,7 @@ MAX_LISTED_OPTIONS = 8  # in an error message
 IMAGE_PROCESSORS = {
     "qwen_vl": "qwen_vl:QwenVLImageProcessor",
     "resized": "fixed_size:FixedSizeImageProcessor",
+    "jina_clip": "jina_clip:JinaCLIPImageProcessor",
     "naflex": "naflex:NaFlexImageProcessor",
     "paligemma": "paligemma:PaliGemmaImageProcessor",
     "idefics3": "idefics3:Idefics3ImageProcessor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from cenote.errors import BadRequest
 from cenote.protocol.images import PixelNormalization
 
-BICUBIC = 3
+BILINEAR, BICUBIC = 2, 3
 MAX_RESIZED_PIXELS = 40_000_000  # limit for resize and crop options, also of trusted callers
 # CLIP's values, which most towers use, and IMAGENET_STANDARD of Transformers
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -25,10 +26,11 @@ def resize(image: pil.Image, height: int, width: int, resample: int = BICUBIC) -
     return image if image.size == (width, height) else image.resize((width, height), resample=pil.Resampling(resample))
 
 
-def center_crop(image: pil.Image, height: int, width: int) -> pil.Image:
-    """Crop the center of an image; areas outside of it are black."""
+def center_crop(image: pil.Image, height: int, width: int, *, rounds: bool = False) -> pil.Image:
+    """Crop the center of an image; areas outside of it are black. `rounds`: as torchvision does, half to even."""
     _check_size(height, width)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
+    margins = (image.width - width) / 2, (image.height - height) / 2
+    left, top = (round(margin) if rounds else math.floor(margin) for margin in margins)
     return image.crop((left, top, left + width, top + height))
 
 

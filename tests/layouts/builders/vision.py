@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.layouts.registry import builder
-from tests.models import col_models, gme, nomic_vision, test_jina_v4
+from tests.models import col_models, gme, jina_clip, nomic_vision, test_jina_v4
 
 
 @builder
@@ -52,19 +51,13 @@ def nomic_embed_vision(folder: Path) -> None:
 
 
 @builder
-def jina_clip(folder: Path) -> None:
-    """jinaai/jina-clip-v1 and v2: the sizes of the text encoder are in the repository that text_config names."""
-    text = {"embed_dim": 768, "hf_model_name_or_path": "jinaai/jina-bert-flash-implementation", "proj_type": None}
-    vision = {
-        "embed_dim": 768,
-        "head_width": 64,
-        "image_size": 224,
-        "layers": 12,
-        "mlp_ratio": 2.6667,
-        "patch_size": 16,
-    }
-    config = {"architectures": ["JinaCLIPModel"], "model_type": "jina_clip", "projection_dim": 768}
-    (folder / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": vision}))
+def jina_clip_v1(folder: Path) -> None:
+    jina_clip.save_jina_clip(folder, 1)
+
+
+@builder
+def jina_clip_v2(folder: Path) -> None:
+    jina_clip.save_jina_clip(folder, 2)
 
 
 @builder
