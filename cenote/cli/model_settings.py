@@ -67,7 +67,7 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
             for role in route.roles
         }
         text = "; ".join(f"{role}: {modules}" for role, modules in sorted(routes.items()))
-        yield Setting("routes", routes, "router_config.json", text)
+        yield Setting("routes", routes, model.sentence_transformers.routes[0].file, text)
     for step in model.sentence_transformers.projector:
         yield Setting("projector", step.folder, "modules.json")
     yield from _iter_scoring_settings(model)

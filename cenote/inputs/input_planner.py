@@ -219,9 +219,10 @@ class InputPlanner:
         # prompts of such a model are for texts without images
         if processor.spec.image_prompt is not None and self.text_format is None:
             options = replace(options, prompt=None)
-        text_options = replace(
-            options, tokenization=replace(options.tokenization, pad_prompt_tokens=None), max_tokens=max_tokens
-        )
+        tokenization = replace(options.tokenization, pad_prompt_tokens=None)
+        if processor.spec.has_special_tokens:
+            tokenization = replace(tokenization, add_special_tokens=True)
+        text_options = replace(options, tokenization=tokenization, max_tokens=max_tokens)
         own_texts = TextSet()
         build = self._plan_without_images(item, text_options, own_texts)
         normalized = {text: processor.normalize_placeholders(text) for text in own_texts}

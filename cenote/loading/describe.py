@@ -38,6 +38,7 @@ from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
 from cenote.loading.unread_heads import refuse_unknown_reranker, refuse_unread_head
 from cenote.loading.unread_settings import find_decoder_doubt
+from cenote.loading.v_splade import read_v_splade_config
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
@@ -60,7 +61,8 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
     if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hf_token)) is not None:
         config = read_config(checkpoint, options.hf_overrides, values, GLINER_CONFIG)
     else:
-        config = read_config(checkpoint, options.hf_overrides, read_static_config(checkpoint))
+        values = read_v_splade_config(checkpoint) or read_static_config(checkpoint)
+        config = read_config(checkpoint, options.hf_overrides, values)
     try:
         return _describe_config(options, checkpoint, config)
     except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:

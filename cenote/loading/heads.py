@@ -43,7 +43,12 @@ def load_heads(description: ModelDescription, weight_loader: WeightLoader, token
         _load_classifier(description, weight_loader, tokenizer),
     )
     if description.kind.value == "sparse" and description.architecture.is_static:
-        return Heads(splade=TokenWeights(description.architecture.backbone.vocab_size))
+        table = description.architecture
+        return Heads(
+            splade=TokenWeights(
+                description.num_labels, table_size=table.backbone.vocab_size, sums=table.sums_repeated_tokens
+            )
+        )
     if description.kind.value == "sparse":
         assert classifier is not None, "a SPLADE model has a masked-language-model head"
         splade = description.sentence_transformers.splade

@@ -9,6 +9,7 @@ from typing import Any
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.router import ROUTER_KINDS, Route, read_router
+from cenote.loading.v_splade import V_SPLADE_ROUTES, is_v_splade
 from cenote.models.refused_models import REFUSED_MODULES
 
 MODULES_FILE = "modules.json"
@@ -72,7 +73,7 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
     """Return the modules in order, those of the checkpoint's route in the place of a Router; empty without a file."""
     entries = checkpoint.read_json(MODULES_FILE)
     source = checkpoint.folder / MODULES_FILE
-    if entries is None:
+    if entries is None or is_v_splade(checkpoint):
         return []
     if not isinstance(entries, list):
         raise LoadError(f"{source} contains a {type(entries).__name__}; expected a list of modules")
@@ -94,6 +95,8 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
 
 def read_routes(checkpoint: Checkpoint) -> tuple[Route, ...]:
     """Return the routes of a model with a Router, the default first; empty for other models."""
+    if is_v_splade(checkpoint):
+        return V_SPLADE_ROUTES
     entries = checkpoint.read_json(MODULES_FILE)
     for entry in entries if isinstance(entries, list) else ():
         kind, folder = _read_entry((checkpoint.folder / MODULES_FILE).as_posix(), entry)

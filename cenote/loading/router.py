@@ -24,6 +24,7 @@ class Route:
     name: str
     modules: tuple[tuple[str, str], ...]  # type and folder
     roles: tuple[Role, ...]
+    file: str = ROUTER_FILES[0]  # that defines it
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from cenote.loading.module_list import (
 )
 from cenote.loading.router import Route
 from cenote.loading.unread_settings import find_unread_settings
+from cenote.loading.v_splade import is_v_splade
 from cenote.loading.version_requirements import find_version_doubt
 
 # in the order in which Sentence Transformers concatenates them
@@ -124,6 +125,8 @@ class SentenceTransformersFiles:
 
 def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
     """Return the settings of Sentence Transformers files; None if there are none."""
+    if is_v_splade(checkpoint):
+        return SentenceTransformersFiles(routes=read_routes(checkpoint), similarity_fn_name="dot")
     steps = read_module_list(checkpoint)
     encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
     settings = checkpoint.read_json_object(SETTINGS_FILE)

@@ -151,6 +151,7 @@ class Architecture:
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     adds_special_tokens: bool = True  # False: texts are tokenized without the tokenizer's special tokens
     required_tokens: tuple[str, ...] = ()  # of the vocabulary; the score template has them
+    sums_repeated_tokens: bool = False  # static token weights: a token that occurs twice has twice its weight
     drops_unknown_tokens: bool = False  # the unknown token is left out of the pooling
     pair_lengths: PairLengths | None = None  # an encoder reads the document, a decoder the rest of the score template
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair

@@ -22,15 +22,16 @@ TOKEN_TABLE = "embeddings.tok_embeddings"
 # ModernBERT sizes where config.json leaves them out
 TEXT_DEFAULTS = {"vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22}
 TEXT_DEFAULTS |= {"num_attention_heads": 12}
+PROMPT_START, PROMPT_END = "<|begin_of_text|>User:", "<end_of_utterance>\nAssistant:"
 # conversations with an image use the training prompt; text-only conversations are rendered as plain text
 CHAT_TEMPLATE = (
     "{%- set found = namespace(images=0) -%}"
     "{%- for message in messages %}{% for part in message['content'] if part['type'] == 'image' %}"
     "{% set found.images = found.images + 1 %}{% endfor %}{% endfor -%}"
-    "{%- if found.images %}{{ '<|begin_of_text|>User:' }}{% endif -%}"
+    f"{{%- if found.images %}}{{{{ {PROMPT_START!r} }}}}{{% endif -%}}"
     "{%- for message in messages %}{% if not loop.first %}{{ '\\n' }}{% endif %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor -%}"
-    "{%- if found.images %}{{ '<end_of_utterance>\\nAssistant:' }}{% endif -%}"
+    f"{{%- if found.images %}}{{{{ {PROMPT_END!r} }}}}{{% endif -%}}"
 )
 
 
@@ -72,6 +73,7 @@ def modernvbert(config: HFConfig) -> Architecture:
                 patch_size=vision.patch_size,
                 merge_size=factor,
                 chat_template=CHAT_TEMPLATE,
+                has_special_tokens=True,
                 options={"image_size": vision.image_size},
             ),
         ),

@@ -15,8 +15,8 @@ REFUSED_ARCHITECTURES = {
     "have; use an embedder with one stage",
     "Splade": "splade-code without Sentence Transformers files, whose config.json does not describe the model; use its "
     "revision with modules.json",
-    "BiModernVBert": "V-SPLADE and bimodernvbert are known to their authors' code only; use "
-    "ModernVBERT/colmodernvbert-merged for page images, or naver/splade-v3 for sparse vectors of texts",
+    "BiModernVBert": "bimodernvbert is known to its authors' code only; use ModernVBERT/colmodernvbert-merged or "
+    "naver/v-splade-quality for page images",
 }
 # module of modules.json -> likewise
 REFUSED_MODULES = {

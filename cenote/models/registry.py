@@ -157,6 +157,9 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "StaticEmbedding": ("static_embedding:static_embedding", "embed"),
     "StaticModel": ("static_embedding:static_embedding", "embed"),  # model2vec
     "SparseStaticEmbedding": ("static_embedding:sparse_static_embedding", "sparse"),
+    # names that loading/v_splade.py gives to the routes of V-SPLADE
+    "VSplade": ("v_splade:v_splade", "sparse"),
+    "VSpladeQuery": ("v_splade:v_splade_query", "sparse"),
     "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/gliner.py gives to gliner_config.json
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),

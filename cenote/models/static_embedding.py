@@ -40,9 +40,14 @@ def static_embedding(config: HFConfig) -> Architecture:
 
 def sparse_static_embedding(config: HFConfig) -> Architecture:
     """Return one weight per vocabulary entry: those of the tokens of a text are its sparse vector."""
+    return token_weights(config.vocab_size, DerivedWeight(("weight",), lambda weight: weight[:, None]))
+
+
+def token_weights(vocab_size: int, table: DerivedWeight) -> Architecture:
+    """Return the architecture of a table [vocab_size, 1] of token weights."""
     return Architecture(
-        backbone=_table_spec(config.vocab_size, 1),
-        weights={"embed.tokens.weight": DerivedWeight(("weight",), lambda weight: weight[:, None])},
+        backbone=_table_spec(vocab_size, 1),
+        weights={"embed.tokens.weight": table},
         prefixes=("",),
         pooling="MEAN",
         adds_special_tokens=False,

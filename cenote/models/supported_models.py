@@ -114,6 +114,11 @@ SUPPORTED_NAMES = {
         "queries of opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill (by its Router)",
         VS_SENTENCE_TRANSFORMERS,
     ),
+    "VSplade": (
+        "naver/v-splade-quality, naver/v-splade-efficient (pages, also texts)",
+        "Transformers' ModernVBERT below an independent head",
+    ),
+    "VSpladeQuery": ("queries of naver/v-splade-quality, naver/v-splade-efficient", "a plain implementation"),
     "GLiNER": (
         "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1 (labels in each request)",
         "Transformers' DeBERTa below an independent span head",

@@ -28,6 +28,7 @@ class ImageSpec:
     image_prompt: str | None = None  # prompt of one image without text, with its placeholder; None: the placeholder
     chat_template: str | None = None  # used if the checkpoint has none
     overrides_chat_template: bool = False  # use it even if the checkpoint has one
+    has_special_tokens: bool = False  # around prompts with images, also those of chat templates, which lack them
     is_document_first: bool = False  # in a pair, the document and its images precede the query
     single_modality_name: str | None = None  # model name in errors, for models that take either a text or an image
     text_model: str | None = None  # for models that read images only: the model that embeds texts in the same space

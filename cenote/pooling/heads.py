@@ -153,16 +153,22 @@ class SpladeHead(nn.Module):
 
 
 class TokenWeights(nn.Module):
-    """Sparse vectors of static weights: each distinct token of a sequence has the weight of its vocabulary entry."""
+    """Sparse vectors of static weights: each distinct token of a sequence has the weight of its vocabulary entry.
 
-    def __init__(self, vocab_size: int) -> None:
+    Token ids from `vocab_size` on have no entry. `sums`: a token that occurs twice has twice the weight.
+    """
+
+    def __init__(self, vocab_size: int, *, table_size: int | None = None, sums: bool = False) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self.table_size = table_size or vocab_size
+        self.sums = sums
 
     def forward(self, weights: Tensor, batch: PackedBatch, seq_indices: list[int]) -> Tensor:
         """Return the vectors in dense form, [seq_indices, vocabulary]; `weights` [tokens, 1] are those of the table."""
-        vectors = weights.new_zeros(batch.num_seqs, self.vocab_size, dtype=torch.float32)
-        vectors[batch.segment_ids, batch.token_ids] = weights[:, 0].float()
+        vectors = weights.new_zeros(batch.num_seqs, self.table_size, dtype=torch.float32)
+        vectors.index_put_((batch.segment_ids, batch.token_ids), weights[:, 0].float(), accumulate=self.sums)
+        vectors = vectors[:, : self.vocab_size]
         return vectors if len(seq_indices) == batch.num_seqs else vectors[seq_indices]
 
 

@@ -14,7 +14,7 @@ from tests.layouts.builders.st_formats import SPARSE, write_json, write_modules
 from tests.layouts.builders.text_families import OLD_MODULES, rewrite_weights
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
 from tests.layouts.registry import builder
-from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5
+from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5, v_splade
 from tests.tiny import ENCODER, change_config, save_tiny, save_tokenizer
 
 # in the style of zerank-2: the query is the system message
@@ -63,30 +63,22 @@ def querit_4b(folder: Path) -> None:
 
 
 @builder
-def v_splade(folder: Path) -> None:
-    """naver/v-splade-*: known to the authors' code by the name of the dense model it starts from."""
-    names = {"architectures": ["BiModernVBert"], "model_type": "modernvbert"}
-    write_json(folder / "config.json", {**names, "text_config": ENCODER, "vision_config": {}})
-    save_tokenizer(folder)
+def v_splade_router(folder: Path) -> None:
+    """naver/v-splade-*: known by its weights; Sentence Transformers files with code of their own lie beside them."""
+    v_splade.save_v_splade(folder, with_modules=True)
 
 
 @builder
-def v_splade_router(folder: Path) -> None:
-    """The same with Sentence Transformers files: pages through SPLADE, queries through a table."""
-    v_splade(folder)
-    change_config(folder, architectures=["ModernVBertForMaskedLM"])
-    write_modules(folder, ("sentence_transformers.base.modules.router.Router", ""))
-    types = {
-        "query_0_SparseStaticEmbedding": f"{SPARSE}.SparseStaticEmbedding.SparseStaticEmbedding",
-        "": "sentence_transformers.base.modules.transformer.Transformer",
-        "document_1_SpladePooling": f"{SPARSE}.SpladePooling.SpladePooling",
-    }
-    structure = {"query": ["query_0_SparseStaticEmbedding"], "document": ["", "document_1_SpladePooling"]}
-    parameters = {"default_route": "document", "allow_empty_key": True}
-    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    write_json(
-        folder / "document_1_SpladePooling/config.json", {"pooling_strategy": "max", "activation_function": "relu"}
-    )
+def v_splade_first_revision(folder: Path) -> None:
+    v_splade.save_v_splade(folder)
+
+
+@builder
+def bimodernvbert(folder: Path) -> None:
+    """ModernVBERT/bimodernvbert: the dense model, with the architecture that V-SPLADE names."""
+    names = {"architectures": ["BiModernVBert"], "model_type": "modernvbert"}
+    write_json(folder / "config.json", {**names, "text_config": ENCODER, "vision_config": {}})
+    save_tokenizer(folder)
 
 
 @builder
