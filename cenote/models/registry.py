@@ -134,6 +134,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "LayerWiseMiniCPMForCausalLM": ("minicpm:layerwise_minicpm", "sequence"),
     "CostWiseGemmaForCausalLM": ("gemma_reranker:lightweight_gemma", "sequence"),
     "LlamaForRewardModelWithGating": ("armorm:armorm", "sequence"),
+    "LlamaForRewardModelWithGating31": ("qrm:qrm", "sequence"),
     "HHEMv2ForSequenceClassification": ("hhem:hhem", "sequence"),
     "BidirLMModel": ("gemma:bidirlm", "embed"),
     "CodeSage": ("gpt2:codesage", "embed"),

@@ -73,6 +73,10 @@ SUPPORTED_NAMES = {
         "RLHFlow/ArmoRM-Llama3-8B-v0.1",
         "Transformers' Llama below the published head",
     ),
+    "LlamaForRewardModelWithGating31": (
+        "nicolinho/QRM-Llama3.1-8B, QRM-Llama3.1-8B-v2 (the expected value of the quantiles)",
+        "Transformers' Llama below the published head",
+    ),
     "HHEMv2ForSequenceClassification": (
         "vectara/hallucination_evaluation_model",
         "Transformers' T5 encoder below the published head",

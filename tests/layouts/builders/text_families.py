@@ -370,6 +370,28 @@ def armorm_llama3_8b(folder: Path) -> None:
 
 
 @builder
+def qrm_llama3_1_8b(folder: Path) -> None:
+    """nicolinho/QRM-Llama3.1-8B: seven quantiles of each objective; two hidden layers with batch normalization."""
+    armorm_llama3_8b(folder)
+    code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"}
+    change_config(folder, architectures=["LlamaForRewardModelWithGating31"], auto_map=code, num_quantiles=7)
+    generator = torch.Generator().manual_seed(11)
+    shapes: dict[str, tuple[int, ...]] = {"regression_layer.weight": (35, 32)}
+    for layer, shape in ((0, (16, 32)), (3, (16, 16)), (6, (5, 16))):
+        shapes[f"gating.layers.{layer}.weight"] = shape
+        for name in ("weight", "bias", "running_mean", "running_var") if layer < 6 else ():
+            shapes[f"gating.layers.{layer + 2}.{name}"] = (16,)
+    shapes["gating.layers.6.bias"] = (5,)
+    made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    made = {name: tensor.abs() if "running_var" in name else tensor for name, tensor in made.items()}
+    made |= {f"gating.layers.{layer}.num_batches_tracked": torch.tensor(3) for layer in (2, 5)}
+    rewrite_weights(
+        folder,
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if "gating.layers" not in name} | made,
+    )
+
+
+@builder
 def bge_reranker_v2_5_gemma2_lightweight(folder: Path) -> None:
     save_tiny(folder, "Gemma2Model", num_hidden_layers=4, sliding_window=4, max_position_embeddings=256)
     names = {"architectures": ["CostWiseGemmaForCausalLM"], "model_type": "cost_wise_gemma"}
