@@ -14,7 +14,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.gliner import find_tokenizer_checkpoint
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
-from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
+from cenote.loading.tokenizer_files import TokenizerFiles, append_suffix, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel
 
 
@@ -215,6 +215,8 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
         return None, None
     try:
         files = load_tokenizer_files(find_tokenizer_checkpoint(model.checkpoint, model.config))
+        if (suffix := model.sentence_transformers.text_suffix) is not None:
+            append_suffix(files.tokenizer, suffix, str(model.checkpoint.folder))
         return files if model.architecture.adds_special_tokens else without_special_tokens(files), None
     except PoolingError as error:
         return None, f"the tokenizer cannot be loaded: {error.message}"

@@ -21,6 +21,7 @@ class TokenLabels:
     tokens: tuple[str | int, ...]  # vocabulary entries or token ids
     method: str
     source: str = "classifier_from_token"
+    scale: float = 1.0  # of the logits
 
     @property
     def num_labels(self) -> int:
@@ -32,7 +33,7 @@ class TokenLabels:
         ids = [self._token_id(token, tokenizer) for token in self.tokens]
         if beyond := [token for token in ids if not 0 <= token < len(head)]:
             raise LoadError(f"{self.source}: token id {beyond[0]} is out of range; the LM head has {len(head)} rows")
-        rows = head[ids].float()
+        rows = head[ids].float() * self.scale
         # sigmoid(yes - no) equals the softmax probability of yes
         return rows[1:] - rows[:1] if self.method == "from_2_way_softmax" else rows
 

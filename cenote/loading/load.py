@@ -29,7 +29,13 @@ from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer
-from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
+from cenote.loading.tokenizer_files import (
+    TokenizerFiles,
+    append_eos,
+    append_suffix,
+    empty_tokenizer_files,
+    load_tokenizer_files,
+)
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture
@@ -228,6 +234,8 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
     for token in description.architecture.required_tokens:
         if files.tokenizer.token_to_id(token) is None:
             raise LoadError(f"{checkpoint.folder}: the tokenizer has no token {token!r}, which scores need")
+    if (suffix := description.sentence_transformers.text_suffix) is not None:
+        append_suffix(files.tokenizer, suffix, str(checkpoint.folder))
     vocab_size = description.architecture.backbone.vocab_size
     check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
     return files

@@ -10,7 +10,6 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.router import ROUTER_KINDS, Route, read_router
 from cenote.loading.v_splade import V_SPLADE_ROUTES, is_v_splade
-from cenote.models.refused_models import REFUSED_MODULES
 
 MODULES_FILE = "modules.json"
 # stage of each module type; modules must be in the order in which the pooler applies them
@@ -20,6 +19,7 @@ MODULE_STAGES = {
     "CLIPModel": 0,
     "MultiModalTransformer": 0,
     "KaLMCrossEncoderModule": 0,
+    "ZembedTransformer": 0,
     "StaticEmbedding": 0,
     "SparseStaticEmbedding": 0,
     "Pooling": 1,
@@ -39,6 +39,7 @@ MODULE_PACKAGES = ("sentence_transformers", "pylate")
 CUSTOM_MODULES = (
     ("st_quantize", "FlexibleQuantizer"),  # pplx-embed: tanh, then int8
     ("custom_st", "MultiModalTransformer"),  # gme-Qwen2-VL: texts and images in a prompt of its own
+    ("modeling_zembed", "ZembedTransformer"),  # zembed-1: a suffix after every text
 )
 CUSTOM_CLASSES = ("KaLMCrossEncoderModule",)  # likewise, in whatever file of the repository
 # architectures whose family does what their `custom_st.Transformer` does; the same name means other code elsewhere
@@ -128,8 +129,6 @@ def _parse_module(
     is_custom = (package, name) == ("custom_st", "Transformer")
     selects_adapter = is_custom and "task" in (entry.get("kwargs") or ())
     is_native = is_custom and _is_custom_transformer(checkpoint)
-    if (reason := REFUSED_MODULES.get(kind)) is not None:
-        raise LoadError(f"{source}: {kind} is not supported: {reason}")
     is_known = (package in MODULE_PACKAGES and name in MODULE_STAGES) or (package, name) in CUSTOM_MODULES
     if not selects_adapter and not is_native and not is_known and name not in CUSTOM_CLASSES:
         known = f"{', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"

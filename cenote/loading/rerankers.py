@@ -33,13 +33,15 @@ class RerankerRecipe:
     name: str  # also the name of its score template
     model_type: str  # of config.json
     name_pattern: re.Pattern[str]  # of repository and folder names
-    prompt_sentence: str  # part of its prompt, found in chat templates and model cards
+    prompt_sentence: str | None  # part of its prompt, found in chat templates and model cards
     tokens: tuple[str, ...]
     method: str
     file: str | None = None  # that no other model has
+    scale: float = 1.0  # of the logits
+    code: str | None = None  # file of the repository's own code, in auto_map; LogitScore files replace it
 
     def make_labels(self, source: str) -> TokenLabels:
-        return TokenLabels(self.tokens, self.method, source)
+        return TokenLabels(self.tokens, self.method, source, self.scale)
 
 
 QWEN3_PROMPT_SENTENCE = (
@@ -94,6 +96,16 @@ RECIPES = (
         ("no", "yes"),
         "from_2_way_softmax",
         KALM_FILE,
+    # zerank-1, zerank-1-small, and zerank-2 before it had files of Sentence Transformers
+    RerankerRecipe(
+        "zerank",
+        "qwen3",
+        re.compile(r"zerank[-_]1", re.IGNORECASE),
+        None,
+        ("Yes",),
+        "no_post_processing",
+        scale=0.2,
+        code="modeling_zeranker",
     ),
 )
 ARCHITECTURE_TEMPLATES = (
@@ -107,7 +119,7 @@ ARCHITECTURE_TEMPLATES = (
 )
 TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), *ARCHITECTURE_TEMPLATES)
 # templates that do not contain the document verbatim
-NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank",)
+NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank", "zerank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,7 @@ def detect_reranker(
         # as an embedder that nobody asked for, except for models with a kind of scores of their own
         is_doubtful = not embeds and given is None and entry.kind in ("embed", "causal")
         return RerankerSettings(given, users, _find_doubt(checkpoint, entry) if is_doubtful else None)
-    recipe = _find_recipe(options, checkpoint, config)
+    recipe = _find_recipe(options, checkpoint, config, files)
     labels = given
     if labels is None and entry.kind == "causal":
         labels = _labels_from_logit_score(files) or (recipe.value.make_labels(recipe.source) if recipe else None)
@@ -180,7 +192,9 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
     return None if text is None else Sourced(ScoreTemplate(text, "given", is_user_given=True), "chat_template")
 
 
-def _find_recipe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Sourced[RerankerRecipe] | None:
+def _find_recipe(
+    options: EngineConfig, checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformersFiles
+) -> Sourced[RerankerRecipe] | None:
     """Return the published reranker this checkpoint is, or is derived from, with the evidence as source."""
     for recipe in RECIPES:
         if options.score_template == recipe.name:
@@ -188,7 +202,8 @@ def _find_recipe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig
     if options.score_template == "none":
         return None
     for recipe in RECIPES:
-        if config.get("model_type") == recipe.model_type:
+        is_replaced = recipe.code is not None and files.logit_score is not None
+        if config.get("model_type") == recipe.model_type and not is_replaced:
             for source in _iter_evidence(recipe, checkpoint, config):
                 return Sourced(recipe, source)
     return None
@@ -201,19 +216,22 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
         yield given.source
     if recipe.file is not None and checkpoint.find_file(recipe.file) is not None:
         yield recipe.file
+    if recipe.code is not None and f"{recipe.code}." in str(config.get("auto_map", "")):
+        yield f"config.json auto_map {recipe.code}"
     for name in checkpoint.candidate_names:
         if recipe.name_pattern.search(name):
             yield f"the name {name}"
     if recipe.name_pattern.search(str(config.get("_name_or_path", ""))):
         yield "config.json _name_or_path"
-    if recipe.prompt_sentence in (read_chat_template(checkpoint) or ""):
+    sentence = recipe.prompt_sentence
+    if sentence is not None and sentence in (read_chat_template(checkpoint) or ""):
         yield "the chat template"
     card = ModelCard.from_checkpoint(checkpoint)
     if card.pipeline_tag is None or card.pipeline_tag in RANKING_TAGS:
         for name in card.base_models:
             if recipe.name_pattern.search(name):
                 yield f"README.md base_model {name}"
-    if card.pipeline_tag in RANKING_TAGS and recipe.prompt_sentence in card.text:
+    if card.pipeline_tag in RANKING_TAGS and sentence is not None and sentence in card.text:
         yield f"README.md pipeline_tag {card.pipeline_tag} and its prompt"
 
 

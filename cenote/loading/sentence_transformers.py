@@ -112,6 +112,7 @@ class SentenceTransformersFiles:
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    text_suffix: str | None = None  # appended to every text
     similarity_fn_name: str | None = None
     activation: str | None = None  # of a cross-encoder, in config_sentence_transformers.json
     logit_score: Sourced[tuple[int, int | None]] | None = None  # token ids of yes and no (or None)
@@ -164,6 +165,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
+        text_suffix=_read_text_suffix(checkpoint, settings, first),
         similarity_fn_name=settings.get("similarity_fn_name"),
         activation=settings.get("activation_fn"),
         logit_score=_read_logit_score(checkpoint, steps),
@@ -176,6 +178,18 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
             *filter(None, [find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE))]),
             *find_unread_settings(checkpoint, encoder, settings, SETTINGS_FILE),
         ),
+    )
+
+
+def _read_text_suffix(checkpoint: Checkpoint, settings: dict[str, Any], encoder: Module | None) -> str | None:
+    """Return the suffix that zembed-1's own Transformer module appends; its last token is the one that is pooled."""
+    if encoder is None or encoder.kind != "ZembedTransformer":
+        return None
+    if isinstance(suffix := settings.get("suffix"), str) and suffix:
+        return suffix
+    raise LoadError(
+        f"{checkpoint.folder / SETTINGS_FILE}: {encoder.package}.{encoder.kind} in {MODULES_FILE} appends a suffix to "
+        "every text, but there is no suffix here; download the file again"
     )
 
 

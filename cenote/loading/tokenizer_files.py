@@ -158,6 +158,19 @@ def append_eos(files: TokenizerFiles) -> None:
     _add_bos_eos(files.tokenizer, {"add_eos_token": True}, dict(files.special_tokens), adds_bos=False)
 
 
+def append_suffix(tokenizer: Tokenizer, suffix: str, source: str) -> None:
+    """Make the tokenizer end every input with the tokens of a text, which truncation keeps like an EOS token."""
+    added = tokenizer.encode(suffix, add_special_tokens=False)
+    if tokenizer.encode(f"a{suffix}").ids != [*tokenizer.encode("a").ids, *added.ids]:
+        raise LoadError(f"{source}: the tokens of the suffix {suffix!r} depend on the text; set the tokenizer option")
+    single = ["$A", *added.tokens]
+    template = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=list(zip(added.tokens, added.ids, strict=True))
+    )
+    before = tokenizer.post_processor
+    tokenizer.post_processor = template if before is None else processors.Sequence([before, template])
+
+
 def _add_bos_eos(tokenizer: Tokenizer, settings: TokenizerSettings, names: SpecialTokens, *, adds_bos: bool) -> None:
     """Apply add_bos_token and add_eos_token unless the tokenizer's template already does."""
     bos, eos = _token_id(tokenizer, names.get("bos_token")), _token_id(tokenizer, names.get("eos_token"))

@@ -48,7 +48,12 @@ def _gate_weights(num_layers: int) -> WeightTable:
 
 
 def _mean_of_rows(num_quantiles: int) -> Callable[[Tensor], Tensor]:
-    return lambda weight: weight.float().unflatten(0, (-1, num_quantiles)).mean(dim=1)
+    def mean(weight: Tensor) -> Tensor:
+        if len(weight) % num_quantiles:
+            return weight  # its shape is reported as that of other parameters
+        return weight.float().reshape(-1, num_quantiles, weight.shape[1]).mean(dim=1)
+
+    return mean
 
 
 def _fold_scale(weight: Tensor, scale: Tensor, variance: Tensor) -> Tensor:

@@ -18,11 +18,6 @@ REFUSED_ARCHITECTURES = {
     "BiModernVBert": "bimodernvbert is known to its authors' code only; use ModernVBERT/colmodernvbert-merged or "
     "naver/v-splade-quality for page images",
 }
-# module of modules.json -> likewise
-REFUSED_MODULES = {
-    "modeling_zembed.ZembedTransformer": "zembed-1 appends a suffix to every text, and embeddings without it are "
-    "wrong; use Qwen/Qwen3-Embedding-4B",
-}
 
 
 def check_not_refused(names: Sequence[str], config: HFConfig) -> None:

@@ -192,6 +192,8 @@ TOKENIZER_KINDS = {
     ),
 }
 
+# answers of rerankers
+TOKENIZER_KINDS["qwen3-answers"] = replace(TOKENIZER_KINDS["qwen2"], more_tokens=("<|im_start|>", "Yes", "No"))
 TOKENIZER_KINDS["mmbert"] = replace(
     TOKENIZER_KINDS["gemma"],
     tokenizer_class="PreTrainedTokenizerFast",

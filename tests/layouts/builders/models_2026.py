@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, processors
 from tests.layouts.builders.st_formats import SPARSE, write_json, write_modules
 from tests.layouts.builders.text_families import OLD_MODULES, rewrite_weights
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
+from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.registry import builder
 from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5, v_splade
 from tests.tiny import ENCODER, change_config, save_tiny, save_tokenizer
@@ -81,9 +82,27 @@ def bimodernvbert(folder: Path) -> None:
     save_tokenizer(folder)
 
 
+QWEN3_LAYOUT = {
+    "class": "Qwen3ForCausalLM",
+    "model_max_length": 131072,
+    "tokenizer": "qwen2",  # without the EOS of Qwen3-Embedding
+    "config": {
+        **{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
+        **{"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "num_hidden_layers": 36},
+        **{"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000},
+        **{"max_position_embeddings": 40960, "vocab_size": 151936, "hidden_act": "silu"},
+    },
+}
+
+
 @builder
 def zembed_1(folder: Path) -> None:
-    save_tiny(folder, "Qwen3ForCausalLM")
+    """zeroentropy/zembed-1: prompts that are the start of a conversation, and its end after every text."""
+    write_checkpoint(folder, {**QWEN3_LAYOUT, "max_seq_length": 32768}, tiny=True)
+    start = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n"
+    prompts = {name: start.format(name) for name in ("query", "document")}
+    settings = {"prompts": prompts, "default_prompt_name": "document", "suffix": "<|im_end|>\n"}
+    write_json(folder / "config_sentence_transformers.json", {**settings, "similarity_fn_name": "cosine"})
     write_modules(
         folder,
         ("modeling_zembed.ZembedTransformer", ""),
@@ -91,6 +110,14 @@ def zembed_1(folder: Path) -> None:
         (f"{OLD_MODULES}.Normalize", "2_Normalize"),
     )
     write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
+
+
+@builder
+def zerank_1_small(folder: Path) -> None:
+    """zeroentropy/zerank-1-small: no files of Sentence Transformers; its code replaces CrossEncoder.predict."""
+    write_checkpoint(folder, {**QWEN3_LAYOUT, "tokenizer": "qwen3-answers"}, tiny=True)
+    change_config(folder, auto_map={"AutoConfig": "modeling_zeranker.ZEConfig"})
+    (folder / "README.md").write_text("---\npipeline_tag: text-ranking\nlibrary_name: sentence-transformers\n---\n")
 
 
 @builder
