@@ -18,6 +18,7 @@ from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
 from cenote.loading.tokenizer_files import read_chat_template
 from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.refused_models import check_name_not_refused
 from cenote.models.registry import ArchitectureEntry
 from cenote.protocol.input_types import ScoreTemplate
 
@@ -156,6 +157,7 @@ def detect_reranker(
     if labels is None and entry.kind == "causal":
         labels = _labels_from_logit_score(files) or (recipe.value.make_labels(recipe.source) if recipe else None)
         if labels is None:
+            check_name_not_refused(checkpoint.candidate_names, config)
             return RerankerSettings(None, users, _find_doubt(checkpoint, entry))
     if users is not None or options.score_template == "none":
         return RerankerSettings(labels, users, is_known=recipe is not None)

@@ -18,6 +18,18 @@ REFUSED_ARCHITECTURES = {
     "BiModernVBert": "bimodernvbert is known to its authors' code only; use ModernVBERT/colmodernvbert-merged or "
     "naver/v-splade-quality for page images",
 }
+# name of the model -> likewise; files of Sentence Transformers that describe a reranker take precedence
+REFUSED_NAMES = {
+    "LightOn-rerank-LW": "it writes the order of documents as text; use lightonai/LightOn-rerank-PW-0.8B",
+    "LightOn-rerank-PW": "without 1_LogitScore its prompt is unknown; use a revision that has it",
+}
+
+
+def check_name_not_refused(names: Sequence[str], config: HFConfig) -> None:
+    """Raise LoadError for a language model that is known to be used in a way that is not supported."""
+    for part, reason in REFUSED_NAMES.items():
+        if any(part.lower() in name.lower() for name in (*names, str(config.get("_name_or_path", "")))):
+            raise LoadError(f"{config.source}: {part} is not supported: {reason}")
 
 
 def check_not_refused(names: Sequence[str], config: HFConfig) -> None:

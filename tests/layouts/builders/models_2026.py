@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from sentence_transformers import CrossEncoder
@@ -141,6 +142,42 @@ def zerank_2(folder: Path) -> None:
     for file in base.iterdir():
         file.unlink()
     base.rmdir()
+
+
+# query and document are messages whose content is a list of parts
+PAIR_TEMPLATE = """{%- for message in messages -%}<|im_start|>{{ message.role }} {% for part in message.content -%}
+{%- if part.type == "image" -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor %}<|im_end|> {% endfor -%}<|im_start|>assistant"""
+
+
+def save_logit_score(folder: Path, true_token_id: int, false_token_id: int) -> Any:
+    """Save Qwen3.5 with the files of a CrossEncoder that subtracts two logits; return the model."""
+    model = test_qwen3_5.save(folder)
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    base = "sentence_transformers.base.modules.transformer.Transformer"
+    write_modules(folder, (base, ""), ("sentence_transformers.cross_encoder.modules.LogitScore", "1_LogitScore"))
+    tokens = {"true_token_id": true_token_id, "false_token_id": false_token_id}
+    write_json(folder / "1_LogitScore/config.json", {**tokens, "module_input_name": "causal_logits"})
+    forward = {"method": "forward", "method_output_name": "logits"}
+    modalities = {"text": forward, "message": {**forward, "format": "structured"}}
+    encoder = {"transformer_task": "any-to-any", "modality_config": modalities, "module_output_name": "causal_logits"}
+    write_json(folder / "sentence_bert_config.json", encoder)
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity", "prompts": {}}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    return model
+
+
+@builder
+def lighton_rerank_pw(folder: Path) -> None:
+    """lightonai/LightOn-rerank-PW-*, if its files are those that Sentence Transformers 6 writes for its scores."""
+    save_logit_score(folder, 20, 21)
+
+
+@builder
+def lighton_rerank_lw(folder: Path) -> None:
+    """lightonai/LightOn-rerank-LW-*: a language model that writes the order of documents."""
+    test_qwen3_5.save(folder)
+    change_config(folder, _name_or_path="lightonai/LightOn-rerank-LW-0.8B")
 
 
 @builder
