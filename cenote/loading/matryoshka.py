@@ -51,6 +51,7 @@ KNOWN_SIZES = (
     _published(r"jina-embeddings-v5-text-nano.*", 32, 64, 128, 256, 512, 768),
     _published(r"granite-embedding-311m-multilingual-r2", 128, 256, 384, 512, 768),
     _published(r"bekko-embedding-v1-a(8|25)m", 64, 128, 256, 384),
+    _published(r"mmbert-embed-32k-2d-matryoshka", 64, 128, 256, 512, 768),
     _published(r"pplx-embed-(context-)?v1-[\d.]+b", min_size=128),
     _published(r"voyage-4-nano", 256, 512, 1024, 2048),
     _published(r"llama-(3\.2-)?(nv-embedqa|nemotron-embed)-1b-v2", 384, 512, 768, 1024, 2048),
