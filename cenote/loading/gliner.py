@@ -22,7 +22,7 @@ TOKENIZER_FILES = ("tokenizer.json", "spm.model")
 UNUSED_TOKEN = "[FLERT]"  # added before the two tokens of the prompt
 # keys that change the model, and the values that are supported; the first one is the default
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "span_mode": ("markerV0",),
+    "span_mode": ("markerV0", "token_level"),
     "subtoken_pooling": ("first",),
     "words_splitter_type": ("whitespace",),
     "labels_encoder": (None,),
@@ -48,8 +48,9 @@ def read_gliner_config(checkpoint: Checkpoint, overrides: Any, token: str | None
     settings = checkpoint.read_json_object(GLINER_CONFIG)
     for key, supported in SUPPORTED.items():
         if (value := settings.get(key, supported[0])) not in supported:
+            known = " or ".join(repr(choice) for choice in supported if choice is not None or len(supported) == 1)
             raise LoadError(
-                f"{source}: {key} {value!r} is not supported, only {supported[0]!r}; use a model such as "
+                f"{source}: {key} {value!r} is not supported, only {known}; use a model such as "
                 "urchade/gliner_medium-v2.1, or the gliner package"
             )
     if isinstance(overrides, Mapping) and BASE_KEY in overrides:

@@ -17,7 +17,7 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
-from cenote.layers.span_head import SpanHead
+from cenote.layers.span_head import EntityHead, make_entity_head
 from cenote.loading.checkpoint import find_checkpoint, first_line
 from cenote.loading.describe import describe_model
 from cenote.loading.gliner import add_prompt_tokens, find_tokenizer_checkpoint
@@ -39,7 +39,6 @@ from cenote.loading.tokenizer_files import (
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture
-from cenote.models.gliner import SPAN_WEIGHTS
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
@@ -58,7 +57,7 @@ class LoadedModel:
     tokenizer: TokenizerFiles
     adapters: LoRARegistry | None = None  # None: LoRA is not enabled
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
-    span_head: SpanHead | None = None  # of a model that finds entities of the labels in a request
+    span_head: EntityHead | None = None  # of a model that finds entities of the labels in a request
 
 
 def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
@@ -151,12 +150,12 @@ def _load_vision_tower(
     return tower
 
 
-def _load_span_head(description: ModelDescription, weight_loader: WeightLoader) -> SpanHead | None:
+def _load_span_head(description: ModelDescription, weight_loader: WeightLoader) -> EntityHead | None:
     if (spec := description.architecture.span_head) is None:
         return None
-    head = _build(lambda: SpanHead(spec), description.config.source)
+    head = _build(lambda: make_entity_head(spec), description.config.source)
     device = description.device.value
-    weight_loader.load(head, SPAN_WEIGHTS, num_layers=0, dtype=torch.float32, device=device)
+    weight_loader.load(head, description.architecture.span_weights, num_layers=0, dtype=torch.float32, device=device)
     if head.rnn is not None:
         head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
     return head.eval()

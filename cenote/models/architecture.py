@@ -130,6 +130,7 @@ class Architecture:
     reward_head: Head | None = None  # one value per token
     masked_head: Head | None = None  # hidden states to vocabulary logits
     span_head: SpanHeadSpec | None = None  # scores spans of words against the labels of a request
+    span_weights: WeightTable = field(default_factory=dict)  # of the span head
     defaults_to_mlm: bool = True  # default use of a checkpoint with masked_head; False: embeddings
     language_model: Architecture | None = None  # variant for LM logits, if the backbone alone has none
     adapters: StoredAdapters | None = None

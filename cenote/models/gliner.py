@@ -17,20 +17,28 @@ MLPS = {
     "span": "span_rep_layer.span_rep_layer.out_project",
     "label": "prompt_rep_layer",
 }
+WORD_WEIGHTS: WeightTable = {"projection": "token_rep_layer.projection", "rnn": "rnn.lstm"}
 SPAN_WEIGHTS: WeightTable = {
-    "projection": "token_rep_layer.projection",
-    "rnn": "rnn.lstm",
+    **WORD_WEIGHTS,
     **{f"{layer}.{ours}": f"{stored}.{theirs}" for layer, stored in MLPS.items() for ours, theirs in ((0, 0), (2, 3))},
+}
+TOKEN_LEVEL_WEIGHTS: WeightTable = {
+    **WORD_WEIGHTS,
+    "word": "scorer.proj_token",
+    "label": "scorer.proj_label",
+    "score.0": "scorer.out_mlp.0",
+    "score.2": "scorer.out_mlp.3",
 }
 
 
 def gliner(config: HFConfig) -> Architecture:
-    """GLiNER with span mode markerV0; `gliner` of the config holds gliner_config.json."""
+    """GLiNER with span mode markerV0 or token_level; `gliner` of the config holds gliner_config.json."""
     settings = config.sub_config("gliner")
+    is_token_level = settings.get("span_mode", "markerV0") == "token_level"
     spec = SpanHeadSpec(
         input_size=config.hidden_size,
         size=settings.get("hidden_size", 512),
-        max_width=settings.get("max_width", 12),
+        max_width=None if is_token_level else settings.get("max_width", 12),
         # has_rnn: the key of older versions
         num_rnn_layers=settings.get("num_rnn_layers", int(settings.get("has_rnn", True))),
         max_words=settings.get("max_len", 384),
@@ -45,6 +53,7 @@ def gliner(config: HFConfig) -> Architecture:
         token_head=None,
         masked_head=None,
         span_head=spec,
+        span_weights=TOKEN_LEVEL_WEIGHTS if is_token_level else SPAN_WEIGHTS,
         # positions are relative, and the gliner package limits only the words: most texts of that many words fit
         max_length=2048,
     )

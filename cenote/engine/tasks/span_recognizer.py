@@ -22,7 +22,7 @@ from cenote.engine.tasks.entity_recognizer import (
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits, resolve_truncation_length
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
-from cenote.layers.span_head import SpanHead
+from cenote.layers.span_head import EntityHead, ScoredSpan
 from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import EntityRequest
 from cenote.protocol.results import Entity, EntityResult, PoolResult
@@ -46,7 +46,7 @@ class LabelledText:
 class SpanRecognizer:
     """Find the entities of any labels."""
 
-    def __init__(self, model: LoadedModel, head: SpanHead, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LoadedModel, head: EntityHead, tokenizer: Tokenizer) -> None:
         self.head = head
         self.raw = tokenizer.raw
         self.max_model_len = model.description.max_length.value
@@ -138,12 +138,11 @@ class SpanRecognizer:
     ) -> list[Entity]:
         device = next(self.head.parameters()).device
         states = torch.as_tensor(np.asarray(result.data)).to(device, torch.float32)
-        rows = [torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows)]
-        probs = self.head(states, *rows).sigmoid().cpu().numpy()
+        word_rows, label_rows = (torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows))
         entities = []
-        for first, last, label in _select_spans(probs, threshold):
+        for first, last, label, score in _select_spans(self.head.find_spans(states, word_rows, label_rows, threshold)):
             start, end = text.words[first][0], text.words[last][1]
-            score, part = float(probs[first, last - first, label]), text.text[start:end]
+            part = text.text[start:end]
             entities.append(Entity(label=labels[label], score=score, word=part, start=start, end=end, text=part))
         return entities
 
@@ -192,15 +191,12 @@ def _find_first_tokens(encoding: Encoding) -> dict[int, int]:
     return rows
 
 
-def _select_spans(probs: np.ndarray[Any, np.dtype[np.float32]], threshold: float) -> list[tuple[int, int, int]]:
-    """Return (first word, last word, label) of spans above the threshold: the best ones that do not overlap."""
-    starts, widths, labels = np.nonzero(probs > threshold)
-    order = np.argsort(-probs[starts, widths, labels], kind="stable")
-    is_taken = np.zeros(len(probs), dtype=bool)
+def _select_spans(spans: Sequence[ScoredSpan]) -> list[ScoredSpan]:
+    """Return the best spans that do not overlap, in the order of the text."""
+    is_taken = np.zeros(1 + max((span.last for span in spans), default=0), dtype=bool)
     selected = []
-    for row in order:
-        first, last = int(starts[row]), int(starts[row] + widths[row])
-        if not is_taken[first : last + 1].any():
-            is_taken[first : last + 1] = True
-            selected.append((first, last, int(labels[row])))
+    for span in sorted(spans, key=lambda span: -span.score):
+        if not is_taken[span.first : span.last + 1].any():
+            is_taken[span.first : span.last + 1] = True
+            selected.append(span)
     return sorted(selected)

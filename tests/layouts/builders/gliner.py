@@ -61,6 +61,16 @@ def make_head(input_size: int) -> nn.ModuleDict:
     )
 
 
+def make_word_head(input_size: int) -> nn.ModuleDict:
+    """Return the layers of span mode token_level; those of the words are the same."""
+    out = nn.Sequential(nn.Linear(3 * SIZE, 4 * SIZE), nn.Dropout(), nn.ReLU(), nn.Linear(4 * SIZE, 3))
+    linear = {"proj_token": nn.Linear(SIZE, 2 * SIZE), "proj_label": nn.Linear(SIZE, 2 * SIZE), "out_mlp": out}
+    words = make_head(input_size)
+    return nn.ModuleDict(
+        {"token_rep_layer": words["token_rep_layer"], "rnn": words["rnn"], "scorer": nn.ModuleDict(linear)}
+    )
+
+
 def save_gliner(folder: Path, **settings: Any) -> tuple[PreTrainedModel, nn.ModuleDict]:
     """Save the model, and the files of its base model beside it; return encoder and head."""
     base = folder.parent / "deberta-v3-base"
@@ -71,9 +81,11 @@ def save_gliner(folder: Path, **settings: Any) -> tuple[PreTrainedModel, nn.Modu
         warnings.simplefilter("ignore", DeprecationWarning)  # Transformers' DeBERTa is scripted when it is imported
         model_class = transformers.DebertaV2Model
     config = transformers.DebertaV2Config(**sizes | {"vocab_size": vocab_size + len(PROMPT_TOKENS)})
-    encoder, head = model_class(config).eval(), make_head(config.hidden_size).eval()
+    make = make_word_head if settings.get("span_mode") == "token_level" else make_head
+    encoder, head = model_class(config).eval(), make(config.hidden_size).eval()
     randomize(encoder)
-    randomize(head, seed=1, std=0.2)
+    # values with which there are entities of several words
+    randomize(head, seed=1, std=0.3 if make is make_word_head else 0.2)
     # the base model has more embeddings than tokens, and none for the prompt
     stored = config.to_dict() | {"vocab_size": vocab_size + 90}
     (base / "config.json").write_text(json.dumps(stored))
@@ -112,7 +124,13 @@ def add_own_files(folder: Path, encoder: PreTrainedModel) -> None:
 
 @builder
 def gliner_token_level(folder: Path) -> None:
-    (folder / "gliner_config.json").write_text(json.dumps(SETTINGS | {"span_mode": "token_level"}))
+    encoder, _ = save_gliner(folder, span_mode="token_level")
+    add_own_files(folder, encoder)
+
+
+@builder
+def gliner_marker(folder: Path) -> None:
+    (folder / "gliner_config.json").write_text(json.dumps(SETTINGS | {"span_mode": "marker"}))
 
 
 @builder
