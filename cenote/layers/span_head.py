@@ -12,6 +12,18 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LabelPrompt:
+    """The words before a text that hold the labels, and how the text is split into words."""
+
+    label_token: str = "<<ENT>>"  # before each label
+    before_labels: tuple[str, ...] = ()
+    after_labels: tuple[str, ...] = ("<<SEP>>",)
+    context_word: int | None = None  # a word of before_labels whose state is read as that of a label, before them
+    adds_special_tokens: bool = True
+    splits_as_gliner2: bool = False  # lower-cased words with URLs and addresses in one piece, and a period at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpanHeadSpec:
     """Sizes of a span head and the format of its inputs."""
 
@@ -20,9 +32,10 @@ class SpanHeadSpec:
     max_width: int | None = 12  # words of the longest span; None: a head over words, whose spans have any width
     num_rnn_layers: int = 1
     max_words: int = 384  # of a text; the rest is truncated
-    label_token: str = "<<ENT>>"  # before each label
-    separator_token: str = "<<SEP>>"  # between labels and text
+    prompt: LabelPrompt = LabelPrompt()
     reads_label_token: bool = True  # a label is represented by the state of its token; False: of the token after it
+    counting_layer: str | None = None  # of GLiNER2
+    separates_labels: bool = False  # entities of different labels may overlap
 
 
 class ScoredSpan(NamedTuple):
@@ -69,8 +82,12 @@ class SpanHead(EntityHead):
     def __init__(self, spec: SpanHeadSpec) -> None:
         super().__init__(spec)
         size = spec.size
-        self.start, self.end, self.label = _make_mlp(size, size), _make_mlp(size, size), _make_mlp(size, size)
-        self.span = _make_mlp(2 * size, size)
+        self.start, self.end = make_mlp(size, size), make_mlp(size, size)
+        self.span = make_mlp(2 * size, size)
+        self.label = self.make_label_layer()
+
+    def make_label_layer(self) -> nn.Module:
+        return make_mlp(self.spec.size, self.spec.size)
 
     def find_spans(self, states: Tensor, word_rows: Tensor, label_rows: Tensor, threshold: float) -> list[ScoredSpan]:
         probs = self(states, word_rows, label_rows).sigmoid().cpu().numpy()
@@ -127,9 +144,5 @@ class WordHead(EntityHead):
         return logits
 
 
-def make_entity_head(spec: SpanHeadSpec) -> EntityHead:
-    return WordHead(spec) if spec.max_width is None else SpanHead(spec)
-
-
-def _make_mlp(input_size: int, size: int) -> nn.Sequential:
+def make_mlp(input_size: int, size: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(input_size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size))

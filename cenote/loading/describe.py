@@ -20,6 +20,7 @@ from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.gliner import read_gliner_config
+from cenote.loading.gliner2 import read_gliner2_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.kalm_reranker import with_kalm_settings
 from cenote.loading.matryoshka import resolve_matryoshka
@@ -61,7 +62,8 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
     if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hf_token)) is not None:
         config = read_config(checkpoint, options.hf_overrides, values, GLINER_CONFIG)
     else:
-        values = read_v_splade_config(checkpoint) or read_static_config(checkpoint)
+        configs = (read_v_splade_config, read_gliner2_config, read_static_config)
+        values = next((found for read in configs if (found := read(checkpoint))), None)
         config = read_config(checkpoint, options.hf_overrides, values)
     try:
         return _describe_config(options, checkpoint, config)

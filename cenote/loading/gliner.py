@@ -92,7 +92,7 @@ def find_tokenizer_checkpoint(checkpoint: Checkpoint, config: HFConfig, token: s
 
 def add_prompt_tokens(tokenizer: Tokenizer, config: HFConfig, spec: SpanHeadSpec) -> None:
     """Add the tokens of the prompt if the files leave this to the gliner package; check that they have embeddings."""
-    settings, tokens = HFConfig(config.gliner, config.source), (spec.label_token, spec.separator_token)
+    settings, tokens = HFConfig(config.gliner, config.source), (spec.prompt.label_token, spec.prompt.after_labels[-1])
     expected = settings.get("class_token_index", -1)
     if expected == -1 or settings.get("vocab_size", -1) == -1:
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (UNUSED_TOKEN, *tokens)])

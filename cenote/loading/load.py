@@ -15,12 +15,14 @@ from cenote.errors import LoadError, PoolingError
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
+from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
-from cenote.layers.span_head import EntityHead, make_entity_head
+from cenote.layers.span_head import EntityHead
 from cenote.loading.checkpoint import find_checkpoint, first_line
 from cenote.loading.describe import describe_model
 from cenote.loading.gliner import add_prompt_tokens, find_tokenizer_checkpoint
+from cenote.loading.gliner2 import add_schema_tokens
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
@@ -228,7 +230,9 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
     else:
         checkpoint = find_tokenizer_checkpoint(checkpoint, description.config, options.hf_token)
     files = load_tokenizer_files(checkpoint)
-    if (spec := description.architecture.span_head) is not None:
+    if (spec := description.architecture.span_head) is not None and spec.counting_layer is not None:
+        add_schema_tokens(files.tokenizer, description.config)
+    elif spec is not None:
         add_prompt_tokens(files.tokenizer, description.config, spec)
     for token in description.architecture.required_tokens:
         if files.tokenizer.token_to_id(token) is None:

@@ -96,7 +96,8 @@ RECIPES = (
         QWEN3_PROMPT_SENTENCE,
         ("no", "yes"),
         "from_2_way_softmax",
-        KALM_FILE,
+        file=KALM_FILE,
+    ),
     # zerank-1, zerank-1-small, and zerank-2 before it had files of Sentence Transformers
     RerankerRecipe(
         "zerank",

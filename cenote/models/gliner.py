@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.span_head import SpanHeadSpec
+from cenote.layers.span_head import LabelPrompt, SpanHeadSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.deberta import deberta_v2
 from cenote.models.weight_table import WeightTable
@@ -42,8 +42,9 @@ def gliner(config: HFConfig) -> Architecture:
         # has_rnn: the key of older versions
         num_rnn_layers=settings.get("num_rnn_layers", int(settings.get("has_rnn", True))),
         max_words=settings.get("max_len", 384),
-        label_token=settings.get("ent_token", "<<ENT>>"),
-        separator_token=settings.get("sep_token", "<<SEP>>"),
+        prompt=LabelPrompt(
+            label_token=settings.get("ent_token", "<<ENT>>"), after_labels=(settings.get("sep_token", "<<SEP>>"),)
+        ),
         reads_label_token=settings.get("embed_ent_token", True),
     )
     return replace(

@@ -162,6 +162,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "VSplade": ("v_splade:v_splade", "sparse"),
     "VSpladeQuery": ("v_splade:v_splade_query", "sparse"),
     "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/gliner.py gives to gliner_config.json
+    "GLiNER2": ("gliner2:gliner2", "entities"),  # likewise, by loading/gliner2.py
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),

@@ -123,6 +123,10 @@ SUPPORTED_NAMES = {
         "Transformers' ModernVBERT below an independent head",
     ),
     "VSpladeQuery": ("queries of naver/v-splade-quality, naver/v-splade-efficient", "a plain implementation"),
+    "GLiNER2": (
+        "fastino/gliner2-base-v1, gliner2-multi-v1, gliner2-large-v1 (entities, labels in each request)",
+        "an independent implementation on Transformers' DeBERTa; gliner2 2.1.0",
+    ),
     "GLiNER": (
         "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1 (labels in each request)",
         "Transformers' DeBERTa below an independent span head",

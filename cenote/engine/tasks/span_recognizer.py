@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cenote.engine.tasks.entity_recognizer import (
     make_sequence_request,
     raise_on_error,
 )
+from cenote.engine.tasks.word_splitting import Words, split_as_gliner2, split_words
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits, resolve_truncation_length
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
@@ -28,7 +28,6 @@ from cenote.protocol.requests import EntityRequest
 from cenote.protocol.results import Entity, EntityResult, PoolResult
 
 DEFAULT_THRESHOLD = 0.5
-WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +67,22 @@ class SpanRecognizer:
     def _tokenize(self, request: EntityRequest, labels: Sequence[str]) -> list[LabelledText]:
         tokenization = request.pool_request.tokenization
         max_tokens = resolve_truncation_length(tokenization, Limits(self.max_model_len)) or self.max_model_len
-        spec = self.head.spec
-        prompt = [part for label in labels for part in (spec.label_token, label)] + [spec.separator_token]
-        found = [
-            (text, [match.span() for match in WORD.finditer(text)]) for text in check_texts(request.pool_request.inputs)
-        ]
-        inputs = [[*prompt, *(text[start:end] for start, end in spans[: spec.max_words])] for text, spans in found]
-        encodings = self.raw.encode_batch(inputs, is_pretokenized=True)
+        spec, prompt = self.head.spec, self.head.spec.prompt
+        parts = [part for label in labels for part in (prompt.label_token, label)]
+        before = [*prompt.before_labels, *parts, *prompt.after_labels]
+        split = split_as_gliner2 if prompt.splits_as_gliner2 else split_words
+        texts = check_texts(request.pool_request.inputs)
+        found = [split(text) for text in texts]
+        inputs = [[*before, *words.texts[: spec.max_words]] for words in found]
+        encodings = self.raw.encode_batch(inputs, is_pretokenized=True, add_special_tokens=prompt.adds_special_tokens)
         return [
-            self._fit(text, spans, prompt, encoding, max_tokens)
-            for (text, spans), encoding in zip(found, encodings, strict=True)
+            self._fit(text, words, before, encoding, max_tokens)
+            for text, words, encoding in zip(texts, found, encodings, strict=True)
         ]
 
-    def _fit(
-        self, text: str, spans: list[tuple[int, int]], prompt: list[str], encoding: Encoding, max_tokens: int
-    ) -> LabelledText:
+    def _fit(self, text: str, words: Words, prompt: list[str], encoding: Encoding, max_tokens: int) -> LabelledText:
         """Return the input with as many words as fit."""
-        rows = _find_first_tokens(encoding)
+        rows, spans, spec = _find_first_tokens(encoding), words.spans, self.head.spec.prompt
         num_words = min(len(spans), self.head.spec.max_words)
         while num_words and len(encoding.ids) > max_tokens:
             num_suffix = sum(word is None for word in encoding.word_ids[1:])
@@ -96,16 +94,21 @@ class SpanRecognizer:
                     f"the labels leave no room for the text: the limit is {max_tokens} tokens; send fewer labels",
                     param="labels",
                 )
-            words = [text[start:end] for start, end in spans[:num_words]]
-            encoding = self.raw.encode([*prompt, *words], is_pretokenized=True)
+            encoding = self.raw.encode(
+                [*prompt, *words.texts[:num_words]],
+                is_pretokenized=True,
+                add_special_tokens=spec.adds_special_tokens,
+            )
             rows = _find_first_tokens(encoding)
         shift = 0 if self.head.spec.reads_label_token else 1
+        first, last = len(spec.before_labels), len(prompt) - len(spec.after_labels)
+        label_words = [*([] if spec.context_word is None else [spec.context_word]), *range(first, last, 2)]
         return LabelledText(
             text,
             spans[:num_words],
             np.array(encoding.ids, dtype=np.int32),
             [rows.get(len(prompt) + word, -1) for word in range(num_words)],
-            [rows[2 * label] + shift for label in range(len(prompt) // 2)],
+            [rows[word] + shift for word in label_words],
             len(spans) - num_words,
         )
 
@@ -140,11 +143,21 @@ class SpanRecognizer:
         states = torch.as_tensor(np.asarray(result.data)).to(device, torch.float32)
         word_rows, label_rows = (torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows))
         entities = []
-        for first, last, label, score in _select_spans(self.head.find_spans(states, word_rows, label_rows, threshold)):
-            start, end = text.words[first][0], text.words[last][1]
+        for first, last, label, score in self._select(self.head.find_spans(states, word_rows, label_rows, threshold)):
+            start, end = text.words[first][0], min(text.words[last][1], len(text.text))
+            if start == end:
+                continue  # the period that is not part of the text
             part = text.text[start:end]
             entities.append(Entity(label=labels[label], score=score, word=part, start=start, end=end, text=part))
         return entities
+
+    def _select(self, spans: Sequence[ScoredSpan]) -> list[ScoredSpan]:
+        if not self.head.spec.separates_labels:
+            return _select_spans(spans)
+        labels = sorted({span.label for span in spans})
+        return sorted(
+            selected for label in labels for selected in _select_spans([span for span in spans if span.label == label])
+        )
 
 
 def make_recognizer(model: LoadedModel, tokenizer: Tokenizer) -> EntityRecognizer | SpanRecognizer | None:
