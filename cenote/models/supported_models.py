@@ -128,7 +128,8 @@ SUPPORTED_NAMES = {
         "an independent implementation on Transformers' DeBERTa; gliner2 2.1.0",
     ),
     "GLiNER": (
-        "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1 (labels in each request)",
+        "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1, "
+        "knowledgator/gliner-multitask-large-v0.5 (labels in each request)",
         "Transformers' DeBERTa below an independent span head",
     ),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
