@@ -32,7 +32,7 @@ from cenote.models.refused_models import REFUSED_ARCHITECTURES
                 f"gliner_config.json: {key} .* is not supported, only .*use a model such as ",
             )
             for key, value in (
-                ("span_mode", "token_level"),
+                ("span_mode", "marker"),
                 ("words_splitter_type", "spacy"),
                 ("subtoken_pooling", "mean"),
                 ("labels_encoder", "BAAI/bge-small-en-v1.5"),
