@@ -129,11 +129,6 @@ def gliner_token_level(folder: Path) -> None:
 
 
 @builder
-def gliner_marker(folder: Path) -> None:
-    (folder / "gliner_config.json").write_text(json.dumps(SETTINGS | {"span_mode": "marker"}))
-
-
-@builder
 def gliner_bi(folder: Path) -> None:
     encoder = "sentence-transformers/all-MiniLM-L6-v2"
     (folder / "gliner_config.json").write_text(json.dumps(SETTINGS | {"labels_encoder": encoder}))
