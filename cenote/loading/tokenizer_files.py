@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cenote.errors import LoadError
+from cenote.loading.added_tokens import TOKEN_NAMES, add_missing_tokens, read_special_tokens
 from cenote.loading.checkpoint import Checkpoint, check_not_empty
 from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
@@ -18,20 +19,12 @@ from cenote.loading.legacy_tokenizers.source import (
     add_special_tokens,
     wrap_tokenizer_errors,
 )
+from cenote.loading.tokenizer_class import resolve_tokenizer_class
+from cenote.loading.tokenizer_settings import apply_class_settings
 from cenote.protocol.params import TruncationSide
 
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-# key of tokenizer_config.json, the tokenizer component it applies to, and the attribute there
-CONFIG_OVERRIDES = (
-    ("do_lower_case", "BertNormalizer", "lowercase"),
-    ("strip_accents", "BertNormalizer", "strip_accents"),
-    ("tokenize_chinese_chars", "BertNormalizer", "handle_chinese_chars"),
-    ("add_prefix_space", "ByteLevel", "add_prefix_space"),
-)
 # model families whose tokenizer classes return token_type_ids
 TOKEN_TYPE_FAMILIES = ("bert", "electra", "deberta")
-ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 TOKENIZER_FILE_NAMES = (
     "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
 )
@@ -58,13 +51,18 @@ class TokenizerFiles:
 def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     """Load from tokenizer.json, or else from older vocabulary files."""
     settings = checkpoint.read_json_object("tokenizer_config.json")
+    config = checkpoint.read_json_object("config.json")
     names = _read_special_tokens(checkpoint, settings)
+    class_name: str | None = None
     path, built = checkpoint.find_file("tokenizer.json"), None
     if path is not None:
         check_not_empty(path)
         with wrap_tokenizer_errors(path):
             tokenizer = Tokenizer.from_file(str(path))
-        _apply_settings(tokenizer, settings)
+        class_name = resolve_tokenizer_class(settings, config, is_byte_level=_is_byte_level(tokenizer))
+        if class_name is not None:
+            with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
+                apply_class_settings(tokenizer, class_name, settings, path)
     else:
         built = build_legacy_tokenizer(checkpoint, settings, names)
         if built is None:
@@ -77,7 +75,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
-        _add_missing_tokens(tokenizer, checkpoint, settings)
+        add_missing_tokens(tokenizer, checkpoint, settings, class_name)
     if built is not None:  # after tokens with fixed ids
         add_special_tokens(built)
     with wrap_tokenizer_errors(path or checkpoint.folder):
@@ -120,37 +118,17 @@ def read_chat_template(checkpoint: Checkpoint) -> str | None:
 
 def _read_special_tokens(checkpoint: Checkpoint, settings: TokenizerSettings) -> SpecialTokens:
     """Return the special tokens as strings; files may store them as objects."""
-    merged = {**checkpoint.read_json_object("special_tokens_map.json"), **settings}
+    merged = read_special_tokens(checkpoint, settings)
     given = {name: merged.get(name) for name in TOKEN_NAMES}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _apply_settings(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
-    """Apply tokenizer_config.json over tokenizer.json, as the tokenizer classes of Transformers do."""
-    if settings.get("tokenizer_class") in GENERIC_CLASSES:
-        return
-    components = {"BertNormalizer": tokenizer.normalizer, "ByteLevel": tokenizer.pre_tokenizer}
-    for name, kind, attribute in CONFIG_OVERRIDES:
-        if isinstance(settings.get(name), bool) and type(components[kind]).__name__ == kind:
-            setattr(components[kind], attribute, settings[name])
-
-
-def _add_missing_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings) -> None:
-    """Add tokens listed only in added_tokens.json or added_tokens_decoder; check that they get the listed ids."""
-    listed: dict[int, Any] = {row: text for text, row in checkpoint.read_json_object("added_tokens.json").items()}
-    listed |= {int(row): token for row, token in (settings.get("added_tokens_decoder") or {}).items()}
-    for row, token in sorted(listed.items()):
-        text = token["content"] if isinstance(token, dict) else str(token)
-        if tokenizer.token_to_id(text) is not None:
-            continue
-        flags = {key: token[key] for key in ADDED_TOKEN_FLAGS if key in token} if isinstance(token, dict) else {}
-        tokenizer.add_tokens([AddedToken(text, **flags)])
-        if tokenizer.token_to_id(text) != row:
-            raise LoadError(
-                f"{checkpoint.folder}/tokenizer_config.json gives {text!r} the id {row}, the vocabulary has "
-                f"{tokenizer.token_to_id(text)} tokens before it; save the tokenizer with a tokenizer.json"
-            )
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    splitter = tokenizer.pre_tokenizer
+    parts = list(splitter) if isinstance(splitter, pre_tokenizers.Sequence) else [splitter]  # type: ignore[call-overload]
+    is_decoder = isinstance(tokenizer.decoder, decoders.ByteLevel)
+    return is_decoder or any(isinstance(part, pre_tokenizers.ByteLevel) for part in parts)
 
 
 def append_eos(files: TokenizerFiles) -> None:
@@ -207,13 +185,6 @@ def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
         entries = (entry for entry in template if isinstance(entry, dict))
         template = {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template if isinstance(template, str) else None
-
-
-def read_token_texts(tokens: Any) -> list[str]:
-    """Return the texts of special tokens that are stored as a list or as a mapping of names to tokens."""
-    entries = tokens.values() if isinstance(tokens, Mapping) else tokens
-    texts = [entry.get("content") if isinstance(entry, Mapping) else entry for entry in entries]
-    return [text for text in texts if isinstance(text, str)]
 
 
 def _returns_token_types(checkpoint: Checkpoint, settings: TokenizerSettings) -> bool:

@@ -152,11 +152,11 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
         tmp_path, word_tokenizer(), tokenizer_config=config, special_tokens_map={"pad_token": "[PAD]", "eos_token": "x"}
     )
 
-    assert load_tokenizer_files(checkpoint).special_tokens == {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "[PAD]",
-    }
+    # as in Transformers, the older file takes precedence, except over settings with added_tokens_decoder
+    expected = {"bos_token": "<s>", "eos_token": "x", "pad_token": "[PAD]"}
+    assert load_tokenizer_files(checkpoint).special_tokens == expected
+    checkpoint = settings(tmp_path, added_tokens_decoder={}, **config)
+    assert load_tokenizer_files(checkpoint).special_tokens == expected | {"eos_token": "</s>"}
 
 
 def test_the_tokenizer_config_is_returned_unchanged(tmp_path: Path) -> None:

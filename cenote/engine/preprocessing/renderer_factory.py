@@ -19,9 +19,10 @@ from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.pairs import uses_query_and_document
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
+from cenote.loading.added_tokens import read_extra_tokens, read_token_texts
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
-from cenote.loading.tokenizer_files import TokenizerFiles, read_token_texts
+from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
@@ -43,12 +44,11 @@ def make_tokenizer(model: LoadedModel) -> Tokenizer:
 def make_model_tokenizer(files: TokenizerFiles, name_or_path: str, chat_settings: ChatSettings) -> ModelTokenizer:
     """Return a copy of a tokenizer for programs and plugins."""
     settings = files.tokenizer_config
-    extra_tokens = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or ()
     return ModelTokenizer(
         files.tokenizer,
         name_or_path=name_or_path,
         special_tokens=files.special_tokens,
-        additional_special_tokens=read_token_texts(extra_tokens),
+        additional_special_tokens=read_token_texts(read_extra_tokens(settings)),
         model_max_length=files.model_max_length,
         truncation_side=files.truncation_side,
         padding_side="left" if settings.get("padding_side") == "left" else "right",

@@ -14,6 +14,7 @@ from cenote.loading.legacy_tokenizers.source import (
     ROBERTA_NAMES,
     LegacyTokenizer,
     SpecialTokens,
+    TokenizerSettings,
     TokenizerSource,
     set_bert_template,
     set_roberta_template,
@@ -57,8 +58,7 @@ def build_esm(source: TokenizerSource) -> LegacyTokenizer:
     return LegacyTokenizer(tokenizer, names)
 
 
-def bert_normalizer(source: TokenizerSource) -> normalizers.Normalizer:
-    settings = source.settings
+def bert_normalizer(settings: TokenizerSettings) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -87,7 +87,7 @@ def _build_wordpiece(source: TokenizerSource, names: SpecialTokens) -> tuple[Tok
     path = source.require_vocabulary("vocab.txt")
     with wrap_tokenizer_errors(path):
         tokenizer = Tokenizer(WordPiece(read_vocabulary(source, path, names), unk_token=names["unk_token"]))
-        tokenizer.normalizer = bert_normalizer(source)
+        tokenizer.normalizer = bert_normalizer(source.settings)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer, names
