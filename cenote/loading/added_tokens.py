@@ -49,24 +49,25 @@ def read_special_tokens(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
     return {**settings, **older, **({"extra_special_tokens": extra} if extra else {})}
 
 
-def add_missing_tokens(
-    tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings, class_name: str | None
-) -> None:
-    """Add listed tokens, checking that they get the listed ids; then special tokens, so that they are never split."""
-    has_decoder = "added_tokens_decoder" in settings
-    given = settings if has_decoder else read_special_tokens(checkpoint, settings)
-    # a default outside the vocabulary takes an id, too, so that those after it have theirs
-    special = {**DEFAULT_TOKENS.get(class_name or "", {}), **given}
-    tokens = [_make_token(token) for token in _list_special_tokens(special)]
-    for row, token in sorted(_read_listed(checkpoint, settings, {token.content for token in tokens}).items()):
+def add_listed_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings) -> None:
+    """Add the tokens that files list with ids, checking that they get these ids."""
+    for row, token in sorted(_read_listed(checkpoint, settings).items()):
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != row:
             raise LoadError(
                 f"{checkpoint.folder}/tokenizer_config.json gives {token.content!r} the id {row}, the vocabulary has "
                 f"{tokenizer.token_to_id(token.content)} tokens before it; save the tokenizer with a tokenizer.json"
             )
-    for token in tokens:
-        _add(tokenizer, token)
+
+
+def add_unlisted_tokens(
+    tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings, class_name: str | None
+) -> None:
+    """Add the special tokens of the files and of the class, so that they are never split."""
+    # a default outside the vocabulary takes an id, too, so that those after it have theirs
+    special = {**DEFAULT_TOKENS.get(class_name or "", {}), **_read_special(checkpoint, settings)}
+    for token in _list_special_tokens(special):
+        _add(tokenizer, _make_token(token))
 
 
 def read_extra_tokens(settings: Mapping[str, Any]) -> list[Any]:
@@ -80,11 +81,16 @@ def read_token_texts(tokens: Iterable[Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _read_listed(checkpoint: Checkpoint, settings: TokenizerSettings, special: set[str]) -> dict[int, AddedToken]:
+def _read_special(checkpoint: Checkpoint, settings: TokenizerSettings) -> Mapping[str, Any]:
+    return settings if "added_tokens_decoder" in settings else read_special_tokens(checkpoint, settings)
+
+
+def _read_listed(checkpoint: Checkpoint, settings: TokenizerSettings) -> dict[int, AddedToken]:
     """Return the tokens with ids: those of added_tokens_decoder, else those of the older added_tokens.json."""
     if "added_tokens_decoder" in settings:
         listed = settings["added_tokens_decoder"] or {}
         return {int(row): _make_token(token, is_special=False) for row, token in listed.items()}
+    special = read_token_texts(_list_special_tokens(_read_special(checkpoint, settings)))
     return {
         row: AddedToken(text, normalized=text not in special, special=text in special)
         for text, row in checkpoint.read_json_object("added_tokens.json").items()

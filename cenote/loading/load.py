@@ -30,7 +30,7 @@ from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
-from cenote.loading.tokenizer_checks import check_tokenizer
+from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
     TokenizerFiles,
     append_eos,
@@ -241,4 +241,6 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
         append_suffix(files.tokenizer, suffix, str(checkpoint.folder))
     vocab_size = description.architecture.backbone.vocab_size
     check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
+    if description.kind.value == "sequence":
+        warn_of_token_types(files, description.config, checkpoint.folder)
     return files

@@ -20,7 +20,7 @@ from cenote.loading.module_list import (
     read_routes,
 )
 from cenote.loading.router import Route
-from cenote.loading.unread_settings import find_unread_settings
+from cenote.loading.unread_settings import find_unread_settings, skip_cross_encoder_settings
 from cenote.loading.v_splade import is_v_splade
 from cenote.loading.version_requirements import find_version_doubt
 
@@ -131,8 +131,12 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
     steps = read_module_list(checkpoint)
     encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
     settings = checkpoint.read_json_object(SETTINGS_FILE)
-    if checkpoint.find_file(MODULES_FILE) is None and encoder is None and not settings:
+    has_modules = checkpoint.find_file(MODULES_FILE) is not None
+    if not has_modules and encoder is None and not settings:
         return None
+    skipped: list[str] = []
+    if not has_modules and settings.get("model_type") == "CrossEncoder":
+        settings, skipped = skip_cross_encoder_settings(checkpoint.folder / SETTINGS_FILE, settings)
     first = steps[0] if steps and steps[0].stage == 0 else None
     if first is not None and first.kind in STATIC_KINDS:
         encoder = None  # the file describes a Transformer on another route
@@ -177,6 +181,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         doubts=(
             *filter(None, [find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE))]),
             *find_unread_settings(checkpoint, encoder, settings, SETTINGS_FILE),
+            *skipped,
         ),
     )
 

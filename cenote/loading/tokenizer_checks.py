@@ -44,6 +44,20 @@ def check_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int, fo
     logger.warning("%s; if results are wrong, set the tokenizer option", message)
 
 
+def warn_of_token_types(files: TokenizerFiles, config: HFConfig, folder: Path) -> None:
+    """Warn if pairs have no token types only because no file mentions them."""
+    has_two_types = int(config.get("type_vocab_size", 0) or 0) > 1
+    is_named = isinstance(files.tokenizer_config.get("model_input_names"), list)
+    if files.has_token_types or is_named or not has_two_types:
+        return
+    if max(files.tokenizer.encode("a", "a").type_ids, default=0) > 0:
+        logger.warning(
+            "%s: token types of pairs are 0, as in Transformers 5 with this tokenizer_class; if the model was trained "
+            "with token types, add token_type_ids to model_input_names",
+            folder / "tokenizer_config.json",
+        )
+
+
 def _check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> None:
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     if size > (1 + MAX_EXCESS) * vocab_size:

@@ -36,6 +36,34 @@ REGISTERED_TYPES = {
 CLASS_OF_MODEL_TYPE = {kind: name for name, kinds in REGISTERED_TYPES.items() for kind in kinds.split()}
 # model types whose registered class is used even if the files name another
 OVERRIDING_TYPES = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+# classes that return token_type_ids without being asked
+TOKEN_TYPE_CLASSES = (
+    *("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer", "LayoutLMTokenizer"),
+    *("SqueezeBertTokenizer", "LxmertTokenizer", "DPRContextEncoderTokenizer", "DPRQuestionEncoderTokenizer"),
+    *("DebertaTokenizer", "DebertaV2Tokenizer"),
+)
+# classes without them, some of which read the vocabulary of a BERT model
+TYPELESS_CLASSES = (
+    *("DistilBertTokenizer", "MPNetTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
+    *("T5Tokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "BertJapaneseTokenizer"),
+)
+
+
+def returns_token_types(settings: Mapping[str, Any], class_name: str | None) -> bool:
+    """Whether the tokenizer of Transformers returns token types without being asked."""
+    names = settings.get("model_input_names")
+    return "token_type_ids" in names if isinstance(names, list) else class_name in TOKEN_TYPE_CLASSES
+
+
+def has_token_types(settings: Mapping[str, Any], class_name: str | None) -> bool:
+    """Whether pairs have token types.
+
+    ALBERT, XLNet and classes that are not listed have them, although Transformers 5 does not return them: their models
+    were trained with token types.
+    """
+    if isinstance(settings.get("model_input_names"), list):
+        return returns_token_types(settings, class_name)
+    return class_name is not None and class_name not in TYPELESS_CLASSES
 
 
 def resolve_tokenizer_class(

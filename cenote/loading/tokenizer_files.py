@@ -9,22 +9,21 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cenote.errors import LoadError
-from cenote.loading.added_tokens import TOKEN_NAMES, add_missing_tokens, read_special_tokens
+from cenote.loading.added_tokens import TOKEN_NAMES, add_listed_tokens, add_unlisted_tokens, read_special_tokens
 from cenote.loading.checkpoint import Checkpoint, check_not_empty
 from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
+from cenote.loading.legacy_tokenizers.classes import find_tokenizer_class
 from cenote.loading.legacy_tokenizers.source import (
     SpecialTokens,
     TokenizerSettings,
     add_special_tokens,
     wrap_tokenizer_errors,
 )
-from cenote.loading.tokenizer_class import resolve_tokenizer_class
+from cenote.loading.tokenizer_class import has_token_types, resolve_tokenizer_class, returns_token_types
 from cenote.loading.tokenizer_settings import apply_class_settings
 from cenote.protocol.params import TruncationSide
 
-# model families whose tokenizer classes return token_type_ids
-TOKEN_TYPE_FAMILIES = ("bert", "electra", "deberta")
 TOKENIZER_FILE_NAMES = (
     "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
 )
@@ -71,13 +70,16 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
                 "download the model again or set the tokenizer option"
             )
         tokenizer, names = built.tokenizer, built.special_tokens
+        chosen = find_tokenizer_class(settings, config)
+        class_name = None if chosen is None else chosen.name
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     tokenizer.no_padding()
     tokenizer.no_truncation()
     with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
-        add_missing_tokens(tokenizer, checkpoint, settings, class_name)
-    if built is not None:  # after tokens with fixed ids
-        add_special_tokens(built)
+        add_listed_tokens(tokenizer, checkpoint, settings)
+        if built is not None:  # after tokens with fixed ids
+            add_special_tokens(built)
+        add_unlisted_tokens(tokenizer, checkpoint, settings, class_name)
     with wrap_tokenizer_errors(path or checkpoint.folder):
         _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
 
@@ -101,9 +103,9 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         clean_up_spaces=settings.get("clean_up_tokenization_spaces") is True
         and type(tokenizer.model).__name__ != "BPE",
         tokenizer_config=_make_tokenizer_config(settings, template),
-        has_token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
+        has_token_types=has_token_types(settings, class_name),
         is_legacy=built is not None,
-        returns_token_types=_returns_token_types(checkpoint, settings),
+        returns_token_types=returns_token_types(settings, class_name),
     )
 
 
@@ -185,14 +187,6 @@ def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
         entries = (entry for entry in template if isinstance(entry, dict))
         template = {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _returns_token_types(checkpoint: Checkpoint, settings: TokenizerSettings) -> bool:
-    names = settings.get("model_input_names")
-    if isinstance(names, list):
-        return "token_type_ids" in names
-    kind = settings.get("tokenizer_class") or checkpoint.read_json_object("config.json").get("model_type")
-    return str(kind).lower().startswith(TOKEN_TYPE_FAMILIES)
 
 
 def _make_tokenizer_config(settings: TokenizerSettings, template: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cenote.loading.checkpoint import Checkpoint
@@ -18,6 +19,8 @@ ARGS_ADVICE = {
     "model_kwargs": "set them with hf_overrides",
     "tokenizer_args": "set them in tokenizer_config.json",
 }
+# of a cross-encoder
+MODULE_SETTINGS = ("prompts", "default_prompt_name", "activation_fn")
 
 
 def find_unread_settings(
@@ -43,6 +46,18 @@ def find_unread_settings(
         if names := [name for name in values.get(key) or {} if name not in HARMLESS_ARGS]:
             doubts.append(f"{file}: {', '.join(names)} of {key} are not applied; {advice}")
     return doubts
+
+
+def skip_cross_encoder_settings(file: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings without those that need modules.json in Sentence Transformers, and a doubt if it had any."""
+    kept = {name: value for name, value in settings.items() if name not in MODULE_SETTINGS}
+    names = [name for name in MODULE_SETTINGS if settings.get(name)]
+    if not names:
+        return kept, []
+    return kept, [
+        f"{file}: {', '.join(names)} are not applied: Sentence Transformers reads them only with a modules.json, which "
+        "is missing; download it, or set default_prompt and pooler_config use_activation"
+    ]
 
 
 def find_decoder_doubt(config: HFConfig, architecture: Architecture) -> str | None:

@@ -10,7 +10,7 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from cenote import LLM
-from tests.tiny import TEXTS, save_tiny
+from tests.tiny import TEXTS, change_config, save_tiny
 
 QUERIES = ["how big is the city?", "a", "who live in berlin, and where?", "the red bird"] * 2
 PAIRS = list(zip(QUERIES, TEXTS, strict=False))
@@ -44,3 +44,49 @@ def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> Non
         (actual,) = llm.score(*pair, use_tqdm=False)
 
     assert actual.outputs.score == pytest.approx(float(reference.predict([pair])[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [None, "BertTokenizer", "PreTrainedTokenizerFast", "DistilBertTokenizer"])
+def test_token_types_are_those_of_the_tokenizer_class(
+    name: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny(tmp_path, "BertForSequenceClassification", num_labels=1)
+    change_config(tmp_path, file="tokenizer_config.json", drop=("tokenizer_class", "model_input_names"))
+    if name is not None:
+        change_config(tmp_path, file="tokenizer_config.json", tokenizer_class=name)
+    expected = CrossEncoder(str(tmp_path), device="cpu").predict(PAIRS, show_progress_bar=False).tolist()
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+
+    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-5)
+    warnings = [record.getMessage() for record in caplog.records if "token types of pairs are 0" in record.message]
+    assert len(warnings) == (name in ("PreTrainedTokenizerFast", "DistilBertTokenizer"))
+    assert all("add token_type_ids to model_input_names" in message for message in warnings)
+
+
+@pytest.mark.parametrize("has_modules", [True, False])
+def test_settings_need_modules_json(has_modules: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    base.mkdir()
+    save_tiny(base, "BertForSequenceClassification", num_labels=1)
+    model = CrossEncoder(
+        str(base),
+        device="cpu",
+        activation_fn=nn.Identity(),
+        prompts={"web": "who live in berlin: "},
+        default_prompt_name="web",
+    )
+    model.save_pretrained(str(whole), create_model_card=False)
+    if not has_modules:
+        (whole / "modules.json").unlink()
+    expected = CrossEncoder(str(whole), device="cpu").predict(PAIRS, show_progress_bar=False).tolist()
+
+    with LLM(str(whole), dtype="float32", device="cpu") as llm:
+        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+
+    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-4)
+    assert all(0 < score < 1 for score in expected) is not has_modules  # the sigmoid is the default without the file
+    messages = [record.getMessage() for record in caplog.records if "modules.json, which is missing" in record.message]
+    assert len(messages) == (not has_modules)
+    assert all("prompts, default_prompt_name, activation_fn are not applied" in message for message in messages)
