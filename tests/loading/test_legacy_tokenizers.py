@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -32,8 +33,9 @@ TWEETS = [
     "don't\nworry be\n\nhappy\n",
 ]
 needs_mecab = pytest.mark.skipif(
-    not all(map(find_spec, ("fugashi", "ipadic", "unidic_lite"))), reason="needs cenote[japanese]"
+    not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic of cenote[japanese]"
 )
+needs_unidic = pytest.mark.skipif(find_spec("unidic_lite") is None, reason="needs unidic-lite of cenote[japanese]")
 needs_emoji = pytest.mark.skipif(find_spec("emoji") is None, reason="needs cenote[tweets]")
 
 
@@ -236,8 +238,10 @@ def test_bertweet_without_normalization_keeps_the_text(tmp_path: Path) -> None:
     assert_same_ids(load(tmp_path).tokenizer, auto_tokenizer(tmp_path), [*PROBES, *SPECIAL_PROBES, *TWEETS])
 
 
-@pytest.mark.skipif(find_spec("emoji") is not None, reason="emoji is installed")
-def test_bertweet_without_the_emoji_package_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_bertweet_without_the_emoji_package_is_refused(
+    tmp_path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "emoji", None)
     vocabulary.word_pieces(tmp_path)
     write_json(tmp_path, "tokenizer_config.json", tokenizer_class="BertweetTokenizer", normalization=True)
 
@@ -275,7 +279,7 @@ def japanese_folder(folder: Path, **settings: Any) -> None:
         MECAB | {"subword_tokenizer_type": "character"},
         MECAB | {"do_subword_tokenize": False},
         MECAB | {"do_lower_case": True},
-        MECAB | {"mecab_kwargs": {"mecab_dic": "unidic_lite"}},
+        pytest.param(MECAB | {"mecab_kwargs": {"mecab_dic": "unidic_lite"}}, marks=needs_unidic),
         MECAB | {"mecab_kwargs": {"mecab_dic": "ipadic", "normalize_text": False}},
     ],
 )
@@ -309,8 +313,10 @@ def test_without_a_dictionary_ipadic_is_used_with_a_warning(tmp_path: Path, capl
     assert "tokenizer_config.json names no MeCab dictionary: using ipadic" in caplog.text
 
 
-@pytest.mark.skipif(find_spec("fugashi") is not None, reason="fugashi is installed")
-def test_japanese_bert_without_mecab_is_refused_with_the_command_that_installs_it(tmp_path: Path, refused: Any) -> None:
+def test_japanese_bert_without_mecab_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fugashi", None)
     japanese_folder(tmp_path, **MECAB)
 
     with refused("vocab.txt", "BertJapaneseTokenizer", "pip install 'cenote[japanese]'"):
