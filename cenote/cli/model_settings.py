@@ -13,9 +13,11 @@ from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.gliner import find_tokenizer_checkpoint
 from cenote.loading.model_description import ModelDescription
-from cenote.loading.static_embeddings import without_special_tokens
+from cenote.loading.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES, without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, append_suffix, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel
+
+UNKNOWN = "unknown"  # a size that only the weights have, and they are missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,9 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     yield from _iter_scoring_settings(model)
     yield Setting("max_tokens", model.max_length.value, model.max_length.source)
     yield Setting("attention", "causal" if backbone.causal else "bidirectional", "config.json")
-    yield Setting(
-        "layers",
-        [backbone.num_layers, backbone.hidden_size],
-        "config.json",
-        f"{backbone.num_layers} x {backbone.hidden_size}",
-    )
+    size = UNKNOWN if _is_unknown(model, "hidden_size") else backbone.hidden_size
+    source = model.config.get(SIZE_SOURCE, "config.json")
+    yield Setting("layers", [backbone.num_layers, size], source, f"{backbone.num_layers} x {size}")
     yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)
     yield Setting("head_dtype", _dtype_name(model.head_dtype.value), model.head_dtype.source)
     if model.quantization.source != "default":
@@ -111,11 +110,15 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("normalize", normalizes.value, normalizes.source, text, "activation")
     if model.kind.value in ("embed", "multi_vector"):
         if model.architecture.projection is None or model.sentence_transformers.projector:  # else known from weights
-            source = "modules.json" if model.sentence_transformers.projector else "config.json hidden_size"
-            yield Setting("dimensions", plan.matryoshka.full_size, source)
+            stored = model.config.get(SIZE_SOURCE, "config.json hidden_size")
+            source = "modules.json" if model.sentence_transformers.projector else stored
+            is_unknown = _is_unknown(model, "hidden_size") and source == stored
+            yield Setting("dimensions", UNKNOWN if is_unknown else plan.matryoshka.full_size, source)
         yield _matryoshka_setting(model)
     elif model.kind.value == "sparse":
-        yield Setting("dimensions", plan.matryoshka.full_size, "config.json vocab_size")
+        source = model.config.get(SIZE_SOURCE, "config.json vocab_size")
+        size = UNKNOWN if _is_unknown(model, "vocab_size") else plan.matryoshka.full_size
+        yield Setting("dimensions", size, source)
     elif model.kind.value == "hybrid":
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
     elif (spec := model.architecture.span_head) is not None:
@@ -136,6 +139,10 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
             yield Setting("labels", model.labels, source, label="label names")
 
 
+def _is_unknown(model: ModelDescription, size: str) -> bool:
+    return size in model.config.get(UNKNOWN_SIZES, ())
+
+
 def _activation_name(model: ModelDescription) -> str:
     """Return the name of the activation; "auto" depends on the number of logits."""
     name = model.plan.activation.value
@@ -149,6 +156,8 @@ def _matryoshka_setting(model: ModelDescription) -> Setting:
     if matryoshka.sizes:
         return Setting("matryoshka", list(matryoshka.sizes), matryoshka.source)
     sizes = f"{matryoshka.min_size} to {matryoshka.full_size}"
+    if _is_unknown(model, "hidden_size") and not model.sentence_transformers.projector:
+        sizes = UNKNOWN
     return Setting("matryoshka", sizes, matryoshka.source)
 
 

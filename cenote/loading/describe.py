@@ -30,7 +30,6 @@ from cenote.loading.module_list import locate_encoder
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
 from cenote.loading.static_embeddings import (
-    is_static,
     read_model2vec_settings,
     read_static_config,
     resolve_static_length,
@@ -57,13 +56,14 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
     `route` is that of a model with a Router, None: its default.
     """
     checkpoint = locate_encoder(_find_checkpoint(options, needs_weights), route)
-    if not needs_weights and is_static(checkpoint):  # only the weights tell their sizes
-        checkpoint = locate_encoder(_find_checkpoint(options, True), route)
     if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hf_token)) is not None:
         config = read_config(checkpoint, options.hf_overrides, values, GLINER_CONFIG)
     else:
-        configs = (read_v_splade_config, read_gliner2_config, read_static_config)
-        values = next((found for read in configs if (found := read(checkpoint))), None)
+        values = (
+            read_v_splade_config(checkpoint)
+            or read_gliner2_config(checkpoint)
+            or read_static_config(checkpoint, needs_weights=needs_weights)
+        )
         config = read_config(checkpoint, options.hf_overrides, values)
     try:
         return _describe_config(options, checkpoint, config)

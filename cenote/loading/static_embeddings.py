@@ -1,8 +1,9 @@
-"""Static embeddings have no config.json, or one without sizes: derive it from the weights."""
+"""Static embeddings have no config.json, or one without sizes: derive it from the shapes of the weights."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,13 @@ from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.module_list import STATIC_KINDS, read_module_list
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tokenizer_files import TokenizerFiles
-from cenote.loading.weights import CheckpointWeights, open_weights
+from cenote.loading.weights import has_weights, open_weights
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import ArchitectureEntry
 
 MODEL2VEC = "StaticModel"
+# keys of the derived config: what its sizes were read from, and which could not be read
+SIZE_SOURCE, UNKNOWN_SIZES = "size_source", "unknown_sizes"
 # names of the table of embeddings: of StaticEmbedding, of model2vec, of SparseStaticEmbedding
 TABLE_NAMES = ("embedding.weight", "embeddings", "weight")
 # the embeddings of all tokens of a text are in memory at once; Sentence Transformers has no limit
@@ -28,12 +31,11 @@ TRUNCATION_LENGTH = re.compile(r'"truncation":\s*{[^}]*"max_length":\s*(\d+)')
 TOKENIZER_HEAD_CHARS = 4096  # of tokenizer.json, which begins with the truncation
 
 
-def is_static(checkpoint: Checkpoint) -> bool:
-    return _find_architecture(checkpoint) is not None
+def read_static_config(checkpoint: Checkpoint, *, needs_weights: bool = True) -> dict[str, Any] | None:
+    """Return a config.json for static embeddings, with the sizes of the table; None for other models.
 
-
-def read_static_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return a config.json for static embeddings, with the sizes of the table; None for other models."""
+    Without `needs_weights` the weights may be missing; sizes that config.json does not have are then unknown.
+    """
     architecture = _find_architecture(checkpoint)
     if architecture is None:
         return None
@@ -43,16 +45,11 @@ def read_static_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
             f"{checkpoint.encoder_path / 'config.json'}: path {stored['path']!r} is not supported; save the model with "
             "Sentence Transformers 5 or newer, which stores the weights in model.safetensors"
         )
-    weights = open_weights(checkpoint)
-    name = next((name for name in TABLE_NAMES if name in weights), None)
-    if name is None:
-        found = ", ".join(weights.names()[:5]) or "nothing"
-        raise LoadError(f"{weights.source}: no table of embeddings ({', '.join(TABLE_NAMES)}); found {found}")
     return {
         **stored,
         "architectures": [architecture],
         "model_type": "static_embedding",
-        **_read_sizes(weights, name),
+        **(_read_sizes(checkpoint) if needs_weights or has_weights(checkpoint) else _guess_sizes(stored)),
         # model2vec leaves out the unknown token, Sentence Transformers does not: the files decide which one is meant
         "drops_unknown_tokens": architecture == MODEL2VEC,
     }
@@ -92,7 +89,23 @@ def _find_architecture(checkpoint: Checkpoint) -> str | None:
     return MODEL2VEC if MODEL2VEC in names else None
 
 
-def _read_sizes(weights: CheckpointWeights, name: str) -> dict[str, int]:
-    table = weights.get(name)
-    rows = weights.get("mapping", allow_indices=True) if "mapping" in weights else table
-    return {"vocab_size": rows.shape[0], "hidden_size": table.shape[1] if table.dim() > 1 else 1}
+def _read_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    weights = open_weights(checkpoint)
+    name = next((name for name in TABLE_NAMES if name in weights), None)
+    if name is None:
+        found = ", ".join(weights.names()[:5]) or "nothing"
+        raise LoadError(f"{weights.source}: no table of embeddings ({', '.join(TABLE_NAMES)}); found {found}")
+    table = weights.shape(name)
+    rows = weights.shape("mapping") if "mapping" in weights else table
+    size = table[1] if len(table) > 1 else 1
+    return {"vocab_size": rows[0], "hidden_size": size, SIZE_SOURCE: f"shape of {name} in {weights.source.name}"}
+
+
+def _guess_sizes(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size that a config.json of model2vec has; others are 1 and named as unknown."""
+    size = stored.get("hidden_dim")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        unknown = {UNKNOWN_SIZES: ("vocab_size", "hidden_size"), SIZE_SOURCE: "the weights, which are missing"}
+        return {"vocab_size": 1, "hidden_size": 1, **unknown}
+    known = {"hidden_size": size, SIZE_SOURCE: "config.json hidden_dim"}
+    return {"vocab_size": 1, UNKNOWN_SIZES: ("vocab_size",), **known}

@@ -26,12 +26,15 @@ class CheckpointWeights:
     def __init__(self, source: Path) -> None:
         self.source = source  # named in errors about the whole checkpoint
         self._readers: dict[str, tuple[Path, Callable[[], Tensor]]] = {}
+        self._stored_names: dict[str, str] = {}
 
     def add(self, name: str, file: Path, read: Callable[[], Tensor]) -> None:
+        stored = name
         for old, new in RENAMED_SUFFIXES.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
         self._readers[name] = (file, read)
+        self._stored_names[name] = stored
 
     def names(self) -> list[str]:
         return list(self._readers)
@@ -41,6 +44,14 @@ class CheckpointWeights:
 
     def file_of(self, name: str) -> Path:
         return self._readers[name][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; that of safetensors is in the header, so that no data is read."""
+        file, read = self._readers[name]
+        if file.suffix != ".safetensors":
+            return tuple(read().shape)
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            return tuple(opened.get_slice(self._stored_names[name]).get_shape())
 
     def get(self, name: str, *, allow_indices: bool = False) -> Tensor:
         """Return a tensor of floats; `allow_indices`: or of 32- or 64-bit integers."""
@@ -61,7 +72,7 @@ class CheckpointWeights:
 
 def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
     """Open safetensors files if present, else PyTorch files (weights only, no pickled code); single or sharded."""
-    for file, read in (("model.safetensors", _open_safetensors), ("pytorch_model.bin", _open_pickle)):
+    for file, read in WEIGHT_FILES.items():
         name = f"{folder}/{file}" if folder else file
         if (path := checkpoint.find_file(name)) is not None:
             return open_weights_file(path)
@@ -72,6 +83,11 @@ def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
         f"{location} has no weights: expected model.safetensors, model.safetensors.index.json, pytorch_model.bin "
         "or pytorch_model.bin.index.json; download the model again"
     )
+
+
+def has_weights(checkpoint: Checkpoint) -> bool:
+    names = (*WEIGHT_FILES, *(f"{file}.index.json" for file in WEIGHT_FILES))
+    return any(checkpoint.find_file(name) is not None for name in names)
 
 
 def open_weights_file(path: Path) -> CheckpointWeights:
@@ -148,3 +164,6 @@ def _open_shards(
                 raise LoadError(f"{path} has no {name}, which {index} lists; download the model again")
             weights.add(name, path, tensors[name])
     return weights
+
+
+WEIGHT_FILES = {"model.safetensors": _open_safetensors, "pytorch_model.bin": _open_pickle}

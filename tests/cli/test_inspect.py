@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 
+from cenote import LLM
 from cenote.cli.main import main
+from cenote.errors import LoadError
+from cenote.loading.weights import CheckpointWeights
+from tests.layouts.builders import st_formats
 from tests.tiny import change_config, tiny_bert, tiny_qwen3_classifier
 
 
@@ -24,6 +30,12 @@ def inspect(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tu
     return table
 
 
+def inspect_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    assert main(["inspect", *arguments, "--json"]) == 0
+    settings: dict[str, dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return settings
+
+
 def test_the_settings_of_the_default_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     table = inspect(capsys)
 
@@ -31,6 +43,59 @@ def test_the_settings_of_the_default_model_are_shown(capsys: pytest.CaptureFixtu
     assert table["activation"] == ("normalize", "modules.json")
     assert table["max tokens"] == ("256", "sentence_bert_config.json")
     assert table["tasks"][0] == "embed, token_embed"
+
+
+@pytest.mark.parametrize("build", [st_formats.static_retrieval, st_formats.potion, st_formats.m2v_base_output])
+def test_sizes_of_static_embeddings_are_read_without_their_data(
+    build: Callable[[Path], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(CheckpointWeights, "get", refuse)
+    build(tmp_path)
+
+    settings = inspect_json(capsys, str(tmp_path))
+
+    assert settings["dimensions"]["value"] == 24
+    assert settings["dimensions"]["source"].startswith("shape of embedding")
+    assert settings["layers"]["value"] == [0, 24]
+
+
+def test_without_weights_sizes_of_static_embeddings_are_those_of_the_config_or_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    st_formats.potion(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.unlink()
+    change_config(tmp_path, hidden_dim=24)
+
+    settings = inspect_json(capsys, str(tmp_path))
+
+    assert settings["dimensions"] == {"value": 24, "source": "config.json hidden_dim"}
+    assert settings["pooling"]["value"] == "MEAN" and settings["normalize"]["value"] is True
+    for changes in ({"hidden_dim": "24"}, {"hidden_dim": 0}, {"hidden_dim": None}):
+        change_config(tmp_path, **changes)
+        assert inspect_json(capsys, str(tmp_path))["dimensions"]["value"] == "unknown"
+
+
+def test_without_weights_and_config_sizes_of_static_embeddings_are_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    st_formats.static_retrieval(tmp_path)
+    (tmp_path / "0_StaticEmbedding/model.safetensors").unlink()
+
+    table = inspect(capsys, str(tmp_path))
+
+    assert table["dimensions"] == ("unknown", "the weights, which are missing")
+    assert table["layers"] == ("0 x unknown", "the weights, which are missing")
+    settings = inspect_json(capsys, str(tmp_path))
+    assert settings["dimensions"]["value"] == "unknown" and settings["doubts"]["value"] == []
+    with pytest.raises(LoadError, match="has no weights"):
+        LLM(str(tmp_path), device="cpu")
 
 
 def test_a_flag_is_named_as_the_source_of_what_it_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
