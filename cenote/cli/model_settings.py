@@ -13,7 +13,7 @@ from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.gliner import find_tokenizer_checkpoint
 from cenote.loading.model_description import ModelDescription
-from cenote.loading.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES, without_special_tokens
+from cenote.loading.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES, has_plain_tokenizer, without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, append_suffix, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel
 
@@ -224,7 +224,8 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
     if model.kind.value == "tensors" or not model.architecture.reads_texts:
         return None, None
     try:
-        files = load_tokenizer_files(find_tokenizer_checkpoint(model.checkpoint, model.config))
+        checkpoint = find_tokenizer_checkpoint(model.checkpoint, model.config)
+        files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(model))
         if (suffix := model.sentence_transformers.text_suffix) is not None:
             append_suffix(files.tokenizer, suffix, str(model.checkpoint.folder))
         return files if model.architecture.adds_special_tokens else without_special_tokens(files), None

@@ -28,7 +28,7 @@ from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
-from cenote.loading.static_embeddings import without_special_tokens
+from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
@@ -229,7 +229,7 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
         )
     else:
         checkpoint = find_tokenizer_checkpoint(checkpoint, description.config, options.hf_token)
-    files = load_tokenizer_files(checkpoint)
+    files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(description))
     if (spec := description.architecture.span_head) is not None and spec.counting_layer is not None:
         add_schema_tokens(files.tokenizer, description.config)
     elif spec is not None:

@@ -13,6 +13,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import read_tokenizer_max_length
+from cenote.loading.model_description import ModelDescription
 from cenote.loading.module_list import STATIC_KINDS, read_module_list
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tokenizer_files import TokenizerFiles
@@ -72,6 +73,11 @@ def resolve_static_length(checkpoint: Checkpoint, entry: ArchitectureEntry) -> S
             found = TRUNCATION_LENGTH.search(stream.read(TOKENIZER_HEAD_CHARS))
         length, file = None if found is None else int(found[1]), "tokenizer.json truncation"
     return Sourced(MAX_LENGTH, "limit for static embeddings") if length is None else Sourced(length, file)
+
+
+def has_plain_tokenizer(description: ModelDescription) -> bool:
+    """Whether Sentence Transformers and model2vec use tokenizer.json without a tokenizer class of Transformers."""
+    return description.architecture.is_static and description.entry.kind != "sparse"
 
 
 def without_special_tokens(files: TokenizerFiles) -> TokenizerFiles:

@@ -21,7 +21,7 @@ from cenote.loading.legacy_tokenizers.source import (
     wrap_tokenizer_errors,
 )
 from cenote.loading.tokenizer_class import has_token_types, resolve_tokenizer_class, returns_token_types
-from cenote.loading.tokenizer_settings import apply_class_settings
+from cenote.loading.tokenizer_settings import add_class_template, apply_class_settings
 from cenote.protocol.params import TruncationSide
 
 TOKENIZER_FILE_NAMES = (
@@ -47,8 +47,11 @@ class TokenizerFiles:
     returns_token_types: bool = False  # whether Transformers' tokenizer returns them without being asked
 
 
-def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
-    """Load from tokenizer.json, or else from older vocabulary files."""
+def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> TokenizerFiles:
+    """Load from tokenizer.json, or else from older vocabulary files.
+
+    `is_plain`: tokenizer.json is used as it is, whatever class and tokens other files name.
+    """
     settings = checkpoint.read_json_object("tokenizer_config.json")
     config = checkpoint.read_json_object("config.json")
     names = _read_special_tokens(checkpoint, settings)
@@ -58,7 +61,8 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         check_not_empty(path)
         with wrap_tokenizer_errors(path):
             tokenizer = Tokenizer.from_file(str(path))
-        class_name = resolve_tokenizer_class(settings, config, is_byte_level=_is_byte_level(tokenizer))
+        if not is_plain:
+            class_name = resolve_tokenizer_class(settings, config, is_byte_level=_is_byte_level(tokenizer))
         if class_name is not None:
             with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
                 apply_class_settings(tokenizer, class_name, settings, path)
@@ -75,12 +79,15 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
-        add_listed_tokens(tokenizer, checkpoint, settings)
-        if built is not None:  # after tokens with fixed ids
-            add_special_tokens(built)
-        add_unlisted_tokens(tokenizer, checkpoint, settings, class_name)
+    if not is_plain:
+        with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
+            add_listed_tokens(tokenizer, checkpoint, settings)
+            if built is not None:  # after tokens with fixed ids
+                add_special_tokens(built)
+            add_unlisted_tokens(tokenizer, checkpoint, settings, class_name)
     with wrap_tokenizer_errors(path or checkpoint.folder):
+        if built is None and class_name is not None:
+            add_class_template(tokenizer, class_name, names)
         _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
 
     pad = _token_id(tokenizer, names.get("pad_token"))

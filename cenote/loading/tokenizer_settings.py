@@ -13,8 +13,14 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from cenote.loading.added_tokens import DEFAULT_TOKENS
 from cenote.loading.legacy_tokenizers.byte_level import QWEN_SPLIT_PATTERN
-from cenote.loading.legacy_tokenizers.source import TokenizerSettings
+from cenote.loading.legacy_tokenizers.source import (
+    TokenizerSettings,
+    set_bert_template,
+    set_roberta_template,
+    set_template,
+)
 from cenote.loading.legacy_tokenizers.wordpiece import bert_normalizer
 
 logger = logging.getLogger("cenote")
@@ -28,6 +34,14 @@ SPACE = "\u2581"  # of SentencePiece
 PROBE = "Caf\u00e9 WATER'S e\u0301, 2024 \u4e2d\u6587  end.\nLine ``x''"
 
 
+BERT_TEMPLATE_CLASSES = (
+    *("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer"),
+    *("DebertaTokenizer", "DebertaV2Tokenizer"),
+)
+ROBERTA_TEMPLATE_CLASSES = (
+    *("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "MPNetTokenizer"),
+    *("XLMRobertaTokenizer", "CamembertTokenizer"),
+)
 # key of tokenizer_config.json, the tokenizer component it applies to, and the attribute there
 COMPONENT_SETTINGS = (
     ("do_lower_case", "BertNormalizer", "lowercase"),
@@ -61,6 +75,20 @@ def apply_class_settings(tokenizer: Tokenizer, class_name: str, settings: Tokeni
             class_name,
             f" or {known.keys[0]}" if known.keys else "",
         )
+
+
+def add_class_template(tokenizer: Tokenizer, class_name: str, names: Mapping[str, str]) -> None:
+    """Add the special-token template of the class to a tokenizer.json that has none; one that it has is kept."""
+    tokens = {**DEFAULT_TOKENS.get(class_name, {}), **names}
+    if tokenizer.post_processor is not None:
+        return
+    if class_name in BERT_TEMPLATE_CLASSES:
+        set_bert_template(tokenizer, tokens)
+    elif class_name in ROBERTA_TEMPLATE_CLASSES:
+        set_roberta_template(tokenizer, tokens)
+    elif class_name == "T5Tokenizer":
+        end = tokens["eos_token"]
+        set_template(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
 
 
 def _apply_to_components(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:

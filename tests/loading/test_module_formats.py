@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -129,6 +129,22 @@ def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path, bu
     with loaded(tmp_path) as llm:
         assert_close(embed(llm, texts), expected, atol=1e-6, rtol=1e-5)
         assert llm.engine.model_info.embedding_size == 24
+
+
+@pytest.mark.parametrize("build", [st_formats.static_retrieval, st_formats.potion])
+def test_static_embeddings_use_tokenizer_json_without_a_tokenizer_class(tmp_path: Path, build: Any) -> None:
+    build(tmp_path)
+    (path,) = tmp_path.rglob("tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.save(str(path))
+    changes = {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "additional_special_tokens": ["city"]}
+    path.with_name("tokenizer_config.json").write_text(json.dumps(changes))
+    texts = ["The CAT is in the City", "the cat is in thecity"]
+    expected = SentenceTransformer(str(tmp_path), device="cpu").encode(texts, convert_to_tensor=True)
+
+    with loaded(tmp_path, device="cpu") as llm:
+        assert_close(embed(llm, texts), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_static_embedding_is_the_same_in_any_batch(tmp_path: Path) -> None:

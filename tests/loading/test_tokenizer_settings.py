@@ -131,6 +131,20 @@ def test_deberta(tmp_path: Path, adds_space: bool | None, monkeypatch: pytest.Mo
     assert ours[-1].count(separator) == 2 and theirs[-1].count(separator) == 3
 
 
+@pytest.mark.parametrize("kind_name", [name for name in MODEL_TYPES if name not in ("llama", "gemma")])
+def test_a_missing_template_is_that_of_the_class(tmp_path: Path, kind_name: str) -> None:
+    """Except for Llama and Gemma, whose add_bos_token is applied: Transformers 5 does not read it."""
+    write_tokenizer(tmp_path, kind_name, {})
+    write_json(tmp_path / "config.json", {"model_type": MODEL_TYPES[kind_name]})
+    change(tmp_path / "tokenizer.json", post_processor=None)
+
+    ours, theirs = read_ids(tmp_path)
+    assert ours == theirs
+    change(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    ours, theirs = read_ids(tmp_path)
+    assert ours == theirs
+
+
 def test_a_normalizer_that_the_class_does_not_have_is_replaced_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
