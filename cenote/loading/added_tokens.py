@@ -51,8 +51,10 @@ def read_special_tokens(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
 
 def add_listed_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings) -> None:
     """Add the tokens that files list with ids, checking that they get these ids."""
+    known = _read_known(tokenizer)
     for row, token in sorted(_read_listed(checkpoint, settings).items()):
-        _add(tokenizer, token)
+        if token.content not in known:
+            tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != row:
             raise LoadError(
                 f"{checkpoint.folder}/tokenizer_config.json gives {token.content!r} the id {row}, the vocabulary has "
@@ -66,8 +68,9 @@ def add_unlisted_tokens(
     """Add the special tokens of the files and of the class, so that they are never split."""
     # a default outside the vocabulary takes an id, too, so that those after it have theirs
     special = {**DEFAULT_TOKENS.get(class_name or "", {}), **_read_special(checkpoint, settings)}
-    for token in _list_special_tokens(special):
-        _add(tokenizer, _make_token(token))
+    known = _read_known(tokenizer)
+    tokens = [_make_token(token) for token in _list_special_tokens(special)]
+    tokenizer.add_tokens([token for token in tokens if token.content not in known])
 
 
 def read_extra_tokens(settings: Mapping[str, Any]) -> list[Any]:
@@ -115,7 +118,5 @@ def _make_token(token: Any, *, is_special: bool = True) -> AddedToken:
     return AddedToken(token["content"], **{**flags, "special": True} if is_special else flags)
 
 
-def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
-    known = {added.content for added in tokenizer.get_added_tokens_decoder().values()}
-    if token.content not in known:
-        tokenizer.add_tokens([token])
+def _read_known(tokenizer: Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
