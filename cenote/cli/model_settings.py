@@ -113,7 +113,9 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
             stored = model.config.get(SIZE_SOURCE, "config.json hidden_size")
             source = "modules.json" if model.sentence_transformers.projector else stored
             is_unknown = _is_unknown(model, "hidden_size") and source == stored
-            yield Setting("dimensions", UNKNOWN if is_unknown else plan.matryoshka.full_size, source)
+            if plan.matryoshka.default_size is not None and (cut := model.sentence_transformers.truncate_dim):
+                source, is_unknown = cut.source, False
+            yield Setting("dimensions", UNKNOWN if is_unknown else plan.matryoshka.output_size, source)
         yield _matryoshka_setting(model)
     elif model.kind.value == "sparse":
         source = model.config.get(SIZE_SOURCE, "config.json vocab_size")

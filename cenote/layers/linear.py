@@ -14,6 +14,8 @@ ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_python": "gelu",
     "swish": "silu",
     "linear": "identity",

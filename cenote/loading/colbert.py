@@ -11,7 +11,8 @@ from typing import Any
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS_FILE, SentenceTransformersFiles
+from cenote.loading.embedding_output import SETTINGS_FILE
+from cenote.loading.sentence_transformers import ENCODER_FILES, SentenceTransformersFiles
 from cenote.models.architecture import HFConfig, QueryFormat
 
 logger = logging.getLogger("cenote")

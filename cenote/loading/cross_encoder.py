@@ -6,7 +6,8 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers.spec import HeadSpec
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.sentence_transformers import SETTINGS_FILE, DenseModule, SentenceTransformersFiles
+from cenote.loading.embedding_output import SETTINGS_FILE
+from cenote.loading.sentence_transformers import DenseModule, SentenceTransformersFiles
 from cenote.models.architecture import Head
 from cenote.models.registry import CheckpointKind
 

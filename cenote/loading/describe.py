@@ -40,6 +40,7 @@ from cenote.loading.unread_heads import refuse_unknown_reranker, refuse_unread_h
 from cenote.loading.unread_settings import find_decoder_doubt
 from cenote.loading.v_splade import read_v_splade_config
 from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.models.ignored_keys import without_ignored_keys
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
 from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, resolve_plan
@@ -78,7 +79,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     config, code_doubt = apply_known_code(checkpoint, config)
     config = with_kalm_settings(checkpoint, config)
     entry = find_entry(options, config)
-    family = entry.family(config)
+    family = entry.family(without_ignored_keys(config))
     files = read_model2vec_settings(config, read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles())
     refuse_unread_head(options, checkpoint, config, files)
     unnamed_reranker = find_unnamed_reranker(checkpoint, config, entry, family, files)

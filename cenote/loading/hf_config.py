@@ -139,7 +139,8 @@ def resolve_max_length(
         )
         length = Sourced(DEFAULT_MAX_LENGTH, "default")
     if num_learned_positions:
-        length = _lower_limit(length, read_tokenizer_max_length(checkpoint), "tokenizer_config.json")
+        if encoder_max_length is None:  # Sentence Transformers sets the tokenizer's limit to that of its own file
+            length = _lower_limit(length, read_tokenizer_max_length(checkpoint), "tokenizer_config.json")
         length = _lower_limit(length, table, "the number of learned positions")
 
     if limit_option is None or limit_option <= length.value:

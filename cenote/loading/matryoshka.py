@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cenote.config.engine import EngineConfig
 from cenote.loading.checkpoint import Checkpoint
@@ -23,15 +23,16 @@ class TrainedSizes:
     name_pattern: re.Pattern[str]  # of the name without owner
     sizes: tuple[int, ...] = ()
     min_size: int = 1
+    has_layer_norm: bool = False  # before the cut, without weights
 
 
-def _published(pattern: str, *sizes: int, min_size: int = 1) -> TrainedSizes:
-    return TrainedSizes(re.compile(pattern, re.IGNORECASE), sizes, min_size)
+def _published(pattern: str, *sizes: int, min_size: int = 1, has_layer_norm: bool = False) -> TrainedSizes:
+    return TrainedSizes(re.compile(pattern, re.IGNORECASE), sizes, min_size, has_layer_norm)
 
 
 # published models whose config.json has neither matryoshka_dimensions nor is_matryoshka; sizes from their pages
 KNOWN_SIZES = (
-    _published(r"nomic-embed-text-v1\.5", min_size=64),
+    _published(r"nomic-embed-text-v1\.5", min_size=64, has_layer_norm=True),
     _published(r"nomic-embed-text-v2-moe", 256, 768),
     _published(r"(nomic-)?modernbert-embed-base", 256, 768),
     _published(r"modernbert-embed-large", 256, 1024),
@@ -75,13 +76,18 @@ def resolve_matryoshka(
     by_flag = options.pooler_config.seq_pooling_type is not None
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1
     # in some families, embedding_size is the size of the token embeddings
-    named = None if architecture.backbone.embedding_size is not None else config.get("embedding_size")
+    is_of_tables = architecture.backbone.embedding_size is not None or "embed.tokens.weight" in architecture.weights
+    named = None if is_of_tables else config.get("embedding_size")
     full = named or (widths[-1] if widths else architecture.output_size * methods)
-    if sizes or "is_matryoshka" in config.values:
-        return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka")), sizes, full, source="config.json")
-    return (_find_known_sizes(config, checkpoint, full) if kind == "embed" else None) or Matryoshka(
+    found = (_find_known_sizes(config, checkpoint, full) if kind == "embed" else None) or Matryoshka(
         False, (), full, source="config.json has neither matryoshka_dimensions nor is_matryoshka"
     )
+    if sizes or "is_matryoshka" in config.values:
+        is_supported = bool(sizes) or bool(config.get("is_matryoshka"))
+        found = replace(found, is_supported=is_supported, sizes=sizes, min_size=1, source="config.json")
+    if kind == "embed" and files.truncate_dim is not None and files.truncate_dim.value < full:
+        found = replace(found, default_size=files.truncate_dim.value)
+    return found
 
 
 def _find_known_sizes(config: HFConfig, checkpoint: Checkpoint, full: int) -> Matryoshka | None:
@@ -95,7 +101,8 @@ def _find_known_sizes(config: HFConfig, checkpoint: Checkpoint, full: int) -> Ma
         for known in KNOWN_SIZES:
             # a list that does not contain the full size belongs to another model of that name
             if known.name_pattern.fullmatch(name) and (not known.sizes or full in known.sizes):
-                return Matryoshka(True, known.sizes, full, min_size=min(known.min_size, full), source=source)
+                found = Matryoshka(True, known.sizes, full, min_size=min(known.min_size, full), source=source)
+                return replace(found, has_layer_norm=known.has_layer_norm)
     if MATRYOSHKA_TAG in card.tags:
         return Matryoshka(True, (), full, source=f"README.md tag {MATRYOSHKA_TAG}")
     return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.loading.sentence_transformers import SETTINGS_FILE, SentenceTransformersFiles
+from cenote.loading.embedding_output import SETTINGS_FILE
+from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import Architecture, HFConfig
 
 # Sentence Transformers defines these for every model, with empty text by default

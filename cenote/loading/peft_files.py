@@ -14,7 +14,10 @@ from cenote.loading.checkpoint import ADAPTER_WEIGHTS, Checkpoint
 from cenote.loading.weights import CheckpointWeights, open_weights_file
 
 PEFT_PREFIX = "base_model.model."
-SAVED_MODULE = ".modules_to_save"  # in the names of full layers, by older versions
+DEFAULT_ALPHA = 8  # lora_alpha of PEFT, whatever the rank
+# in the names of full layers; older versions, and state dicts saved without PEFT, add the name of the adapter
+SAVED_MODULE = re.compile(r"\.modules_to_save(\.default)?(?=\.)")
+REPLACED_MODULE = ".original_module."  # of the base model, beside the layer that replaces it
 LORA_TENSOR_NAME = re.compile(
     r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$"
 )
@@ -41,8 +44,8 @@ def read_lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tenso
 
 def read_full_tensors(weights: CheckpointWeights) -> dict[str, str]:
     """Return the tensors that are not LoRA matrices: name in the base model -> name in the adapter file."""
-    others = (name for name in weights.names() if _match_lora(name) is None)
-    return {name.removeprefix(PEFT_PREFIX).replace(SAVED_MODULE, ""): name for name in others}
+    others = (name for name in weights.names() if _match_lora(name) is None and REPLACED_MODULE not in name)
+    return {SAVED_MODULE.sub("", name.removeprefix(PEFT_PREFIX)): name for name in others}
 
 
 def check_lora_config(config: Mapping[str, Any], source: str) -> None:
@@ -54,7 +57,7 @@ def check_lora_config(config: Mapping[str, Any], source: str) -> None:
 
 
 def lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", rank))
+    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", DEFAULT_ALPHA))
     divisor = math.sqrt(rank) if config.get("use_rslora") else rank
     return float(alpha) / divisor
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.embedding_output import EMBEDDING_NAME, SETTINGS_FILE, has_normalize, read_truncate_dim
 from cenote.loading.module_list import (
     MODULE_STAGES,
     MODULES_FILE,
@@ -48,9 +49,8 @@ SPLADE_STRATEGIES = ("max", "sum")
 # hkunlp/instructor-*: trained without pooling the instruction, which only Sentence Transformers' code says
 PROMPT_EXCLUDED_NAMES = re.compile(r"instructor-(base|large|xl)")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
-SETTINGS_FILE = "config_sentence_transformers.json"
-# names of the values that modules pass on
-EMBEDDING_NAME, SCORES_NAME, LOGITS_NAME = "sentence_embedding", "scores", "causal_logits"
+# names of other values that modules pass on
+SCORES_NAME, LOGITS_NAME = "scores", "causal_logits"
 ENCODER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -108,6 +108,7 @@ class SentenceTransformersFiles:
     projector: tuple[DenseModule | LayerNormModule, ...] = ()
     has_int8_output: bool = False  # embeddings are quantized by tanh
     normalize: Sourced[bool] | None = None  # None if modules.json neither pools nor normalises
+    truncate_dim: Sourced[int] | None = None  # size to which normalized embeddings are cut
     max_length: Sourced[int] | None = None
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -143,11 +144,11 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
     pooling = next((step for step in steps if step.kind == "Pooling"), None)
     splade = next((step for step in steps if step.kind == "SpladePooling"), None)
     mask = next((step for step in steps if step.kind == "MultiVectorMask"), None)
-    normalizes = any(step.kind == "Normalize" for step in steps)
     # the encoder itself returns one embedding per input
     encodes = first is not None and (
         first.kind in (*STATIC_KINDS, "CLIPModel") or _outputs_embedding(checkpoint, encoder)
     )
+    normalizes = has_normalize(checkpoint, steps, is_pooled=pooling is not None or encodes)
     projector = tuple(_read_projection(checkpoint, step) for step in steps if step.stage == MODULE_STAGES["Dense"])
     for step in steps:
         if step.kind == "HierarchicalTokenPooling":
@@ -165,6 +166,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         projector=projector,
         has_int8_output=any(step.kind == "FlexibleQuantizer" for step in steps),
         normalize=Sourced(normalizes, MODULES_FILE) if pooling or mask or normalizes or encodes else None,
+        truncate_dim=read_truncate_dim(checkpoint, settings),
         max_length=_read_max_length(checkpoint, encoder),
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
@@ -180,7 +182,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         routes=read_routes(checkpoint),
         doubts=(
             *filter(None, [find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE))]),
-            *find_unread_settings(checkpoint, encoder, settings, SETTINGS_FILE),
+            *find_unread_settings(checkpoint, encoder),
             *skipped,
         ),
     )
@@ -207,7 +209,7 @@ def _read_pooling(checkpoint: Checkpoint, step: Module) -> Sourced[tuple[str, ..
             known = ", ".join(POOLING_NAMES)
             raise LoadError(f"{checkpoint.folder / source}: unknown pooling_mode {names!r}; expected one of: {known}")
         return Sourced(tuple(POOLING_NAMES[name] for name in modes), source)
-    flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]  # or 1
     for flag in flags:
         if flag not in POOLING_FLAGS:
             known = ", ".join(POOLING_FLAGS)

@@ -23,16 +23,9 @@ ARGS_ADVICE = {
 MODULE_SETTINGS = ("prompts", "default_prompt_name", "activation_fn")
 
 
-def find_unread_settings(
-    checkpoint: Checkpoint, encoder_file: str | None, settings: Mapping[str, Any], settings_file: str
-) -> list[str]:
-    """Return the doubts about the files of a Sentence Transformers model."""
-    doubts = []
-    if (size := settings.get("truncate_dim")) is not None:
-        doubts.append(
-            f"{checkpoint.folder / settings_file}: truncate_dim {size} is not applied; set "
-            f'pooler_config={{"dimensions": {size}}} and hf_overrides={{"is_matryoshka": true}} to cut embeddings'
-        )
+def find_unread_settings(checkpoint: Checkpoint, encoder_file: str | None) -> list[str]:
+    """Return the doubts about the file of the encoder of a Sentence Transformers model."""
+    doubts: list[str] = []
     if encoder_file is None:
         return doubts
     values, file = checkpoint.read_json_object(encoder_file), checkpoint.folder / encoder_file

@@ -24,6 +24,8 @@ class WeightLoader:
         self, weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str] = ("",)
     ) -> None:
         self.weights = weights
+        if tables[0] and not _has_any(weights, tables, prefixes):
+            weights.strip_prefix("model.")  # saved from an attribute of a class around the model, heads included
         self.table, self.prefix = _select_table(weights, tables, prefixes)
         # name in tables -> name in the file; names with the prefix take precedence over equal names without it
         self._stored_names = {name: name for name in weights.names()}
@@ -155,18 +157,22 @@ def _select_table(
     weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str]
 ) -> tuple[WeightTable, str]:
     """Return the table and prefix with the most names in the checkpoint."""
-
-    def num_found(choice: tuple[WeightTable, str]) -> int:
-        table, prefix = choice
-        names = [prefix + name.replace("*", "0") for name in _source_names(table)]
-        return sum(name in weights or f"{name}.weight" in weights for name in names)
-
-    best = max(((table, prefix) for table in tables for prefix in prefixes), key=num_found)
-    if num_found(best) or not tables[0]:  # a model without a text encoder has no names here
+    choices = [(table, prefix) for table in tables for prefix in prefixes]
+    best = max(choices, key=lambda choice: _num_found(weights, *choice))
+    if _num_found(weights, *best) or not tables[0]:  # a model without a text encoder has no names here
         return best
     first = next(iter(_source_names(tables[0]))).replace("*", "0")
     tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)
     raise LoadError(f"{weights.source}: the checkpoint has no {tried}; found {_shorten_list(weights.names())}")
+
+
+def _has_any(weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> bool:
+    return any(_num_found(weights, table, prefix) for table in tables for prefix in prefixes)
+
+
+def _num_found(weights: CheckpointWeights, table: WeightTable, prefix: str) -> int:
+    names = [prefix + name.replace("*", "0") for name in _source_names(table)]
+    return sum(name in weights or f"{name}.weight" in weights for name in names)
 
 
 def _source_names(table: WeightTable) -> Iterator[str]:

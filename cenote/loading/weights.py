@@ -16,6 +16,8 @@ from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
+# of DataParallel, torch.compile and modules of Sentence Transformers; no family has them in its own names
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.")
 # TensorFlow names in checkpoints from before 2021
 RENAMED_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -38,6 +40,14 @@ class CheckpointWeights:
 
     def names(self) -> list[str]:
         return list(self._readers)
+
+    def strip_prefix(self, *prefixes: str) -> bool:
+        """Remove the first of the prefixes that all names have; return whether there is one."""
+        found = next((prefix for prefix in prefixes if all(name.startswith(prefix) for name in self._readers)), None)
+        if found is None or not self._readers:
+            return False
+        self._readers = {name.removeprefix(found): reader for name, reader in self._readers.items()}
+        return True
 
     def __contains__(self, name: str) -> bool:
         return name in self._readers
@@ -71,6 +81,14 @@ class CheckpointWeights:
 
 
 def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
+    """Open the weights of a folder, by their names without prefixes of wrappers."""
+    weights = _open_files(checkpoint, folder)
+    while weights.strip_prefix(*WRAPPER_PREFIXES):
+        pass
+    return weights
+
+
+def _open_files(checkpoint: Checkpoint, folder: str) -> CheckpointWeights:
     """Open safetensors files if present, else PyTorch files (weights only, no pickled code); single or sharded."""
     for file, read in WEIGHT_FILES.items():
         name = f"{folder}/{file}" if folder else file

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cenote.layers.attention import Attention
 from cenote.layers.backbone import MixerFactory
 from cenote.layers.disentangled_attention import DisentangledAttention, EmbeddingWithConv, RelativeDistances
 from cenote.layers.spec import HeadSpec
@@ -31,8 +32,11 @@ def deberta_v2(config: HFConfig) -> Architecture:
     shared = config.get("share_att_key", False)
     key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
     qkv = [f"{SELF_ATTENTION}.{x}_proj" for x in ("query", "key", "value")]
+    written = config.get("pos_att_type", [])
+    names = written.lower().split("|") if isinstance(written, str) else written
     return _deberta(
-        config,
+        # v2 has no attention from position to position, and its scale counts the other two only
+        HFConfig({**config.values, "pos_att_type": [kind for kind in names if kind.strip() != "p2p"]}, config.source),
         # derived if positions share these matrices, so that a LoRA adapter is rejected, not applied to content only
         qkv={"layers.*.mixer.qkv": DerivedWeight(tuple(qkv), _concat) if shared else qkv},
         position_key=[f"{SELF_ATTENTION}.{key}.weight", f"{SELF_ATTENTION}.{key}.bias"],
@@ -76,6 +80,8 @@ def _deberta(
     normed = "layer_norm" in config.get("norm_rel_ebd", "none").lower()
     table = ["encoder.rel_embeddings.weight", *(f"encoder.LayerNorm.{x}" for x in ("weight", "bias") if normed)]
     make = partial(_project_positions, base.backbone.norm_eps if normed else None, scale)
+    is_relative = bool(config.get("relative_attention", False) and kinds)
+    size = config.get("embedding_size", config.hidden_size)
     architecture = replace(
         base,
         backbone=replace(
@@ -86,6 +92,7 @@ def _deberta(
         ),
         weights={
             **base.weights,
+            **(_project_tables(base.weights) if size != config.hidden_size else {}),
             **qkv,
             "layers.*.mixer.position_key": DerivedWeight((*table, *position_key), make),
             "layers.*.mixer.position_query": DerivedWeight((*table, *position_query), make),
@@ -96,20 +103,34 @@ def _deberta(
             "lm_predictions.*",
             "mask_predictions.*",
             "embeddings.position_embeddings.*",
+            *(() if is_relative else ("encoder.rel_embeddings.*", "encoder.LayerNorm.*")),
         ),
         sequence_head=Head(
             spec=HeadSpec(pooling="CLS", has_dense=True, dense_activation=config.get("pooler_hidden_act", "gelu")),
             weights={"head.dense": "pooler.dense", "head.classifier": "classifier"},
         ),
         masked_head=replace(
-            base.masked_head, alternative_weights=(*base.masked_head.alternative_weights, MICROSOFT_MASKED_HEAD)
+            base.masked_head,
+            spec=replace(base.masked_head.spec, dense_size=size),
+            alternative_weights=(*base.masked_head.alternative_weights, MICROSOFT_MASKED_HEAD),
         ),
     )
-    if not (config.get("relative_attention", False) and kinds):
-        return architecture
-    mixer = partial(DisentangledAttention, distances=_relative_distances(config), pos_att_types=kinds)
-    architecture = replace(architecture, make_mixer=mixer)
+    mixer: MixerFactory = Attention
+    if is_relative:
+        mixer = partial(DisentangledAttention, distances=_relative_distances(config), pos_att_types=kinds)
+        architecture = replace(architecture, make_mixer=mixer)
     return _with_convolution(architecture, mixer, config) if config.get("conv_kernel_size", 0) else architecture
+
+
+def _project_tables(weights: WeightTable) -> WeightTable:
+    """Return the embedding tables projected to the hidden size: the projection is linear, and precedes the norm."""
+    projected: dict[str, str | list[str] | DerivedWeight] = {}
+    for name in ("embed.tokens", "embed.positions", "embed.token_types"):
+        stored = weights[name]
+        assert isinstance(stored, str), "a table is one matrix"
+        sources = (f"{stored}.weight", "embeddings.embed_proj.weight")
+        projected[f"{name}.weight"] = DerivedWeight(sources, lambda table, matrix: table.float() @ matrix.float().T)
+    return projected
 
 
 def _relative_distances(config: HFConfig) -> RelativeDistances:

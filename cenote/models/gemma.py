@@ -8,10 +8,22 @@ from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.llama import bidirectional, llama, local_layer_pattern, local_rope_from_config
 from cenote.models.qwen import qwen3
 
+BIDIRECTIONAL_KEY = "use_bidirectional_attention"
+
 
 def gemma(config: HFConfig) -> Architecture:
+    base = _gemma(config)
+    if not config.get(BIDIRECTIONAL_KEY, False) or not base.backbone.causal:
+        return base
+    doubt = (
+        f"{config.source}: {BIDIRECTIONAL_KEY} is applied here; Transformers ignores it for padded batches of Gemma; "
+        'hf_overrides={"is_causal": false} or {"use_bidirectional_attention": false} decides'
+    )
+    return replace(base, backbone=replace(base.backbone, causal=False), doubts=(doubt,))
+
+
+def _gemma(config: HFConfig) -> Architecture:
     base = llama(config.with_defaults(num_key_value_heads=16))
-    is_bidirectional = config.get("use_bidirectional_attention", False)
     written = config.get("hidden_activation") or config.get("hidden_act", "gelu")
     return replace(
         base,
@@ -19,7 +31,6 @@ def gemma(config: HFConfig) -> Architecture:
             base.backbone,
             head_dim=config.get("head_dim", 256),
             embed_scale=config.hidden_size**0.5,
-            causal=base.backbone.causal and not is_bidirectional,
             # early configs say "gelu" but mean the tanh approximation
             activation="gelu_tanh" if written == "gelu" else written,
             norm_offset=1.0,
@@ -30,7 +41,7 @@ def gemma(config: HFConfig) -> Architecture:
 def gemma2(config: HFConfig) -> Architecture:
     """Gemma 2: norms before and after attention and MLP; every other layer has sliding-window attention."""
     config = config.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, num_key_value_heads=4)
-    base = gemma(config)
+    base = _gemma(config)
     weights = {
         **base.weights,
         "layers.*.mixer_out_norm": "layers.*.post_attention_layernorm",
@@ -44,16 +55,23 @@ def gemma2(config: HFConfig) -> Architecture:
         softcap=config.get("attn_logit_softcapping"),
         local_layers=local_layer_pattern(2, config),
     )
-    return replace(base, backbone=spec, weights=weights)
+    doubts: tuple[str, ...] = ()
+    if config.get(BIDIRECTIONAL_KEY, False) and spec.causal:
+        doubts = (
+            f"{config.source}: {BIDIRECTIONAL_KEY} is not applied, as in Transformers; "
+            'hf_overrides={"is_causal": false} makes attention bidirectional',
+        )
+    return replace(base, backbone=spec, weights=weights, doubts=doubts)
 
 
 def gemma3(config: HFConfig) -> Architecture:
     """Gemma 3: Gemma 2 with QK norm instead of soft-capping, and a larger rope theta in full-attention layers."""
     config = config.with_defaults(sliding_window=4096)
     base = gemma2(config)
-    is_bidirectional = config.get("use_bidirectional_attention", False)
+    is_bidirectional = config.get(BIDIRECTIONAL_KEY, False)
     spec = replace(
         base.backbone,
+        causal=base.backbone.causal and not is_bidirectional,
         softcap=None,
         qk_norm="head",
         rope=rope_from_config(config, theta=1e6),
@@ -63,7 +81,7 @@ def gemma3(config: HFConfig) -> Architecture:
         window=config.get("sliding_window", 0) // 2 if is_bidirectional else base.backbone.window,
     )
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
-    return replace(base, backbone=spec, weights={**base.weights, **norms})
+    return replace(base, backbone=spec, weights={**base.weights, **norms}, doubts=())
 
 
 def codexembed(config: HFConfig) -> Architecture:

@@ -6,6 +6,7 @@ import math
 
 from torch import nn
 
+from cenote.errors import LoadError
 from cenote.layers.attention import Attention
 from cenote.layers.mamba import Mamba, MambaSpec
 from cenote.layers.moe import MoESpec
@@ -15,7 +16,11 @@ from cenote.models.moe import with_moe
 
 
 def jamba(config: HFConfig) -> Architecture:
-    rank = config.get("mamba_dt_rank", "auto")
+    rank, activation = config.get("mamba_dt_rank", "auto"), config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):  # also that of Mamba, whose kernels have no other
+        raise LoadError(
+            f"{config.source}: hidden_act {activation!r} is not supported in Jamba; use model_impl='transformers'"
+        )
     mamba = MambaSpec(
         channels=config.get("mamba_expand", 2) * config.hidden_size,
         state_size=config.get("mamba_d_state", 16),
@@ -38,8 +43,8 @@ def jamba(config: HFConfig) -> Architecture:
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.with_defaults(num_key_value_heads=8).num_key_value_heads,
-            causal=True,
-            activation=config.get("hidden_act", "silu"),
+            causal=config.get("is_causal", True),
+            activation=activation,
             is_gated_mlp=True,
             norm="rms",
             norm_eps=config.get("rms_norm_eps", 1e-6),

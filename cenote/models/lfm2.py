@@ -14,12 +14,19 @@ from cenote.models.llama import bidirectional
 
 
 def lfm2(config: HFConfig) -> Architecture:
+    """LFM2; `is_causal` of config.json is of the attention, convolutions are always causal."""
+    return _lfm2(config, causal_convolutions=True)
+
+
+def _lfm2(config: HFConfig, *, causal_convolutions: bool) -> Architecture:
     attends = config.get("full_attn_idxs") or range(config.num_hidden_layers)
     kinds = config.get("layer_types") or ["full" if n in attends else "conv" for n in range(config.num_hidden_layers)]
     width, bias = config.get("conv_L_cache", 3), config.get("conv_bias", False)
 
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
-        return GatedConvolution(spec, width, bias=bias) if kinds[layer] == "conv" else Attention(spec, layer)
+        if kinds[layer] == "conv":
+            return GatedConvolution(replace(spec, causal=causal_convolutions), width, bias=bias)
+        return Attention(spec, layer)
 
     return Architecture(
         backbone=BackboneSpec(
@@ -64,7 +71,7 @@ def lfm2(config: HFConfig) -> Architecture:
 
 def bidirectional_lfm2(config: HFConfig) -> Architecture:
     """LFM2.5 as an encoder: bidirectional attention and centred convolutions."""
-    return replace(bidirectional(lfm2(config)), pooling="CLS")
+    return replace(bidirectional(_lfm2(config, causal_convolutions=False)), pooling="CLS")
 
 
 def _intermediate_size(config: HFConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec, HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_config
 
@@ -11,6 +12,13 @@ from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_c
 def modernbert(config: HFConfig) -> Architecture:
     every = config.get("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or ["sliding" if n % every else "full" for n in range(config.num_hidden_layers)]
+    local_layers = tuple(kind.startswith("sliding") for kind in kinds)
+    window = config.get("sliding_window", config.get("local_attention", 128) // 2)
+    if window < 0 and any(local_layers):  # full attention in some versions of Transformers, undefined in others
+        raise LoadError(
+            f"{config.source}: local_attention {config.get('local_attention')} is no window; set hf_overrides="
+            '{"global_attn_every_n_layers": 1, "layer_types": null} for full attention in all layers'
+        )
     eps, bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
     head = HeadSpec(
         pooling=config.get("classifier_pooling", "cls").upper(),
@@ -37,8 +45,8 @@ def modernbert(config: HFConfig) -> Architecture:
             has_first_norm=False,
             rope=rope_from_config(config, "full_attention", theta=config.get("global_rope_theta", 160000.0)),
             local_rope=rope_from_config(config, "sliding_attention", theta=config.get("local_rope_theta", 10000.0)),
-            local_layers=tuple(kind.startswith("sliding") for kind in kinds),
-            window=config.get("sliding_window", config.get("local_attention", 128) // 2),
+            local_layers=local_layers,
+            window=window,
             qkv_bias=config.get("attention_bias", False),
             out_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),

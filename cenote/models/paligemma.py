@@ -49,6 +49,7 @@ def paligemma(config: HFConfig) -> Architecture:
     image_token = config.get("image_token_index", config.get("image_token_id", 256000))
     return replace(
         base,
+        doubts=(),  # those of Gemma are about the direction of attention
         prefixes=TEXT_PREFIXES,
         unused_weights=(*base.unused_weights, "*lm_head.*", "*vision_model.head.*", "*vision_tower.head.*"),
         vision=VisionSpec(

@@ -79,6 +79,8 @@ class PoolingPlan:
         use_activation = params.use_activation
         if use_activation is None:
             use_activation = self.uses_activation(task)
+            if task == "embed" and defaults.use_activation is None and self.matryoshka.is_layer_normed(dimensions):
+                use_activation = True  # the values of a layer norm grow with the full size
         if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
             return PoolingOptions(use_activation, dimensions)
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id

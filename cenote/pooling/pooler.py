@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cenote.errors import BadRequest
 from cenote.kernels.max_sim import max_sim_pairs
@@ -153,9 +154,14 @@ class Pooler(nn.Module):
             x = projector(x)
         if (columns := _select_columns(options, x.shape[-1])) is not None:
             x = x[..., columns]
+        sizes = self.plan.matryoshka
         if options.dimensions is not None:
+            if task == "embed" and sizes.is_layer_normed(options.dimensions):
+                x = F.layer_norm(x, x.shape[-1:])
             x = x[..., : options.dimensions]
-        return normalize(x) if options.use_activation else x
+        x = normalize(x) if options.use_activation else x
+        # as in Sentence Transformers, the default cut comes after the normalization
+        return x if task != "embed" or options.dimensions is not None else x[..., : sizes.default_size]
 
     def _compute_logits(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
         if (classifier := self.heads.classifier) is not None:

@@ -16,11 +16,22 @@ class Matryoshka:
     full_size: int
     min_size: int = 1  # if any size is allowed
     source: str = ""
+    default_size: int | None = None  # requests without dimensions: embeddings are normalized, then cut to this size
+    has_layer_norm: bool = False  # before embeddings are cut to the dimensions of a request
+
+    @property
+    def output_size(self) -> int:
+        """The size of embeddings of requests without dimensions."""
+        return self.default_size or self.full_size
+
+    def is_layer_normed(self, dimensions: int | None) -> bool:
+        return self.has_layer_norm and dimensions is not None and dimensions < self.full_size
 
     def check_dimensions(self, dimensions: int, model: str) -> None:
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
             raise BadRequest(f"dimensions must be an integer, got {dimensions!r}", param="dimensions")
-        if not self.is_supported and dimensions != self.full_size:  # the full size needs no support
+        # sizes of the model's own files need no support
+        if not self.is_supported and dimensions not in (self.full_size, self.default_size):
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
                 "changing output dimensions will lead to poor results."

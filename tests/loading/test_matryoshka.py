@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
 
+from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.errors import BadRequest, Unsupported
 from cenote.loading.describe import describe_model
 from cenote.protocol.matryoshka import Matryoshka
-from tests.tiny import change_config, tiny_bert
+from tests.tiny import TEXTS, change_config, compute_hidden_states, tiny_bert
 
 ANY_SIZE = "Qwen3-Embedding-0.6B"
 
@@ -44,7 +49,8 @@ def test_a_published_model_is_recognised_by_its_folder(
 
     found = read_matryoshka(folder)
 
-    assert found == Matryoshka(True, sizes, size, min_size=min_size, source=f"the name {name}")
+    has_layer_norm = name.startswith("nomic-embed-text")
+    assert found == Matryoshka(True, sizes, size, min_size, f"the name {name}", has_layer_norm=has_layer_norm)
 
 
 def test_files_identify_a_model_whose_folder_has_another_name(tmp_path: Path) -> None:
@@ -92,3 +98,48 @@ def test_sizes_below_the_smallest_trained_one_are_refused() -> None:
         known.check_dimensions(31, "m")
     with pytest.raises(Unsupported, match="does not support matryoshka"):
         Matryoshka(False, (), 1024).check_dimensions(32, "m")
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_nomic_layer_norms_before_a_cut_as_its_card_does(normalizes: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "nomic-embed-text-v1.5"
+    folder.mkdir()
+    reference = tiny_bert(folder, hidden_size=96, intermediate_size=48)
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))[
+            : 2 + normalizes
+        ]
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 96, "pooling_mode_mean_tokens": true}')
+
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        outputs = {
+            size: [
+                item.outputs.data
+                for item in llm.embed(TEXTS, pooling_params=PoolingParams(dimensions=size), use_tqdm=False)
+            ]
+            for size in (None, 96, 64)
+        }
+        ids = [item.prompt_token_ids for item in llm.embed(TEXTS, use_tqdm=False)]
+
+    pooled = torch.stack([rows.mean(0) for rows in compute_hidden_states(reference, ids)])
+    card = F.normalize(F.layer_norm(pooled, (96,))[:, :64], dim=-1)
+    whole = F.normalize(pooled, dim=-1) if normalizes else pooled
+    assert_close(torch.stack(outputs[64]), card, atol=1e-4, rtol=0)
+    assert_close(torch.stack(outputs[None]), whole, atol=1e-4, rtol=0)
+    assert_close(torch.stack(outputs[96]), whole, atol=1e-4, rtol=0)  # nothing is cut
+    assert (card - F.normalize(pooled[:, :64], dim=-1)).abs().max() > 1e-3
+
+
+def test_a_pooler_config_without_activation_leaves_the_cut_of_nomic_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "nomic-embed-text-v1.5"
+    folder.mkdir()
+    tiny_bert(folder, hidden_size=96)
+
+    with LLM(str(folder), dtype="float32", device="cpu", pooler_config={"use_activation": False}) as llm:
+        (output,) = llm.embed(TEXTS[0], pooling_params=PoolingParams(dimensions=64), use_tqdm=False)
+
+    assert output.outputs.data.norm() > 2  # a layer norm over 96 values

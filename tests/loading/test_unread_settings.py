@@ -44,7 +44,6 @@ def test_usual_files_raise_no_doubt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
-        (SETTINGS, {"truncate_dim": 8}, 'truncate_dim 8 is not applied; set pooler_config={"dimensions": 8}'),
         (ENCODER, {"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}, "method_output_name"),
         (ENCODER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_special_tokens=False is not"),
         (ENCODER, {"config_args": {"num_hidden_layers": 1}}, "num_hidden_layers of config_args are not applied"),

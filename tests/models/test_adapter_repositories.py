@@ -101,14 +101,18 @@ def test_square_layers_stored_as_in_by_out_are_updated_transposed(folders: tuple
     assert_close(torch.tensor(output.outputs.embedding), states[-1], atol=1e-4, rtol=0)
 
 
-def test_a_reranker_adapter_makes_a_classifier_of_a_causal_base_model(folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("name", ["score", "score.modules_to_save", "score.modules_to_save.default"])
+def test_a_reranker_adapter_makes_a_classifier_of_a_causal_base_model(name: str, folders: tuple[Path, Path]) -> None:
     """As castorini/rankllama-v1-7b-lora-passage: task_type SEQ_CLS, the head in the adapter."""
     base, folder = folders
     model = tiny_qwen3_causal(base)
     write_adapter(folder, linear_layers(model, "q_proj", "v_proj"), task_type="SEQ_CLS", modules_to_save=["score"])
     head = torch.randn(1, 32)
     tensors = load_file(folder / "adapter_model.safetensors")
-    save_file({**tensors, "base_model.model.score.weight": head}, folder / "adapter_model.safetensors")
+    tensors[f"base_model.model.{name}.weight"] = head
+    if name != "score":  # what the adapter replaces is in a state dict that was not saved by PEFT
+        tensors["base_model.model.score.original_module.weight"] = torch.randn(1, 32)
+    save_file(tensors, folder / "adapter_model.safetensors")
 
     with LLM(str(folder), dtype="float32", device="cpu", pooler_config={"use_activation": False}) as llm:
         (output,) = llm.classify(TEXTS[0], use_tqdm=False)

@@ -46,7 +46,9 @@ def save_adapter(
         tensors[f"base_model.model.{prefix}{module}.{b}"] = up
     assert tensors, "the model has none of these layers"
     save_file(tensors, folder / "adapter_model.safetensors")
+    dropped = config.pop("drop", ())
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", **config}
+    settings = {key: value for key, value in settings.items() if key not in dropped}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return merged
 
@@ -105,6 +107,10 @@ def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> Non
     [
         {"use_rslora": True, "scale": ALPHA / RANK**0.5},
         {"alpha_pattern": {"q_proj": 1.5, "v_proj": 1.5}, "scale": 1.5 / RANK},
+        {"drop": ("lora_alpha",), "scale": 8 / RANK},  # the defaults of PEFT: lora_alpha is 8, whatever the rank
+        {"drop": ("lora_alpha", "r"), "scale": 8 / RANK},
+        {"drop": ("r",), "rank_pattern": {"q_proj": RANK, "v_proj": RANK}, "scale": ALPHA / RANK},
+        {"drop": ("lora_alpha",), "use_rslora": True, "alpha_pattern": {"x_proj": 1}, "scale": 8 / RANK**0.5},
     ],
 )
 def test_other_scales_of_peft_are_read(tmp_path: Path, config: dict[str, Any]) -> None:

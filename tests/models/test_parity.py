@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoModel
+from transformers.activations import ACT2FN
 
 from cenote.config.engine import EngineConfig
+from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.loading.load import LoadedModel, load_model
 from cenote.packed_batch import pack_sequences
@@ -54,6 +56,11 @@ CASES = {
     ),
     "modernbert, older config": Case("ModernBertModel", {}, ("layer_types", "rope_parameters"), OLD_MODERNBERT),
     "modernbert, oldest config": Case("ModernBertModel", {}, ("layer_types", "rope_parameters")),
+    "modernbert, no local layers": Case("ModernBertModel", {}, ("layer_types",), {"global_attn_every_n_layers": 1}),
+    "modernbert, no local layers and no window": Case(
+        "ModernBertModel", {}, ("layer_types",), {"global_attn_every_n_layers": 1, "local_attention": -1}
+    ),
+    "modernbert, a window of one token": Case("ModernBertModel", {}, ("layer_types",), {"local_attention": 1}),
     "modernbert, masked words": Case("ModernBertForMaskedLM"),
     "qwen2": Case("Qwen2Model"),
     "qwen2, language model": Case("Qwen2ForCausalLM"),
@@ -118,6 +125,35 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
     actual = run(loaded(tmp_path).backbone)
 
     assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", sorted(ACT2FN.keys() - {"prelu", "xielu"}))  # which have parameters
+@pytest.mark.parametrize("model", ["BertModel", "LlamaModel"])
+def test_every_activation_without_parameters_matches_transformers(model: str, name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, model, hidden_act=name)
+
+    actual = run(loaded(tmp_path).backbone)
+
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["prelu", "xielu", "softmoid"])
+def test_an_activation_with_parameters_is_refused(name: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "BertModel")
+    change_config(tmp_path, hidden_act=name)
+
+    with pytest.raises(LoadError, match=f"unknown activation '{name}'; expected one of: gelu, gelu_10"):
+        loaded(tmp_path)
+
+
+def test_a_modernbert_without_a_window_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "ModernBertModel")
+    change_config(tmp_path, local_attention=-1)
+    full = {"global_attn_every_n_layers": 1, "layer_types": None}
+
+    with pytest.raises(LoadError, match=r'config.json: local_attention -1 is no window; set hf_overrides=\{"global'):
+        loaded(tmp_path)
+    assert not any(loaded(tmp_path, hf_overrides=full).description.architecture.backbone.local_layers)
 
 
 def test_token_types_reach_the_model(tmp_path: Path) -> None:

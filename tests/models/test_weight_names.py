@@ -120,3 +120,33 @@ def test_a_place_without_a_tensor_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(LoadError, match=r"missing in the checkpoint: .*encoder\.layer\.1\.output\.dense"):
         load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "auto_model.", "0.auto_model.", "_orig_mod.", "module.auto_model."])
+@pytest.mark.parametrize("name", ["BertModel", "Qwen3Model", "RobertaModel"])
+def test_prefixes_of_wrappers_are_removed(name: str, prefix: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, name)
+    rename(tmp_path, lambda key: prefix + key)
+
+    assert_same_states(tmp_path, compute_hidden_states(reference))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "module.model."])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Qwen2"])
+def test_a_wrapped_classifier_keeps_its_head(family: str, prefix: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
+    rename(tmp_path, lambda key: prefix + key)
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        actual = llm.encode(SEQUENCES, pooling_task="classify", use_tqdm=False)
+
+    for output, logits in zip(actual, compute_logits(reference), strict=True):
+        assert_close(output.outputs.data, logits.softmax(-1), atol=1e-4, rtol=0)
+
+
+def test_a_prefix_of_some_names_is_not_removed(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    rename(tmp_path, lambda key: key if "pooler" in key else f"module.{key}")
+
+    with pytest.raises(LoadError, match=r"the checkpoint has no .*embeddings.word_embeddings.weight; found"):
+        load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))

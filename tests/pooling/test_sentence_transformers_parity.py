@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cenote import LLM, LoadError, PoolerConfig, PoolingParams
-from tests.tiny import TEXTS, randomize, save_tiny
+from tests.tiny import TEXTS, change_config, randomize, save_tiny
 
 HIDDEN = 32
 MODES = ("cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean")
@@ -190,3 +191,87 @@ def test_token_embeddings_are_projected_and_normalised_too(tmp_path: Path) -> No
     with torch.inference_mode():
         for output, states in zip(outputs, rows, strict=True):
             assert_same(output.outputs.data, nn.functional.normalize(torch.tanh(model[2].linear(states)), dim=-1))
+
+
+@pytest.mark.parametrize("size", [7, 20, 50])
+def test_truncate_dim_cuts_what_is_normalised_already(size: int, tmp_path: Path) -> None:
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize(), truncate_dim=size)
+
+    ours = embed_texts(tmp_path)
+
+    assert ours.shape[-1] == min(size, 20)
+    assert_same(ours, reference_embeddings(model))
+
+
+def test_dimensions_of_a_request_replace_truncate_dim(tmp_path: Path) -> None:
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize(), truncate_dim=8)
+    full, cut = (
+        embed_texts(tmp_path, params=PoolingParams(dimensions=size), hf_overrides={"is_matryoshka": True})
+        for size in (HIDDEN, 16)
+    )
+
+    assert_same(full, reference_embeddings(model, truncate_dim=HIDDEN))
+    assert_same(cut, reference_embeddings(model, truncate_dim=16, normalize_embeddings=True))
+    # a size that the files name needs no override
+    assert embed_texts(tmp_path, params=PoolingParams(dimensions=8)).shape[-1] == 8
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"module_input_name": "token_embeddings"},
+        {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"},
+        {"module_input_name": "sentence_embedding", "module_output_name": "token_embeddings"},
+        {"module_input_name": "sentence_embedding"},
+    ],
+)
+def test_normalize_changes_what_its_config_names(names: dict[str, str], tmp_path: Path) -> None:
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize(**names))
+
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
+
+
+def test_normalize_that_replaces_the_embedding_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize("token_embeddings", "sentence_embedding"))
+
+    with pytest.raises(LoadError, match="2_Normalize/config.json: the module replaces sentence_embedding"):
+        embed_texts(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["cls_token", "max_tokens", "lasttoken"])
+def test_pooling_flags_may_be_numbers(flag: str, tmp_path: Path) -> None:
+    save_model(tmp_path, Pooling(HIDDEN, "mean"))
+    names = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    flags = {"word_embedding_dimension": HIDDEN} | {f"pooling_mode_{name}": int(name == flag) for name in names}
+    (tmp_path / "model/1_Pooling/config.json").write_text(json.dumps(flags))
+
+    assert_same(embed_texts(tmp_path), reference_embeddings(SentenceTransformer(str(tmp_path / "model"), device="cpu")))
+
+
+@pytest.mark.parametrize(("written", "tokens", "used"), [(40, 16, 40), (16, 40, 16), (40, 66, 40)])
+def test_max_seq_length_is_that_of_the_encoder_file(written: int, tokens: int, used: int, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_model(tmp_path, Pooling(HIDDEN, "mean"))
+    change_config(folder, file="tokenizer_config.json", model_max_length=tokens)
+    change_config(folder, file="sentence_bert_config.json", max_seq_length=written)
+    reference = SentenceTransformer(str(folder), device="cpu")
+    text = " ".join(["the old city"] * 30)
+
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        (output,) = llm.embed([text], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
+
+    assert reference.max_seq_length == used == len(output.prompt_token_ids)
+    assert_same(output.outputs.data, reference.encode(text, convert_to_tensor=True))
+
+
+def test_max_seq_length_cannot_exceed_the_position_table(tmp_path: Path) -> None:
+    """Sentence Transformers fails on texts beyond the table; here the limit is the table."""
+    save_model(tmp_path, Pooling(HIDDEN, "mean"))
+    change_config(tmp_path / "model", file="sentence_bert_config.json", max_seq_length=512)
+
+    with LLM(str(tmp_path / "model"), dtype="float32", device="cpu") as llm:
+        (output,) = llm.embed(
+            ["the old city " * 99], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False
+        )
+
+    assert len(output.prompt_token_ids) == 66
