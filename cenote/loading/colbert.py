@@ -12,7 +12,8 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.embedding_output import SETTINGS_FILE
-from cenote.loading.sentence_transformers import ENCODER_FILES, SentenceTransformersFiles
+from cenote.loading.encoder_args import find_encoder_file
+from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import HFConfig, QueryFormat
 
 logger = logging.getLogger("cenote")
@@ -188,7 +189,7 @@ def _read_sentence_transformers(
     checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformersFiles
 ) -> LateInteractionSettings:
     """A MultiVectorEncoder as Sentence Transformers writes it since version 6."""
-    encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), SETTINGS_FILE)
+    encoder = find_encoder_file(checkpoint) or SETTINGS_FILE
     values = dict(checkpoint.read_json_object(encoder))
     expansion = values.get("query_expansion")
     if expansion is not None:

@@ -37,7 +37,6 @@ from cenote.loading.static_embeddings import (
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
 from cenote.loading.unread_heads import refuse_unknown_reranker, refuse_unread_head
-from cenote.loading.unread_settings import find_decoder_doubt
 from cenote.loading.v_splade import read_v_splade_config
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.ignored_keys import without_ignored_keys
@@ -81,6 +80,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     entry = find_entry(options, config)
     family = entry.family(without_ignored_keys(config))
     files = read_model2vec_settings(config, read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles())
+    family = family if files.adds_special_tokens else replace(family, adds_special_tokens=False)
     refuse_unread_head(options, checkpoint, config, files)
     unnamed_reranker = find_unnamed_reranker(checkpoint, config, entry, family, files)
     if unnamed_reranker is not None:
@@ -187,7 +187,6 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                 (
                     code_doubt,
                     *files.doubts,
-                    find_decoder_doubt(config, architecture),
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,

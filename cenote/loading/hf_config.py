@@ -15,6 +15,7 @@ from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec
 from cenote.loading.adapter_base import read_adapter_config
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.encoder_args import CONFIG_ARGS, find_encoder_file, read_encoder_args
 from cenote.models.architecture import HFConfig
 
 logger = logging.getLogger("cenote")
@@ -66,7 +67,8 @@ def read_config(
     source = str(checkpoint.encoder_path / file)
     if values is None:
         source = str(checkpoint.require_file("config.json"))
-        values = read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"))
+        args = read_encoder_args(checkpoint, find_encoder_file(checkpoint), CONFIG_ARGS)
+        values = {**read_adapter_config(checkpoint, checkpoint.read_json_object("config.json")), **args}
     if overrides is None:
         return HFConfig(_merge_text_config(values), source)
     if isinstance(overrides, Mapping):

@@ -11,6 +11,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.embedding_output import EMBEDDING_NAME, SETTINGS_FILE, has_normalize, read_truncate_dim
+from cenote.loading.encoder_args import adds_special_tokens, find_encoder_file, read_max_length
 from cenote.loading.module_list import (
     MODULE_STAGES,
     MODULES_FILE,
@@ -51,10 +52,6 @@ PROMPT_EXCLUDED_NAMES = re.compile(r"instructor-(base|large|xl)")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
 # names of other values that modules pass on
 SCORES_NAME, LOGITS_NAME = "scores", "causal_logits"
-ENCODER_FILES = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +107,7 @@ class SentenceTransformersFiles:
     normalize: Sourced[bool] | None = None  # None if modules.json neither pools nor normalises
     truncate_dim: Sourced[int] | None = None  # size to which normalized embeddings are cut
     max_length: Sourced[int] | None = None
+    adds_special_tokens: bool = True  # of the tokenizer, to each text
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
@@ -130,7 +128,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
     if is_v_splade(checkpoint):
         return SentenceTransformersFiles(routes=read_routes(checkpoint), similarity_fn_name="dot")
     steps = read_module_list(checkpoint)
-    encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
+    encoder = find_encoder_file(checkpoint)
     settings = checkpoint.read_json_object(SETTINGS_FILE)
     has_modules = checkpoint.find_file(MODULES_FILE) is not None
     if not has_modules and encoder is None and not settings:
@@ -167,7 +165,8 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         has_int8_output=any(step.kind == "FlexibleQuantizer" for step in steps),
         normalize=Sourced(normalizes, MODULES_FILE) if pooling or mask or normalizes or encodes else None,
         truncate_dim=read_truncate_dim(checkpoint, settings),
-        max_length=_read_max_length(checkpoint, encoder),
+        max_length=read_max_length(checkpoint, encoder),
+        adds_special_tokens=adds_special_tokens(checkpoint, encoder),
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
@@ -347,12 +346,3 @@ def _parse_activation(source: str, name: Any) -> str:
             f"{source}: unknown activation_function {name!r}; expected one of: {', '.join(DENSE_ACTIVATIONS)}"
         )
     return short.lower()
-
-
-def _read_max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] | None:
-    length = None if file is None else checkpoint.read_json_object(file).get("max_seq_length")
-    if file is None or length is None:
-        return None
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise LoadError(f"{checkpoint.folder / file}: max_seq_length is {length!r}; expected a number of tokens")
-    return Sourced(length, file)

@@ -11,6 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from cenote.errors import LoadError
 from cenote.loading.added_tokens import TOKEN_NAMES, add_listed_tokens, add_unlisted_tokens, read_special_tokens
 from cenote.loading.checkpoint import Checkpoint, check_not_empty
+from cenote.loading.encoder_args import (
+    APPLIED_TOKENIZER_ARGS,
+    TOKENIZER_ARGS,
+    find_encoder_file,
+    read_encoder_args,
+)
 from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
 from cenote.loading.legacy_tokenizers.classes import find_tokenizer_class
@@ -54,6 +60,8 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
     """
     settings = checkpoint.read_json_object("tokenizer_config.json")
     config = checkpoint.read_json_object("config.json")
+    args = read_encoder_args(checkpoint, find_encoder_file(checkpoint), TOKENIZER_ARGS)
+    settings |= {name: value for name, value in args.items() if name in APPLIED_TOKENIZER_ARGS}
     names = _read_special_tokens(checkpoint, settings)
     class_name: str | None = None
     path, built = checkpoint.find_file("tokenizer.json"), None

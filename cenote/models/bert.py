@@ -14,6 +14,9 @@ from cenote.models.architecture import (
     make_linear_head,
 )
 
+# encoders of Transformers that are causal with `is_decoder`
+DECODER_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+
 
 def bert(config: HFConfig) -> Architecture:
     activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
@@ -28,6 +31,7 @@ def bert(config: HFConfig) -> Architecture:
             num_learned_positions=config.max_position_embeddings,
             num_token_types=config.get("type_vocab_size", 2),
             has_embed_norm=True,
+            causal=config.get("is_decoder", False) is True and config.get("model_type") in DECODER_TYPES,
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,

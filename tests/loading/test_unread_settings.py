@@ -1,4 +1,4 @@
-"""Settings of published files that are not applied are named in a warning, with the way out."""
+"""Settings of published files are applied as the libraries do, or named in a warning with the way out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from torch.testing import assert_close
+from transformers import AutoModel
 
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
-from tests.tiny import change_config, save_tiny, tiny_bert_classifier
+from tests.tiny import TEXTS, change_config, compute_hidden_states, save_tiny, tiny_bert_classifier
 
-ENCODER, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
+ENCODER = "sentence_bert_config.json"
 
 
 def save_embedder(folder: Path) -> None:
@@ -36,36 +41,82 @@ def doubts_of(folder: Path) -> tuple[str, ...]:
 def test_usual_files_raise_no_doubt(tmp_path: Path) -> None:
     save_embedder(tmp_path)
     values = {"max_seq_length": 32, "modality_config": {"text": {"method_output_name": "last_hidden_state"}}}
-    (tmp_path / ENCODER).write_text(json.dumps({**values, "model_args": {"torch_dtype": "float16"}}))
+    text = {"padding": True, "truncation": True, "max_length": 20}
+    args = {"model_args": {"torch_dtype": "float16"}, "tokenizer_args": {"padding_side": "left"}}
+    (tmp_path / ENCODER).write_text(json.dumps({**values, **args, "processing_kwargs": {"text": text}}))
 
     assert doubts_of(tmp_path) == ()
 
 
 @pytest.mark.parametrize(
-    ("file", "values", "message"),
+    ("values", "message"),
     [
-        (ENCODER, {"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}, "method_output_name"),
-        (ENCODER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_special_tokens=False is not"),
-        (ENCODER, {"config_args": {"num_hidden_layers": 1}}, "num_hidden_layers of config_args are not applied"),
-        (ENCODER, {"tokenizer_args": {"truncation_side": "left"}}, "truncation_side of tokenizer_args"),
+        ({"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}, "method_output_name"),
+        ({"processing_kwargs": {"text": {"stride": 2}}}, "processing_kwargs.text stride=2 is not applied"),
+        ({"model_args": {"num_hidden_layers": 1}}, "num_hidden_layers of model_args are not applied"),
+        ({"tokenizer_args": {"do_lower_case": False}}, "do_lower_case of tokenizer_args are not applied"),
     ],
 )
-def test_a_setting_that_is_not_applied_is_a_doubt(
-    file: str, values: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_setting_that_is_not_applied_is_a_doubt(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     save_embedder(tmp_path)
-    (tmp_path / file).write_text(json.dumps(values))
+    (tmp_path / ENCODER).write_text(json.dumps(values))
 
     (doubt,) = doubts_of(tmp_path)
-    assert str(tmp_path / file) in doubt and message in doubt
+    assert str(tmp_path / ENCODER) in doubt and message in doubt
 
 
-def test_an_encoder_with_is_decoder_is_a_doubt(tmp_path: Path) -> None:
+TRUNCATE = {"truncate_prompt_tokens": -1}
+LONG_TEXT = "who live in the old city, and how big is the river in berlin? " * 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config_args": {"num_hidden_layers": 1}},
+        {"config_kwargs": {"num_hidden_layers": 1, "use_cache": False}},
+        {"max_seq_length": 20, "tokenizer_args": {"truncation_side": "left"}},
+        {"max_seq_length": 20, "tokenizer_args": {"model_max_length": 12}},
+        {"max_seq_length": 12, "processor_kwargs": {"model_max_length": 20}},
+        {"max_seq_length": 20, "processing_kwargs": {"text": {"max_length": 12}}},
+        {"max_seq_length": 20, "processing_kwargs": {"text": {"max_length": 24, "add_special_tokens": False}}},
+        {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+    ],
+)
+def test_arguments_in_the_file_of_the_encoder_are_applied(values: dict[str, Any], tmp_path: Path) -> None:
     save_embedder(tmp_path)
+    (tmp_path / ENCODER).write_text(json.dumps({"max_seq_length": 32, **values}))
+    if "num_hidden_layers" in str(values):
+        remove_weights(tmp_path, "layer.1.")
+    texts = [*TEXTS, LONG_TEXT]
+
+    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+        outputs = llm.embed(texts, tokenization_kwargs=TRUNCATE, use_tqdm=False)
+
+    assert doubts_of(tmp_path) == ()
+    expected = SentenceTransformer(str(tmp_path), device="cpu").encode(texts, convert_to_tensor=True)
+    assert_close(torch.stack([output.outputs.data for output in outputs]), expected, atol=1e-4, rtol=0)
+
+
+def remove_weights(folder: Path, part: str) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if part not in name}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("model", ["BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "ElectraModel"])
+def test_an_encoder_with_is_decoder_is_causal(model: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, model)
     change_config(tmp_path, is_decoder=True)
+    pooler: Any = {"pooling_type": "MEAN", "use_activation": False}
 
-    (doubt,) = doubts_of(tmp_path)
-    assert "is_decoder is true, but attention is bidirectional here" in doubt
+    with LLM(str(tmp_path), device="cpu", dtype="float32", pooler_config=pooler) as llm:
+        outputs = llm.embed(TEXTS, use_tqdm=False)
+
+    reference = AutoModel.from_pretrained(tmp_path).eval()
+    states = compute_hidden_states(reference, [output.prompt_token_ids for output in outputs])
+    for output, rows in zip(outputs, states, strict=True):
+        assert_close(output.outputs.data, rows.mean(0), atol=1e-4, rtol=0)
+    assert doubts_of(tmp_path) == ()
 
 
 def test_labels_that_do_not_fit_the_classifier_are_numbered(tmp_path: Path) -> None:

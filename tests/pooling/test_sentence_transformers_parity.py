@@ -265,13 +265,13 @@ def test_max_seq_length_is_that_of_the_encoder_file(written: int, tokens: int, u
 
 
 def test_max_seq_length_cannot_exceed_the_position_table(tmp_path: Path) -> None:
-    """Sentence Transformers fails on texts beyond the table; here the limit is the table."""
+    folder, text = tmp_path / "model", "the old city " * 99
     save_model(tmp_path, Pooling(HIDDEN, "mean"))
-    change_config(tmp_path / "model", file="sentence_bert_config.json", max_seq_length=512)
+    change_config(folder, file="sentence_bert_config.json", max_seq_length=512)
 
-    with LLM(str(tmp_path / "model"), dtype="float32", device="cpu") as llm:
-        (output,) = llm.embed(
-            ["the old city " * 99], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False
-        )
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        (output,) = llm.embed([text], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
 
     assert len(output.prompt_token_ids) == 66
+    with pytest.raises((IndexError, RuntimeError)):  # Sentence Transformers does not lower it
+        SentenceTransformer(str(folder), device="cpu").encode(text)
