@@ -58,10 +58,10 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
 
     `is_plain`: tokenizer.json is used as it is, whatever class and tokens other files name.
     """
-    settings = checkpoint.read_json_object("tokenizer_config.json")
     config = checkpoint.read_json_object("config.json")
     args = read_encoder_args(checkpoint, find_encoder_file(checkpoint), TOKENIZER_ARGS)
-    settings |= {name: value for name, value in args.items() if name in APPLIED_TOKENIZER_ARGS}
+    applied = {name: value for name, value in args.items() if name in APPLIED_TOKENIZER_ARGS}
+    settings = {**checkpoint.read_json_object("tokenizer_config.json"), **applied}
     names = _read_special_tokens(checkpoint, settings)
     class_name: str | None = None
     path, built = checkpoint.find_file("tokenizer.json"), None
