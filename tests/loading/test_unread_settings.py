@@ -15,6 +15,7 @@ from transformers import AutoModel
 
 from cenote import LLM
 from cenote.config.engine import EngineConfig
+from cenote.errors import LoadError
 from cenote.loading.describe import describe_model
 from tests.tiny import TEXTS, change_config, compute_hidden_states, save_tiny, tiny_bert_classifier
 
@@ -125,3 +126,12 @@ def test_labels_that_do_not_fit_the_classifier_are_numbered(tmp_path: Path) -> N
 
     with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
         assert llm.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+@pytest.mark.parametrize("size", ["8", 0, True, 2.5])
+def test_a_truncate_dim_that_is_no_size_is_refused(size: Any, tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}))
+
+    with pytest.raises(LoadError, match=f"config_sentence_transformers.json: truncate_dim is {size!r}; expected"):
+        doubts_of(tmp_path)
