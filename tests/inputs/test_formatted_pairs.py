@@ -17,7 +17,8 @@ QUERY, DOCUMENT = "who lives\nin berlin? ", " people,\n\nand a bird"
 DOCUMENT_FIRST = ("jina_reranker_m0", "kalm_reranker_v1")
 # the prompt starts with the instruction: only the default one is recognised
 INSTRUCTION_FIRST = "querit"
-ZERANK = (
+ZERANK = "zerank"  # the built-in template removes white space around the texts
+ZERANK_2 = (
     "<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n<|im_start|>user\n{{ messages[1].content }}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
@@ -30,8 +31,8 @@ def make_format(template: ScoreTemplate) -> PairFormat:
 
 
 def templates() -> list[ScoreTemplate]:
-    names = [name for name in TEMPLATE_NAMES if name not in DOCUMENT_FIRST]
-    return [*map(load_builtin_template, names), ScoreTemplate(ZERANK, "zerank")]
+    names = [name for name in TEMPLATE_NAMES if name not in (*DOCUMENT_FIRST, ZERANK)]
+    return [*map(load_builtin_template, names), ScoreTemplate(ZERANK_2, "zerank-2")]
 
 
 @pytest.mark.parametrize("instruction", [None, "find the\nanswer"])

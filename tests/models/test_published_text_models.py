@@ -243,13 +243,13 @@ def test_hhem_scores_the_consistency_of_the_second_text(tmp_path: Path) -> None:
     (tmp_path / "reference").mkdir()
     model = save_tiny(tmp_path / "reference", "T5ForTokenClassification", num_labels=2, feed_forward_proj="gated-gelu")
     model.load_state_dict({name.removeprefix("t5."): tensor for name, tensor in tensors.items()}, strict=False)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = transformers.T5Tokenizer.from_pretrained(tmp_path)
     prompt = "<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {}\n\nHypothesis: {}"
 
     outputs = score(tmp_path)
 
     for (first, second), output in zip(PAIRS, outputs, strict=True):
-        ids = tokenizer.encode(prompt.format(first, second)).ids
+        ids = tokenizer.encode(prompt.format(first, second))
         assert output.prompt_token_ids == ids
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([ids])).logits[0, 0].softmax(-1)[1]
@@ -293,14 +293,14 @@ def test_an_impossible_cutoff_is_refused(cutoff: Any, tmp_path: Path) -> None:
 def test_a_layerwise_reranker_has_the_token_ids_of_its_parts_encoded_alone(tmp_path: Path) -> None:
     text_families.bge_reranker_v2_minicpm_layerwise(tmp_path)
     text_families.save_t5_tokenizer(tmp_path)  # puts a space before every text, as the tokenizer of MiniCPM does
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = transformers.T5Tokenizer.from_pretrained(tmp_path)
     question = "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
     question += "providing a prediction of either 'Yes' or 'No'."
     parts = ["A: the cat", "\n", "B: a dog", "\n", question]
 
     (output, *_) = score(tmp_path)
 
-    ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
+    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
     assert output.prompt_token_ids == [*chain(*ids), 1]
 
 
