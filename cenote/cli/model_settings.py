@@ -125,7 +125,7 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
     elif (spec := model.architecture.span_head) is not None:
         yield Setting("labels", "those of each request", model.kind.source, label="label names")
-        source = "gliner_config.json max_len" if spec.counting_layer is None else "the number of tokens"
+        source = "gliner_config.json max_len" if not spec.prompt.splits_as_gliner2 else "the number of tokens"
         yield Setting("max_words", spec.max_words, source, label="words of a text")
     elif model.kind.value != "listwise":  # whose scores are cosines
         used = plan.use_activation.value

@@ -90,6 +90,11 @@ class Admission:
         advice = f"Try converting the model using `--convert {convert}`."
         if convert == "classify" and self.description.entry.kind not in ("sequence", "reward"):
             advice = "It has no classifier: load a model that has one, such as a ...ForSequenceClassification."
+            if self.description.entry.kind == "entities":
+                advice = (
+                    "GLiNER models find entities only (LLM.entities, /entities); for the classification, relations and "
+                    "records of GLiNER2 use the gliner2 package."
+                )
         raise Unsupported(
             f"{api} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
         )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec
 from cenote.layers.span_head import EntityHead, ScoredSpan, SpanHead, SpanHeadSpec, WordHead
 
 MAX_COUNT = 20
@@ -108,6 +109,8 @@ class CountedSpanHead(SpanHead):
 
 
 def make_entity_head(spec: SpanHeadSpec) -> EntityHead:
+    if isinstance(spec, BoundaryHeadSpec):
+        return BoundaryHead(spec)
     if spec.counting_layer is not None:
         return CountedSpanHead(spec)
     return WordHead(spec) if spec.max_width is None else SpanHead(spec)

@@ -36,6 +36,8 @@ class SpanHeadSpec:
     reads_label_token: bool = True  # a label is represented by the state of its token; False: of the token after it
     counting_layer: str | None = None  # of GLiNER2
     separates_labels: bool = False  # entities of different labels may overlap
+    maximizes_total_score: bool = False  # of entities that do not overlap; False: the best ones are chosen first
+    num_layers: int = 0  # of the deepest stack of layers
 
 
 class ScoredSpan(NamedTuple):

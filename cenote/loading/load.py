@@ -157,7 +157,8 @@ def _load_span_head(description: ModelDescription, weight_loader: WeightLoader) 
         return None
     head = _build(lambda: make_entity_head(spec), description.config.source)
     device = description.device.value
-    weight_loader.load(head, description.architecture.span_weights, num_layers=0, dtype=torch.float32, device=device)
+    table, num_layers = description.architecture.span_weights, spec.num_layers
+    weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
     if head.rnn is not None:
         head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
     return head.eval()
@@ -230,7 +231,7 @@ def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> Tok
     else:
         checkpoint = find_tokenizer_checkpoint(checkpoint, description.config, options.hf_token)
     files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(description))
-    if (spec := description.architecture.span_head) is not None and spec.counting_layer is not None:
+    if (spec := description.architecture.span_head) is not None and spec.prompt.splits_as_gliner2:
         add_schema_tokens(files.tokenizer, description.config)
     elif spec is not None:
         add_prompt_tokens(files.tokenizer, description.config, spec)

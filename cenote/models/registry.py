@@ -163,6 +163,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "VSpladeQuery": ("v_splade:v_splade_query", "sparse"),
     "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/gliner.py gives to gliner_config.json
     "GLiNER2": ("gliner2:gliner2", "entities"),  # likewise, by loading/gliner2.py
+    "GLiNER2.5": ("gliner2_5:gliner2_5", "entities"),
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),

@@ -127,6 +127,10 @@ SUPPORTED_NAMES = {
         "fastino/gliner2-base-v1, gliner2-multi-v1, gliner2-large-v1 (entities, labels in each request)",
         "an independent implementation on Transformers' DeBERTa; gliner2 2.1.0",
     ),
+    "GLiNER2.5": (
+        "fastino/gliner2.5-small-v1, gliner2.5-base-v1, gliner2.5-multi-v1 (entities, labels in each request)",
+        "an independent implementation on Transformers' DeBERTa; gliner2 2.1.0",
+    ),
     "GLiNER": (
         "urchade/gliner_small-v2.1, gliner_medium-v2.1, gliner_large-v2.1, gliner_multi-v2.1, "
         "knowledgator/gliner-multitask-large-v0.5 (labels in each request)",

@@ -18,11 +18,12 @@ from cenote.engine.tasks.entity_recognizer import (
     make_sequence_request,
     raise_on_error,
 )
+from cenote.engine.tasks.span_selection import select_spans
 from cenote.engine.tasks.word_splitting import Words, split_as_gliner2, split_words
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits, resolve_truncation_length
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
-from cenote.layers.span_head import EntityHead, ScoredSpan
+from cenote.layers.span_head import EntityHead
 from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import EntityRequest
 from cenote.protocol.results import Entity, EntityResult, PoolResult
@@ -142,22 +143,15 @@ class SpanRecognizer:
         device = next(self.head.parameters()).device
         states = torch.as_tensor(np.asarray(result.data)).to(device, torch.float32)
         word_rows, label_rows = (torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows))
+        spans = self.head.find_spans(states, word_rows, label_rows, threshold)
         entities = []
-        for first, last, label, score in self._select(self.head.find_spans(states, word_rows, label_rows, threshold)):
+        for first, last, label, score in select_spans(spans, self.head.spec):
             start, end = text.words[first][0], min(text.words[last][1], len(text.text))
             if start == end:
                 continue  # the period that is not part of the text
             part = text.text[start:end]
             entities.append(Entity(label=labels[label], score=score, word=part, start=start, end=end, text=part))
         return entities
-
-    def _select(self, spans: Sequence[ScoredSpan]) -> list[ScoredSpan]:
-        if not self.head.spec.separates_labels:
-            return _select_spans(spans)
-        labels = sorted({span.label for span in spans})
-        return sorted(
-            selected for label in labels for selected in _select_spans([span for span in spans if span.label == label])
-        )
 
 
 def make_recognizer(model: LoadedModel, tokenizer: Tokenizer) -> EntityRecognizer | SpanRecognizer | None:
@@ -202,14 +196,3 @@ def _find_first_tokens(encoding: Encoding) -> dict[int, int]:
         if word is not None:
             rows.setdefault(word, row)
     return rows
-
-
-def _select_spans(spans: Sequence[ScoredSpan]) -> list[ScoredSpan]:
-    """Return the best spans that do not overlap, in the order of the text."""
-    is_taken = np.zeros(1 + max((span.last for span in spans), default=0), dtype=bool)
-    selected = []
-    for span in sorted(spans, key=lambda span: -span.score):
-        if not is_taken[span.first : span.last + 1].any():
-            is_taken[span.first : span.last + 1] = True
-            selected.append(span)
-    return sorted(selected)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.layouts.registry import builder
@@ -68,8 +69,8 @@ def make_heads(size: int, counting_layer: str) -> nn.ModuleDict:
     )
 
 
-def save_gliner2(folder: Path, counting_layer: str = "count_lstm", **settings: Any) -> tuple[PreTrainedModel, Any]:
-    """Save the model; return encoder and heads."""
+def save_encoder(folder: Path) -> PreTrainedModel:
+    """Save the tokenizer and the encoder's config; return the encoder."""
     vocab_size = len(write_tokenizer(folder, "deberta-v3", {}))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": TOKENS})
@@ -79,17 +80,28 @@ def save_gliner2(folder: Path, counting_layer: str = "count_lstm", **settings: A
         warnings.simplefilter("ignore", DeprecationWarning)  # Transformers' DeBERTa is scripted when it is imported
         model_class = transformers.DebertaV2Model
     config = transformers.DebertaV2Config(**sizes | {"vocab_size": vocab_size + len(TOKENS)})
-    encoder, heads = model_class(config).eval(), make_heads(config.hidden_size, counting_layer).eval()
+    encoder = model_class(config).eval()
     randomize(encoder)
+    (folder / "encoder_config").mkdir()
+    (folder / "encoder_config" / "config.json").write_text(json.dumps(config.to_dict()))
+    return encoder
+
+
+def save_weights(folder: Path, encoder: PreTrainedModel, heads: Mapping[str, Tensor]) -> None:
+    weights = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    save_file(weights | dict(heads), folder / "model.safetensors")
+
+
+def save_gliner2(folder: Path, counting_layer: str = "count_lstm", **settings: Any) -> tuple[PreTrainedModel, Any]:
+    """Save the model; return encoder and heads."""
+    encoder = save_encoder(folder)
+    heads = make_heads(encoder.config.hidden_size, counting_layer).eval()
     # values with which there are entities, and few scores are equal
     seed, std = {"count_lstm": (4, 0.14)}.get(counting_layer, (2, 0.2))
     randomize(heads, seed=seed, std=std)
     heads["count_pred"][2].bias.data[0] = -9.0  # there are entities
     (folder / "config.json").write_text(json.dumps(SETTINGS | {"counting_layer": counting_layer} | settings))
-    (folder / "encoder_config").mkdir()
-    (folder / "encoder_config" / "config.json").write_text(json.dumps(config.to_dict()))
-    weights = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    save_file(weights | dict(heads.state_dict()), folder / "model.safetensors")
+    save_weights(folder, encoder, heads.state_dict())
     return encoder, heads
 
 
@@ -106,9 +118,3 @@ def gliner2_multi_v1(folder: Path) -> None:
 @builder
 def gliner2_large_v1(folder: Path) -> None:
     save_gliner2(folder, "count_lstm_moe")
-
-
-@builder
-def gliner2_5_base_v1(folder: Path) -> None:
-    settings = {"architecture": "boundary", "boundary_head": {"candidate_pool": "shared", "pool_size": 192}}
-    (folder / "config.json").write_text(json.dumps(SETTINGS | settings))
