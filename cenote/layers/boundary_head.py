@@ -157,7 +157,7 @@ class BoundaryHead(EntityHead):
         """Return candidates [candidates, 2], start and end without it, and their logits [labels, candidates]."""
         boundaries = self.boundary(words)
         starts, ends = self.start(boundaries, labels), self.end(boundaries, labels)
-        pairs, proposals = self._propose(boundaries, starts, ends)
+        pairs, proposals = self.propose(boundaries, starts, ends)
         logits = self.candidate(boundaries, words, labels, pairs, proposals)
         logits = logits + starts[:, pairs[:, 0]] + ends[:, pairs[:, 1]]
         if self.inside is not None:
@@ -165,7 +165,7 @@ class BoundaryHead(EntityHead):
             logits = logits + sum_inside(self.inside(words, labels), pairs) / length.sqrt()
         return pairs, logits
 
-    def _propose(self, boundaries: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, boundaries: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """Return candidates and their scores without labels, from scores [labels, boundaries] of their ends.
 
         The best pairs of each label come first, then the best ones of any label; of equal ones, those with the first

@@ -68,7 +68,7 @@ def read_gliner2_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     _check_supported(source, settings, SUPPORTED)
     is_boundary = settings.get("architecture") == "boundary"
     if is_boundary:
-        heads = {"max_len": settings.get("max_len"), **BOUNDARY_DEFAULTS, **settings.get("boundary_head", {})}
+        heads = {"max_len": settings.get("max_len"), **BOUNDARY_DEFAULTS, **(settings.get("boundary_head") or {})}
     else:  # newer versions of the gliner2 package write the settings of the span head in a table of their own
         heads = {**settings, **settings.get("span_head", {})}
     _check_supported(source, heads, SUPPORTED_BOUNDARY if is_boundary else SUPPORTED_SPAN)

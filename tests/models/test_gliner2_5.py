@@ -22,13 +22,14 @@ from tests.models.test_gliner import LABELS, TEXTS, Found, assert_found
 from tests.models.test_gliner2 import TAGGED, split
 
 ALL_TEXTS = [*TEXTS, TAGGED, "DEEP Water", "what is the query about and where is the deep water of the city"]
-SMALL_POOL = {"boundary_dim": 32, "pair_dim": 48, "pool_boundary_top_k": 5, "pool_size": 9, "min_pool_per_query": 2}
+SMALL_POOL = {"boundary_dim": 32, "pair_dim": 48, "pool_boundary_top_k": 12, "pool_size": 4, "min_pool_per_query": 2}
 ATTENTION = {"candidate_attention_layers": 2, "query_attention_layers": 2}
 WITHOUT = {"enable_span_content": False, "use_inside_evidence": False, "enable_abstention": False}
 CASES: dict[str, dict[str, Any]] = {
     "published": {},
     "attention of candidates and labels": ATTENTION,
-    "few candidates": SMALL_POOL | {"boundary_attention_window": 2, "seed": 1},
+    "few candidates": SMALL_POOL | {"boundary_attention_window": 2},
+    "few boundaries": {"pool_boundary_top_k": 5, "pool_size": 9},
     "without parts": WITHOUT
     | {"boundary_attention_layers": 0, "boundary_refinement_layers": 2, "pair_temperature": 2.5},
 }
