@@ -158,6 +158,8 @@ class BoundaryHead(EntityHead):
         boundaries = self.boundary(words)
         starts, ends = self.start(boundaries, labels), self.end(boundaries, labels)
         pairs, proposals = self.propose(boundaries, starts, ends)
+        if not len(pairs):  # all of the best starts are after the best ends
+            return pairs, starts[:, :0]
         logits = self.candidate(boundaries, words, labels, pairs, proposals)
         logits = logits + starts[:, pairs[:, 0]] + ends[:, pairs[:, 1]]
         if self.inside is not None:

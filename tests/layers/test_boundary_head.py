@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_candidates_are_those_of_a_plain_implementation(
     expected = plain.propose(boundaries, starts.tolist(), ends.tolist())
     assert pairs.tolist() == [list(span) for span in expected]
     assert scores.tolist() == pytest.approx(list(expected.values()), abs=1e-4)
+
+
+@torch.no_grad()
+def test_a_text_without_a_start_before_an_end_has_no_candidates() -> None:
+    head = BoundaryHead(replace(make_head(1, 4, 2).sizes, num_candidate_layers=1, num_label_layers=1))
+    for parameter in head.parameters():
+        torch.nn.init.constant_(parameter, 0.0)  # the best start and end are the first boundary
+    states = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
+
+    found = head.find_spans(states, torch.tensor([1, 2, 3]), torch.tensor([0]), 0.0)
+
+    assert found == []
 
 
 def test_two_spans_have_one_relation() -> None:
