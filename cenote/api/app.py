@@ -26,6 +26,7 @@ from cenote.errors import BodyTooLarge, NotOffered, PoolingError, RouteNotFound
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
+MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
 def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
@@ -74,7 +75,7 @@ class Endpoint:
             reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
         context: RequestContext | None = scope.get("context")
         has_headers = context is not None and reply.status != CLIENT_CLOSED_REQUEST
-        await send_reply(reply, context.response_headers() if context and has_headers else {}, send)
+        await send_reply(reply, context.response_headers() if context and has_headers else (), send)
 
     async def _handle(self, scope: Scope, receive: Receive) -> Reply | None:
         app_state, route = self.app_state, self.route
@@ -82,8 +83,7 @@ class Endpoint:
         engine = app_state.engine
         if not route.is_supported(engine.model_info):
             raise unsupported_route_error(route, self.routes, engine.model_info)
-        names = (b"content-type", b"content-encoding", b"origin")
-        check_media_type(*(get_header(scope, name) for name in names))
+        check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
         raw = await read_body(get_header(scope, b"content-length"), receive, app_state.settings.max_body_bytes)
         if raw is None:
             return None
@@ -144,6 +144,7 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[Reply]) -> Repl
         raise
     finally:
         is_running = False
+        disconnect.remove_done_callback(on_disconnect)
         disconnect.cancel()
 
 
@@ -159,7 +160,8 @@ def unsupported_route_error(route: Route, routes: Sequence[Route], model_info: M
 async def _handle_pooling_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, PoolingError)
     context: RequestContext | None = http.scope.get("context")
-    return to_response(error_reply(error), context.response_headers() if context else None)
+    headers = context.response_headers() if context else ()
+    return to_response(error_reply(error), {name.decode(): value.decode() for name, value in headers})
 
 
 async def _handle_http_error(http: Request, error: Exception) -> Response:

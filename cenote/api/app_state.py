@@ -6,11 +6,12 @@ import time
 from typing import Literal
 
 from cenote.api.auth import ApiKeyStore
+from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.config.server import ServerConfig
 from cenote.errors import EngineStopped, NotReady
-from cenote.protocol.engine import Engine
+from cenote.protocol.engine import Engine, EngineStatus
 
-ServerStatus = Literal["loading", "ready", "draining", "stopped"]
+ServerStatus = EngineStatus | Literal["draining"]
 
 
 class AppState:
@@ -21,24 +22,25 @@ class AppState:
         self.created = int(time.time())
         self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
+        self.metrics: ServerMetrics = LocalServerMetrics()
         self.are_front_ends_ready = True  # False while another front-end process is starting
         self._engine: Engine | None = None
-        self._is_draining = False
+        self.is_draining = False  # set by start_draining
 
     def set_engine(self, engine: Engine) -> None:
         self._engine = engine
 
     def start_draining(self) -> None:
         """Report not ready and close connections after their response, but still serve requests."""
-        self._is_draining = True
+        self.is_draining = True
 
     @property
     def status(self) -> ServerStatus:
-        if self._is_draining:
+        if self.is_draining:
             return "draining"
-        if self._engine is None or not self.are_front_ends_ready:
+        if self._engine is None or (self._engine.status == "ready" and not self.are_front_ends_ready):
             return "loading"
-        return "ready" if self._engine.dead_error is None else "stopped"
+        return self._engine.status
 
     @property
     def uptime_s(self) -> float:
@@ -46,7 +48,7 @@ class AppState:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
+        if self._engine is None or self._engine.status == "loading":
             raise NotReady(f"the model is loading (for {self.uptime_s:.1f} s so far); retry shortly")
         return self._engine
 
@@ -57,9 +59,9 @@ class AppState:
     def check_ready(self) -> None:
         """Raise unless new requests should be sent to this server."""
         dead_error = self.engine.dead_error
-        if not self.are_front_ends_ready:
-            raise NotReady("not all front-end processes are ready; retry shortly")
         if dead_error is not None:
             raise EngineStopped(str(dead_error))
-        if self._is_draining:
+        if not self.are_front_ends_ready:
+            raise NotReady("not all front-end processes are ready; retry shortly")
+        if self.is_draining:
             raise NotReady("the server is shutting down; retry on another instance")

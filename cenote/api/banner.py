@@ -9,13 +9,14 @@ from typing import Any
 from cenote.api.app_state import AppState
 from cenote.api.model_names import get_served_names
 from cenote.api.sockets import format_address
+from cenote.protocol.model_info import ModelInfo
 from cenote.version import __version__
 
 logger = logging.getLogger("cenote")
 
 
-def log_banner(app_state: AppState, listener: socket.socket) -> None:
-    rows = make_banner_rows(app_state, format_address(app_state.settings, listener))
+def log_banner(app_state: AppState, listener: socket.socket, model_info: ModelInfo) -> None:
+    rows = make_banner_rows(app_state, format_address(app_state.settings, listener), model_info)
     width = max(map(len, rows))
     lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
     text = f"Cenote {__version__} is ready after {app_state.uptime_s:.1f} s\n{lines}"
@@ -24,8 +25,8 @@ def log_banner(app_state: AppState, listener: socket.socket) -> None:
     logger.info("%s", text, extra={"fields": fields})
 
 
-def make_banner_rows(app_state: AppState, address: str) -> dict[str, str]:
-    model_info, settings = app_state.engine.model_info, app_state.settings
+def make_banner_rows(app_state: AppState, address: str, model_info: ModelInfo) -> dict[str, str]:
+    settings = app_state.settings
     names = get_served_names(settings, model_info)
     rows = {"model": ", ".join(names) + ("" if model_info.root in names else f" ({model_info.root})")}
     rows["architecture"] = model_info.architecture

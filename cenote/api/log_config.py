@@ -22,7 +22,7 @@ def configure_logging(settings: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     level = settings.log_level.upper()
-    for name, min_level in (("cenote", level), ("uvicorn", "ERROR"), ("asyncio", "ERROR")):
+    for name, min_level in (("cenote", level), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False

@@ -36,7 +36,9 @@ EXPOSED_HEADERS = ("x-request-id", "x-prompt-tokens", "x-truncated-inputs", "ser
 class RequestMiddleware:
     def __init__(self, app: ASGIApp, app_state: AppState) -> None:
         self.app_state = app_state
-        self.app = add_cors(AuthMiddleware(app, app_state.api_keys), app_state)
+        self.app = add_cors(
+            AuthMiddleware(app, app_state.api_keys) if app_state.api_keys.is_required else app, app_state
+        )
         self.root_path = app_state.settings.root_path.rstrip("/")
         self.has_warned = False
 
@@ -62,7 +64,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = headers = [*message["headers"], (b"x-request-id", scope["request_id"].encode())]
-                if self.app_state.status == "draining":
+                if self.app_state.is_draining:
                     headers.append((b"connection", b"close"))
                 if self._has_foreign_token_ids(scope):
                     headers.append((b"warning", f'299 cenote "{TIKTOKEN_IDS_WARNING}"'.encode()))
@@ -98,18 +100,17 @@ class RequestMiddleware:
         return True
 
     def _record_metrics(self, scope: Scope, status: int, seconds: float) -> None:
-        engine = self.app_state.engine_or_none
-        if engine is not None:
-            method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"  # keeps the label values bounded
-            engine.observe_http(scope.get("handler", "none"), method, status, seconds)
+        method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"  # keeps the label values bounded
+        self.app_state.metrics.observe_http(scope.get("handler", "none"), method, status, seconds)
 
 
 def get_header(scope: Scope, name: bytes) -> str | None:
-    """Return a request header by its lowercase name, or None."""
-    for header, value in scope["headers"]:
-        if header == name:
-            return str(value, "latin-1")
-    return None
+    """Return a request header by its lowercase name, the first of several, or None."""
+    headers = scope.get("headers_by_name")
+    if headers is None:  # several are read of each request, so that one pass over the list pays off
+        headers = scope["headers_by_name"] = dict(reversed(scope["headers"]))
+    value = headers.get(name)
+    return None if value is None else str(value, "latin-1")
 
 
 def add_cors(app: ASGIApp, app_state: AppState) -> ASGIApp:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -100,16 +101,20 @@ def to_response(reply: Reply, headers: Mapping[str, str] | None = None) -> Respo
     return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
 
 
-async def send_reply(reply: Reply, headers: Mapping[str, str], send: Send) -> None:
+async def send_reply(reply: Reply, headers: Iterable[tuple[bytes, bytes]], send: Send) -> None:
     """Send a reply as `to_response` would, without building a Response object."""
-    all_headers = {"content-length": str(len(reply.content)), **headers, **reply.headers}
+    raw_headers = [(b"content-length", b"%d" % len(reply.content)), *headers]
+    if reply.headers:
+        raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
     if reply.media_type:
-        all_headers["content-type"] = reply.media_type + (
-            "; charset=utf-8" if reply.media_type.startswith("text/") else ""
-        )
-    raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()]
+        raw_headers.append((b"content-type", _format_content_type(reply.media_type)))
     await send({"type": "http.response.start", "status": reply.status, "headers": raw_headers})
     await send({"type": "http.response.body", "body": reply.content})
+
+
+@lru_cache(maxsize=16)
+def _format_content_type(media_type: str) -> bytes:
+    return (media_type + ("; charset=utf-8" if media_type.startswith("text/") else "")).encode("latin-1")
 
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:

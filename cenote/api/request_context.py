@@ -122,15 +122,15 @@ class RequestContext:
         num_truncated = max(0, result.num_input_tokens - result.num_tokens)
         return TokenCounts(result.num_tokens, result.num_input_tokens, num_truncated, not result.is_input_count_exact)
 
-    def response_headers(self) -> dict[str, str]:
+    def response_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers with token counts and timing."""
         timing = self.timing
-        parts = (("queue", timing.queue_s), ("tokenize", timing.tokenize_s), ("inference", timing.inference_s))
-        return {
-            "x-prompt-tokens": str(self.num_tokens),
-            "x-truncated-inputs": str(self.num_truncated),
-            "server-timing": ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts),
-        }
+        stages_ms = (timing.queue_s * 1000, timing.tokenize_s * 1000, timing.inference_s * 1000)
+        return [
+            (b"x-prompt-tokens", b"%d" % self.num_tokens),
+            (b"x-truncated-inputs", b"%d" % self.num_truncated),
+            (b"server-timing", b"queue;dur=%.2f, tokenize;dur=%.2f, inference;dur=%.2f" % stages_ms),
+        ]
 
     def _record_usage(self, results: Sequence[Any]) -> list[Any]:
         self.num_items += len(results)

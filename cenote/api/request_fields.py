@@ -89,7 +89,11 @@ class ActivationFields(CommonFields, kw_only=True):
     softmax: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
     activation: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
 
-    def make_pooling_params(self, *, dimensions: int | None = None) -> PoolingParams:
+    def make_pooling_params(self, *, dimensions: int | None = None) -> PoolingParams | None:
+        """Return the pooling parameters; None if the request sets none, as nearly all do."""
+        values = (self.use_activation, self.normalize, dimensions, self.softmax, self.activation)
+        if values == (None,) * len(values):
+            return None
         return PoolingParams(
             use_activation=self.use_activation,
             normalize=self.normalize,
@@ -286,12 +290,13 @@ class ScoringFields(ActivationFields, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables of the score template.")] = None
 
     def to_score_request(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreRequest:
+        params = self.make_pooling_params()
         return ScoreRequest(
             queries=queries,
             documents=documents,
             score_type=self.score_type,
             # rerank clients send `normalize` whatever the kind of the model
-            params=replace(self.make_pooling_params(), normalize=None),
+            params=None if params is None else replace(params, normalize=None),
             tokenization=self.make_tokenization_params(),
             max_tokens_per_query=self.max_tokens_per_query or 0,
             max_tokens_per_doc=self.max_tokens_per_doc or 0,

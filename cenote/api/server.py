@@ -1,4 +1,4 @@
-"""Server process: serves while the model loads, and drains in-flight requests at shutdown."""
+"""HTTP server: serves while the model loads, and drains in-flight requests at shutdown."""
 
 from __future__ import annotations
 
@@ -8,24 +8,20 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-
-import uvicorn
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import log_banner
-from cenote.api.http_protocol import HttpConnection
-from cenote.api.sockets import BACKLOG, make_tls_context, reload_certificates
+from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
+from cenote.api.sockets import make_tls_context, reload_certificates
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
 
 logger = logging.getLogger("cenote")
 
-POLL_INTERVAL_S = 0.05
 # seconds to send error responses to requests that did not finish in time
 FINAL_FLUSH_S = 1.0
 # seconds for the TLS handshakes of connections accepted during shutdown
@@ -33,7 +29,7 @@ HANDSHAKE_TIMEOUT_S = 1.0
 
 
 def run_server(app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
-    """Serve until a signal, then drain in-flight requests; raise the error if the model failed to load."""
+    """Serve with the engine in this process; raise the error if the model failed to load."""
     server = ApiServer(app_state, listeners, load_engine)
     server.run(list(listeners))
     if server.failure is not None:
@@ -41,41 +37,22 @@ def run_server(app_state: AppState, listeners: Sequence[socket.socket], load_eng
     logger.info("stopped")
 
 
-class ApiServer(uvicorn.Server):
+class ApiServer(HttpServer):
     def __init__(
         self, app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader | None
     ) -> None:
         settings = app_state.settings
-        config = uvicorn.Config(
-            build_app(app_state),
-            http=HttpConnection,
-            loop="uvloop" if os.name == "posix" else "asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # uvicorn accepts float seconds
+        super().__init__(
+            build_app(app_state), keep_alive_s=settings.keep_alive_s, tls_context=make_tls_context(settings)
         )
-        config.load()
-        config.ssl = make_tls_context(settings)
-        super().__init__(config)
         self.app_state = app_state
         self.load_engine = load_engine
-        self.listeners = [
-            listener.dup() for listener in listeners
-        ]  # uvicorn closes its own before the backlog is drained
+        # duplicates: closing the servers closes their own before the backlog is drained
+        self.listeners = [listener.dup() for listener in listeners]
         self.failure: BaseException | None = None
         self.background_tasks: list[asyncio.Task[None]] = []
         self.pending_connections: set[asyncio.Task[Any]] = set()
         self.num_signals = 0
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Disable uvicorn's signal handling: the event loop handles signals, and a requested stop exits with 0."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -84,10 +61,10 @@ class ApiServer(uvicorn.Server):
         await super().startup(sockets)
         if self.load_engine is not None:
             load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
-        self.background_tasks.append(loop.create_task(self._watch_engine()))
-        if self.config.ssl is not None and self.app_state.settings.enable_ssl_refresh:
+            self.background_tasks.append(loop.create_task(self._watch_engine()))
+        if self.tls_context is not None and self.app_state.settings.enable_ssl_refresh:
             self.background_tasks.append(
-                loop.create_task(reload_certificates(self.config.ssl, self.app_state.settings))
+                loop.create_task(reload_certificates(self.tls_context, self.app_state.settings))
             )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -130,7 +107,7 @@ class ApiServer(uvicorn.Server):
         """Start the connection in a task: the TLS handshake may be slow or fail."""
         client.setblocking(False)
         loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(self.make_connection, client, ssl=self.config.ssl))
+        task = loop.create_task(loop.connect_accepted_socket(self.make_connection, client, ssl=self.tls_context))
         self.pending_connections.add(task)
         task.add_done_callback(self.on_connected)
 
@@ -138,9 +115,6 @@ class ApiServer(uvicorn.Server):
         self.pending_connections.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             logger.debug("TLS handshake failed: %s", error)  # usually a client that does not use TLS
-
-    def make_connection(self) -> HttpConnection:
-        return HttpConnection(config=self.config, server_state=self.server_state, app_state={})
 
     def _on_signal(self, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
@@ -158,14 +132,14 @@ class ApiServer(uvicorn.Server):
 
     def _on_loaded(self, engine: Engine) -> None:
         self.app_state.set_engine(engine)
-        log_banner(self.app_state, self.listeners[0])
+        log_banner(self.app_state, self.listeners[0], engine.model_info)
 
     def _on_failed(self, error: BaseException) -> None:
         self.failure = error
         self._begin_shutdown(0.0)
 
     async def _watch_engine(self) -> None:
-        """Shut down when the engine dies: it cannot be restarted in this process."""
+        """Shut down when the engine in this process dies: it cannot be restarted here."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S * 10)
             engine = self.app_state.engine_or_none

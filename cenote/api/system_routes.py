@@ -94,9 +94,9 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
     async def live(http: Request) -> Reply:
-        """Return 200 unless the engine has died and the process must be restarted."""
+        """Return 200 unless the engine has died for good and the server must be restarted."""
         engine = app_state.engine_or_none
-        if engine is None or engine.dead_error is None:
+        if engine is None or engine.dead_error is None or engine.status not in ("failed", "stopped"):
             return json_reply(make_health(app_state))
         return unhealthy_reply(app_state, engine.dead_error)
 
@@ -124,7 +124,7 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
         return json_reply(app_state.engine.model_info.tokenizer_info)
 
     async def metrics(http: Request) -> Reply:
-        families = await app_state.engine.collect_metrics()
+        families = await app_state.metrics.collect(app_state.engine)
         model_name = get_served_names(app_state.settings, app_state.engine.model_info)[0]
         return await asyncio.to_thread(metrics_reply, families, model_name)
 

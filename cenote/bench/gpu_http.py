@@ -20,6 +20,7 @@ import uvloop
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cenote.bench.backends import BACKENDS
+from cenote.bench.client import ServerAddress
 from cenote.bench.load import LoadPattern
 from cenote.bench.report import write_json
 from cenote.bench.serve import measure_servers
@@ -31,14 +32,13 @@ from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError
 from cenote.utils.arguments import parse_positive_int
 
-TEXTS_PER_REQUEST = 32
 TOKENS_IN_FLIGHT = 600_000  # several batches, so that the device never waits for clients
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSeconds:
-    """CPU seconds used by a server: by the engine process and by its front-end processes."""
+    """CPU seconds used by a server: by the engine process, and by the supervisor and its front-end processes."""
 
     engine: float
     front_ends: float
@@ -46,17 +46,23 @@ class CpuSeconds:
     @classmethod
     def from_process(cls, process: int) -> CpuSeconds:
         children = [int(child) for path in _task_files(process, "children") for child in path.read_text().split()]
-        return cls(_process_cpu_s(process), sum(map(_process_cpu_s, children)))
+        is_engine = [b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        seconds = [_process_cpu_s(child) for child in children]
+        engine = sum(used for used, is_engine_child in zip(seconds, is_engine, strict=True) if is_engine_child)
+        return cls(engine, _process_cpu_s(process) + sum(seconds) - engine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        write_checkpoint(folder, SHAPES[args.shape], device)
+        folder = Path(args.folder or stack.enter_context(tempfile.TemporaryDirectory()))
         tokenizer = _find_or_make_tokenizer(args.tokenizer)
-        tokenizer.save(str(folder / "tokenizer.json"))
+        if not (folder / "config.json").exists():
+            folder.mkdir(exist_ok=True)
+            write_checkpoint(folder, SHAPES[args.shape], "cuda" if torch.cuda.is_available() else "cpu")
+            tokenizer.save(str(folder / "tokenizer.json"))
+        if args.write_only:
+            return 0
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         port = find_free_port()
         extra_args = ["--api-server-count", str(args.front_ends), "--disable-access-log", *args.serve_args]
@@ -71,27 +77,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stack.callback(engine.close)
         reports = []
         for length in args.lengths:
-            groups = _make_text_groups(tokenizer, length, args.tokens)
-            concurrency = max(args.clients, TOKENS_IN_FLIGHT // (length * TEXTS_PER_REQUEST) // 8 * 8)
+            groups = _make_text_groups(tokenizer, length, args.tokens, args.texts)
+            most = TOKENS_IN_FLIGHT // (length * args.texts) // 8 * 8
+            concurrency = args.concurrency or max(args.clients, most)
             load = LoadPattern(concurrency, num_requests=None, duration_s=args.duration)
             report = ServeReport(
                 "openai-embeddings",
                 "/v1/embeddings",
                 "base64",
-                TEXTS_PER_REQUEST,
+                args.texts,
                 f"{length} tokens in every text",
                 load.describe(),
                 is_open=False,
                 client_processes=args.clients,
             )
-            target = LoadTarget("cenote", server.address, _make_request_settings(args.clients))
-            runner.run(target.fetch_model())
-            target.prepare(groups)
+            addresses = {"cenote": server.address}
+            if args.peer_url:
+                addresses[args.peer_name] = ServerAddress.from_url(args.peer_url)
+            targets = [
+                LoadTarget(name, address, _make_request_settings(args.clients)) for name, address in addresses.items()
+            ]
+            for target in targets:
+                runner.run(target.fetch_model())
+                target.prepare(groups)
             before = CpuSeconds.from_process(server.group.process.pid)
             try:
                 measure_servers(
                     runner,
-                    [target],
+                    targets,
                     groups,
                     load,
                     report,
@@ -100,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     engine=engine,
                 )
             finally:
-                target.close()
+                for target in targets:
+                    target.close()
             _print_report(length, report, before, CpuSeconds.from_process(server.group.process.pid))
             reports.append(report.to_json())
             if engine is not None:
@@ -114,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cenote.bench.gpu_http", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="bert-base")
     parser.add_argument("--lengths", type=parse_positive_int, nargs="+", default=[50, 512], help="tokens per text")
+    parser.add_argument("--texts", type=parse_positive_int, default=32, help="texts per request (default: 32)")
+    parser.add_argument(
+        "--concurrency", type=parse_positive_int, help="connections (default: as many as keep the device busy)"
+    )
     parser.add_argument("--clients", type=parse_positive_int, default=8, help="client processes (default: 8)")
     parser.add_argument(
         "--front-ends", type=parse_positive_int, default=3, help="front-end processes of the server (default: 3)"
@@ -130,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help="tokenizer (default: that of the default model, or a generated one)"
     )
+    parser.add_argument("--folder", help="folder of the checkpoint, written if it is empty (default: a temporary one)")
+    parser.add_argument("--write-only", action="store_true", help="only write the checkpoint to --folder")
+    parser.add_argument("--peer-url", help="a running server of the same checkpoint, measured in turns")
+    parser.add_argument("--peer-name", default="peer")
     parser.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
     parser.add_argument("serve_args", nargs="*", help="extra server arguments, after --")
     return parser
@@ -144,16 +166,20 @@ def _print_report(length: int, report: ServeReport, before: CpuSeconds, after: C
     texts = max(1.0, sum(stats.items_per_s * stats.seconds for stats in server.rounds))
     engine, front_ends = after.engine - before.engine, after.front_ends - before.front_ends
     print(f"{length} tokens per text: {middle:.3f} M tok/s over HTTP ({speeds[0]:.3f}-{speeds[-1]:.3f})")
-    for name, seconds in (("engine process", engine), ("front-ends", front_ends)):
+    requests = sorted(stats.requests_per_s for stats in server.rounds)
+    print(f"{requests[len(requests) // 2]:,.0f} requests/s ({requests[0]:,.0f}-{requests[-1]:,.0f})")
+    for name, seconds in (("engine process", engine), ("supervisor and front-ends", front_ends)):
         print(f"{name}: {seconds / busy:.2f} cores, {seconds / texts * 1e6:.1f} us per text", flush=True)
     print()
 
 
-def _make_text_groups(tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int) -> list[list[str]]:
+def _make_text_groups(
+    tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int, texts_per_request: int
+) -> list[list[str]]:
     """Make texts of exactly `length` tokens, including special tokens, grouped by request."""
-    count = max(1, num_tokens // length // TEXTS_PER_REQUEST) * TEXTS_PER_REQUEST
+    count = max(1, num_tokens // length // texts_per_request) * texts_per_request
     texts = make_log_normal_workload(tokenizer, count, mean=length + 0.5, sigma=0, max_length=length).texts
-    return [texts[at : at + TEXTS_PER_REQUEST] for at in range(0, count, TEXTS_PER_REQUEST)]
+    return [texts[at : at + texts_per_request] for at in range(0, count, texts_per_request)]
 
 
 def _make_request_settings(num_processes: int) -> RequestSettings:

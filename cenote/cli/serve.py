@@ -1,11 +1,11 @@
-"""`cenote serve`: collect the options, open the socket, and run the server and the engine."""
+"""`cenote serve`: collect the options, open the socket, and run the supervisor."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import MultiValue, UsageError
 
 if TYPE_CHECKING:
+    import socket
+
+    from cenote.api.app_state import AppState
     from cenote.engine.engine import PoolingEngine
 
 logger = logging.getLogger("cenote")
@@ -40,10 +43,26 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     listener = open_socket(settings)
     logger.info("listening on %s; loading %s", format_address(settings, listener), config.model or "the default model")
 
-    if settings.api_server_count > 1:
-        from cenote.api.front_ends.engine_process import run_engine_process as run
-    else:
-        from cenote.api.server import run_server as run
+    stop_engine: Callable[[], None] | None = None
+    try:
+        if settings.in_process_engine:
+            stop_engine = _run_in_process(app_state, listener, config)
+        else:
+            from cenote.api.supervisor.supervisor import run_supervisor
+
+            run_supervisor(app_state, [listener], config)
+    finally:
+        if settings.uds:
+            with suppress(OSError):
+                os.unlink(settings.uds)
+    if stop_engine is not None:
+        stop_engine()
+    return 0
+
+
+def _run_in_process(app_state: AppState, listener: socket.socket, config: EngineConfig) -> Callable[[], None]:
+    """Serve with the engine in this process; return the function that stops it and may end the process."""
+    from cenote.api.server import run_server
 
     engines: list[PoolingEngine] = []
 
@@ -56,19 +75,16 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         engines.append(PoolingEngine.load(config))
         return engines[0]
 
-    try:
-        run(app_state, [listener], load)
-    finally:
-        if settings.uds:
-            with suppress(OSError):
-                os.unlink(settings.uds)
-    if not engines:
-        os._exit(0)  # stopped while loading: torch would abort if the interpreter exited now
-    engines[0].stop()
-    if engines[0].is_running:  # a long batch on a slow machine: torch would abort, as above
-        logging.shutdown()
-        os._exit(0)
-    return 0
+    def stop_engine() -> None:
+        if not engines:
+            os._exit(0)  # stopped while loading: torch would abort if the interpreter exited now
+        engines[0].stop()
+        if engines[0].is_running:  # a long batch on a slow machine: torch would abort, as above
+            logging.shutdown()
+            os._exit(0)
+
+    run_server(app_state, [listener], load)
+    return stop_engine
 
 
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:

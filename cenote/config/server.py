@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from cenote.config.options import check_choices, check_positive, normalize_log_level, option, parse_port
 from cenote.errors import BadRequest
+
+MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
+
+
+def parse_front_end_count(value: str | int) -> int:
+    """Return the number of front-ends; "auto" leaves half of the cores to the engine and to others."""
+    if value == "auto":
+        return max(1, min(MAX_AUTO_FRONT_ENDS, len(os.sched_getaffinity(0)) // 2))
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,13 @@ class ServerConfig:
     api_key: tuple[str, ...] = option("API keys; they protect every route except the health endpoints", default=())
     api_key_file: str | None = option("file with one API key per line, or a folder of such files", default=None)
     api_server_count: int = option(
-        "number of front-end processes; 1: the engine's process serves HTTP itself", default=1
+        "number of front-end processes, or auto for one per two cores; 1: the supervisor serves HTTP itself",
+        default=1,
+        parse=parse_front_end_count,
+    )
+    in_process_engine: bool = option(
+        "run the engine in the process of the server, for debugging: a crash of the engine then ends the server",
+        default=False,
     )
     max_request_items: int = option("maximum number of inputs or documents in a request", default=2048)
     max_body_bytes: int = option("maximum size of a request body in bytes", default=64 * 1024**2)
@@ -70,6 +86,8 @@ class ServerConfig:
             )
         if any(not key.strip() for key in self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
+        if self.in_process_engine and self.api_server_count > 1:
+            raise BadRequest("in_process_engine needs api_server_count 1: other processes could not reach the engine")
         if self.root_path and not self.root_path.startswith("/"):
             raise BadRequest(f"root_path must start with a slash, got {self.root_path!r}", param="root_path")
         check_positive(self, ("api_server_count", "max_request_items", "max_body_bytes", "keep_alive_s"))

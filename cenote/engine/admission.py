@@ -12,6 +12,7 @@ from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.request_state import InputOptions, RequestState
+from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Overloaded, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.listwise_prompt import parse_listwise_input
@@ -72,6 +73,17 @@ class Admission:
         adapters = self.adapters.resolve(adapter, len(request.inputs))
         options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
         return RequestState(request, options, limits, selection.prompt, query_embeddings)
+
+    def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
+        """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""
+        for task in (request.task, *request.extra_tasks):
+            self.check_task(task)
+        if self.scoring_model.preferred_score_type == "listwise":
+            raise Unsupported("all documents of a listwise reranker are one input")
+        limits = self.resolve_limits(request.task) if not request.extra_tasks else Limits(self.max_model_len)
+        (specs,) = self.build_pooling_specs(request)
+        (adapter,) = self.adapters.resolve(request.adapter, 1)
+        return ResolvedOptions(InputOptions(specs, adapter), limits, request.priority, request.tenant)
 
     def check_task(self, task: str) -> None:
         """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""

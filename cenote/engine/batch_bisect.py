@@ -1,10 +1,11 @@
-"""Bisect a failed batch, so that only the sequences that make it fail get an error."""
+"""Run a failed batch again in parts, so that only the sequences that make it fail get an error."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
+from cenote.engine.execution.device_errors import check_device_is_usable, free_cached_memory, is_out_of_memory
 from cenote.engine.result_delivery import BatchOutput, deliver_results
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch
 from cenote.errors import PoolingError
@@ -30,6 +31,28 @@ def isolate_failures(batch: ScheduledBatch, run: RunBatch, error: Exception) -> 
     for single in batch.split_single():  # with so many failing sequences, single runs cost less than bisecting
         if (failure := try_run(single, run)) is not None:
             fail_single(single, failure, logged_types)
+
+
+def run_in_halves(batch: ScheduledBatch, run: RunBatch) -> None:
+    """Run a batch that is too large for the memory in halves, and those again, down to single sequences."""
+    free_cached_memory()
+    for half in batch.split_half():
+        if not len(half) or (failure := try_run(half, run)) is None:
+            continue
+        if not is_out_of_memory(failure):
+            isolate_failures(half, run, failure)
+        elif len(half) == 1:
+            free_cached_memory()
+            fail_single(half, too_large_error(half, failure), set())
+        else:
+            run_in_halves(half, run)
+
+
+def too_large_error(batch: ScheduledBatch, error: Exception) -> PoolingError:
+    first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return PoolingError(
+        f"this input of {batch.num_tokens} tokens alone needs more memory than the device has left: {first_line}"
+    )
 
 
 def bisect_failure(
@@ -62,6 +85,7 @@ def try_run(batch: ScheduledBatch, run: RunBatch) -> Exception | None:
     try:
         output = run(batch)
     except Exception as error:  # whatever the device or a model raises
+        check_device_is_usable(error)
         return error
     deliver_results(batch, output)
     return None

@@ -17,6 +17,7 @@ import torch
 from cenote.cache.result_cache import CachedResult, ResultCache
 from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import GroupResult, RaggedRows, SequenceGroup
+from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 
@@ -54,7 +55,7 @@ class InflightDedup:
         self._spec_ids: dict[object, bytes] = {}
         self._spec_id_counter = count()
 
-    def make_receiver(self, state: RequestState) -> DedupReceiver:
+    def make_receiver(self, state: RequestState | TokenizedBatch) -> DedupReceiver:
         return DedupReceiver(self, state)
 
     def filter_new(self, group: SequenceGroup) -> SequenceGroup | None:
@@ -74,9 +75,9 @@ class InflightDedup:
             misses = self._serve_cached(cache, group, receiver.state, input_keys)
             input_keys = [input_keys[offset] for offset in misses]
             group = _select(group, misses)
-        prefix = self._make_key_prefix(group, receiver)
-        keys = [prefix + key for key in input_keys]
-        with self.lock:
+        with self.lock:  # the tokenizer thread and the thread of the front-ends' batches add inputs
+            prefix = self._make_key_prefix(group, receiver)
+            keys = [prefix + key for key in input_keys]
             if receiver.is_closed:
                 return None
             group, keys = self._filter_in_flight(group, receiver, keys)
@@ -88,7 +89,7 @@ class InflightDedup:
         return group if indices else None
 
     def _serve_cached(
-        self, cache: ResultCache, group: SequenceGroup, state: RequestState, keys: list[bytes]
+        self, cache: ResultCache, group: SequenceGroup, state: RequestState | TokenizedBatch, keys: list[bytes]
     ) -> Int64Array:
         """Deliver cached results and return the offsets of the inputs that are not cached."""
         cached = cache.get(keys)
@@ -115,7 +116,7 @@ class InflightDedup:
             original is None
             or original.is_closed
             or original.state.is_aborted
-            or original.state.request.priority > group.priority  # it may wait longer in the queue
+            or original.state.priority > group.priority  # it may wait longer in the queue
             or self.num_waiting_duplicates >= MAX_WAITING_DUPLICATES
         ):
             self.in_flight[key] = receiver  # later duplicates in the group attach to this input
@@ -138,10 +139,10 @@ class InflightDedup:
 class DedupReceiver:
     """Receiver of a request's results: passes them to its state and to duplicates in this or other requests."""
 
-    def __init__(self, dedup: InflightDedup, state: RequestState) -> None:
+    def __init__(self, dedup: InflightDedup, state: RequestState | TokenizedBatch) -> None:
         self.dedup = dedup
         self.state = state
-        self.tenant = state.request.tenant if dedup.cache is None or not dedup.cache.is_shared else ""
+        self.tenant = state.tenant if dedup.cache is None or not dedup.cache.is_shared else ""
         self.started_at: float | None = None
         self.is_closed = False  # accepts no more duplicates
         self.in_flight_keys: dict[int, DedupKey] = {}  # by index, of its inputs that are being computed

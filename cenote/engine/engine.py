@@ -29,7 +29,8 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_model_tokenizer,
     make_multimodal_processor,
     make_renderer,
-    make_tokenizer,
+    make_renderer_settings,
+    make_tokenizer_settings,
 )
 from cenote.engine.preprocessing.sub_requests import PoolCalls, SubRequest, run_sub_requests, split_request
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
@@ -42,13 +43,16 @@ from cenote.engine.tasks.entity_recognizer import EntityRecognizer, make_unsuppo
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
 from cenote.engine.tasks.scoring import ScoringService
 from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
+from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 from cenote.engine.watchdog import Watchdog
-from cenote.errors import EngineStopped, PoolingError, Unsupported
+from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
+from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
+from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
@@ -56,6 +60,7 @@ from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, 
 from cenote.protocol.results import EntityResult, IOProcessorResult, TokenizeResult
 from cenote.scoring.scorer import ScoreResults, ScoringModel
 from cenote.utils.async_utils import run_coroutine_sync, run_inline
+from cenote.utils.busy_stages import BusyStages
 from cenote.utils.metrics import MetricFamily
 
 logger = logging.getLogger("cenote")
@@ -107,12 +112,15 @@ class PoolingEngine:
         description = model.description
         self.plan = description.plan
         self.max_model_len = description.max_length.value
-        self.tokenizer = make_tokenizer(model)
+        self.tokenizer_settings = make_tokenizer_settings(model)
+        self.tokenizer = self.tokenizer_settings.make_tokenizer(model.tokenizer.tokenizer)
         self.chat_template = read_template_text(config.chat_template, "chat_template")
         self.media_loader = MediaLoader(make_media_policy(config, trust_callers=trust_callers))
         multimodal = make_multimodal_processor(model, config, self.tokenizer, self.media_loader)
-        self.image_workers = ImageWorkerPool(multimodal, config.max_waiting_chars)
-        self.renderer = make_renderer(model, config, self.tokenizer, self.chat_template, multimodal)
+        self.busy_stages = BusyStages()
+        self.image_workers = ImageWorkerPool(multimodal, config.max_waiting_chars, self.busy_stages)
+        self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal)
+        self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
         self.scoring_model = ScoringModel(
             description.name,
             self.plan.tasks,
@@ -126,7 +134,7 @@ class PoolingEngine:
         )
         self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
         self.entity_recognizer = make_recognizer(model, self.tokenizer)
-        self.io_processor = load_io_processor(config, description, self.make_model_tokenizer)
+        self.io_processor = load_io_processor(config, description, self.make_model_tokenizer, self.busy_stages)
         plugin = self.io_processor.name if self.io_processor else None
         self.model_info = build_model_info(model, self.scoring_model, plugin=plugin, chat_template=self.chat_template)
         self.metrics = metrics or EngineMetrics()
@@ -148,6 +156,7 @@ class PoolingEngine:
             on_exit=self._on_thread_exit,
             cache=self.result_cache,
             is_cacheable=self.adapters.is_builtin,
+            busy_stages=self.busy_stages,
         )
         if metrics is None:
             prefix_sharing = getattr(self.loop.executor, "prefix_sharing", None)
@@ -155,6 +164,7 @@ class PoolingEngine:
         self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, self._on_thread_exit)
         self.pid = os.getpid()  # threads do not survive a fork
         self.dead_error: PoolingError | None = None
+        self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
         self._lock = threading.Lock()
         for worker in (self.loop, self.tokenizer_worker, self.watchdog):
             worker.thread.start()
@@ -278,8 +288,9 @@ class PoolingEngine:
         prompt = await self.image_workers.preprocess_input(prompt, mm_processor_kwargs or {})
 
         def run_tokenizer() -> TokenizeResult:
-            ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens)
-            return TokenizeResult(ids, self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None)
+            with self.busy_stages.track("tokenizer"):
+                ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens)
+                return TokenizeResult(ids, self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None)
 
         return await asyncio.to_thread(run_tokenizer)
 
@@ -332,9 +343,6 @@ class PoolingEngine:
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
-    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        self.metrics.on_http_response(handler, method, status, seconds)
-
     def submit(
         self, request: PoolRequest, *, check_capacity: bool = False, query_embeddings: Sequence[Tensor] | None = None
     ) -> RequestState:
@@ -359,6 +367,50 @@ class PoolingEngine:
         self.tokenizer_worker.add(state)
         return state
 
+    def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
+        """Check the options of a request without inputs, for batches that a front-end tokenizes."""
+        if self.routes:
+            raise Unsupported("queries and documents of this model are encoded by different modules")
+        return self.admission.resolve_options(request)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch runs or waits; reading it needs no lock."""
+        return self.loop.step_started_at is not None or len(self.loop.scheduler) > 0
+
+    def check_tokenized(self, inputs: TokenizedInputs) -> None:
+        """Raise if arrays are not valid for the model: the device would read outside of its tables."""
+        lengths, ids, vocab_size = inputs.lengths, inputs.token_ids, self.renderer.vocab_size
+        if lengths.min() < 1 or lengths.max() > self.max_model_len:
+            raise BadRequest(f"each input must have between 1 and {self.max_model_len} tokens")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
+
+    def submit_tokenized(self, batch: TokenizedBatch) -> None:
+        """Queue inputs that front-ends have tokenized and `check_tokenized` has checked."""
+        if (adapter := batch.options.input_options.adapter) is not None:
+            self.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
+        with self._lock:
+            if self.dead_error is not None:
+                raise self.dead_error.with_traceback(None)
+            self.admission.check_capacity(batch.num_tokens)
+            self.metrics.on_admit_batch(batch)
+        dedup = self.tokenizer_worker.dedup
+        if (group := dedup.filter_new(batch.make_group(dedup.make_receiver(batch)))) is not None:
+            self.loop.submit([group])
+
+    @property
+    def status(self) -> EngineStatus:
+        return "ready" if self.dead_error is None else "stopped"
+
+    def find_busy_stage(self) -> tuple[str, float] | None:
+        """Return the stage that has been busy for longest with one piece of work, and since when."""
+        busy = self.busy_stages.find_oldest()
+        started_at = self.loop.step_started_at
+        if started_at is not None and (busy is None or started_at < busy[1]):
+            return "device", started_at
+        return busy
+
     async def _wait_for_capacity(self, num_chars: int) -> None:
         while self.dead_error is None and not self.admission.has_capacity(num_chars):
             await asyncio.sleep(CAPACITY_POLL_S)
@@ -380,6 +432,7 @@ class PoolingEngine:
             worker.stop()
         for state in in_flight:
             state.fail_all(self.dead_error)
+        self.on_stopped()
         # a thread that is inside torch when the interpreter exits crashes the process
         for worker in workers:
             if worker.thread is not threading.current_thread():

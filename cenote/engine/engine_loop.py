@@ -7,14 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from cenote.engine.batch_bisect import isolate_failures, try_run
+from cenote.engine.batch_bisect import isolate_failures, run_in_halves, try_run
 from cenote.engine.engine_metrics import EngineMetrics
+from cenote.engine.execution.device_errors import check_device_is_usable, is_out_of_memory
 from cenote.engine.execution.executor import Executor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 
 logger = logging.getLogger("cenote")
+
+MIN_TOKEN_BUDGET = 256  # smaller batches would not help: single sequences may be longer
 
 
 class EngineLoop:
@@ -97,16 +100,38 @@ class EngineLoop:
         try:
             return batch, self.executor.start(batch)
         except Exception as error:
+            check_device_is_usable(error)
             failure = error
         # outside of the except block: otherwise every later error would be chained to the first
-        isolate_failures(batch, self._run_batch, failure)
+        self._retry(batch, failure)
         del failure  # break the reference cycle through its traceback and this frame
         return None
 
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
         failure = try_run(batch, lambda _: wait())
         if failure is not None:
+            self._retry(batch, failure)
+
+    def _retry(self, batch: ScheduledBatch, failure: Exception) -> None:
+        if is_out_of_memory(failure):
+            self._reduce_token_budget(batch, failure)
+            run_in_halves(batch, self._run_batch)
+        else:
             isolate_failures(batch, self._run_batch, failure)
+
+    def _reduce_token_budget(self, batch: ScheduledBatch, error: Exception) -> None:
+        """Make all later batches smaller: this one did not fit the memory."""
+        with self.condition:
+            budget = max(MIN_TOKEN_BUDGET, min(self.scheduler.token_budget, batch.num_tokens) // 2)
+            self.scheduler.token_budget = min(self.scheduler.token_budget, budget)
+        self.metrics.on_out_of_memory()
+        logger.warning(
+            "out of memory with a batch of %d tokens; it is run in parts, and later batches have at most %d tokens "
+            "(max_num_batched_tokens): %s",
+            batch.num_tokens,
+            self.scheduler.token_budget,
+            (str(error) or type(error).__name__).splitlines()[0],
+        )
 
     def _run_batch(self, batch: ScheduledBatch) -> BatchOutput:
         self.step_started_at = time.monotonic()

@@ -1,18 +1,22 @@
-"""EngineMetrics: metrics of requests, batches, deduplication and HTTP responses."""
+"""EngineMetrics: metrics of requests, batches and deduplication."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.request_state import RequestState
+from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.utils.metrics import BATCH_BUCKETS, LATENCY_BUCKETS, TOKEN_BUCKETS, MetricsRegistry
 
@@ -22,7 +26,7 @@ OUTCOMES = ("answered", "cancelled", "refused", "failed")
 class EngineMetrics:
     def __init__(self) -> None:
         self.registry = metrics = MetricsRegistry()
-        self.in_flight: weakref.WeakSet[RequestState] = weakref.WeakSet()
+        self.in_flight: weakref.WeakSet[RequestState | TokenizedBatch] = weakref.WeakSet()
         self.num_in_flight_chars = 0  # of the inputs of all requests in flight
         self._lock = threading.Lock()
         metrics.gauge("cenote_requests_running", "Requests with at least one batch started.", self._num_running)
@@ -58,17 +62,11 @@ class EngineMetrics:
         self._observe_request_tokens = metrics.histogram(
             "cenote_request_prompt_tokens", "Prompt tokens per request.", TOKEN_BUCKETS
         )
+        self.on_out_of_memory = metrics.counter(
+            "cenote_out_of_memory_total", "Batches that did not fit the memory of the device and were run in parts."
+        )
         self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens per batch.", BATCH_BUCKETS)
         self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences per batch.", BATCH_BUCKETS)
-        self._count_http = metrics.counter(
-            "http_requests_total", "HTTP responses, by route, method and status.", "handler", "method", "status"
-        )
-        self._observe_http_duration = metrics.histogram(
-            "http_request_duration_seconds",
-            "Time from the request headers to the end of the response.",
-            LATENCY_BUCKETS,
-            "handler",
-        )
 
     def register_queue(self, read_waiting_tokens: Callable[[], float]) -> None:
         self.registry.gauge("cenote_waiting_tokens", "Tokens in the scheduler queue.", read_waiting_tokens)
@@ -93,15 +91,17 @@ class EngineMetrics:
             self.num_in_flight_chars += state.num_chars
         state.future.add_done_callback(partial(self._on_done, weakref.ref(state), state.num_chars))
 
+    def on_admit_batch(self, batch: TokenizedBatch) -> None:
+        with self._lock:
+            self.in_flight.add(batch)
+            self.num_in_flight_chars += batch.num_tokens
+        batch.on_finished = self._on_batch_finished
+
     def on_batch(self, num_seqs: int, num_tokens: int) -> None:
         self._observe_batch_seqs(num_seqs)
         self._observe_batch_tokens(num_tokens)
 
-    def on_http_response(self, handler: str, method: str, status: int, seconds: float) -> None:
-        self._count_http(handler, method, str(status))
-        self._observe_http_duration(seconds, handler)
-
-    def requests_in_flight(self) -> list[RequestState]:
+    def requests_in_flight(self) -> list[RequestState | TokenizedBatch]:
         with self._lock:
             return [state for state in self.in_flight if not state.is_aborted]
 
@@ -126,11 +126,36 @@ class EngineMetrics:
             self._observe_queue(timing.queue_s)
             self._observe_inference(timing.inference_s)
 
+    def _on_batch_finished(self, batch: TokenizedBatch, outcome: str) -> None:
+        """Record the requests of a batch, whose times are equal, with one addition for each metric."""
+        with self._lock:
+            self.num_in_flight_chars -= batch.num_tokens
+            self.in_flight.discard(batch)
+        failed = batch.failed_requests if outcome == "answered" else set()
+        num_requests = batch.num_requests - len(failed)
+        if num_requests:
+            self._count_outcome(outcome, by=num_requests)
+        if failed:
+            self._count_outcome("failed", by=len(failed))
+        self._count_tokens(by=batch.num_done_tokens)
+        self._count_inputs(by=batch.num_done)
+        self._count_truncated(by=batch.num_done_truncated)
+        if outcome != "answered" or not num_requests:
+            return
+        self._observe_duration(batch.finished_at - batch.admitted_at, times=num_requests)
+        token_counts = np.bincount(batch.request_indices, weights=batch.inputs.lengths)
+        tokens_per_request = np.delete(token_counts, list(failed)).tolist()
+        for num_tokens, times in Counter(tokens_per_request).items():
+            self._observe_request_tokens(num_tokens, times=times)
+        if batch.started_at is not None:
+            self._observe_queue(batch.started_at - batch.admitted_at, times=num_requests)
+            self._observe_inference(batch.finished_at - batch.started_at, times=num_requests)
+
     def _num_running(self) -> float:
-        return sum(state.started_at is not None for state in self.requests_in_flight())
+        return sum(state.num_requests for state in self.requests_in_flight() if state.started_at is not None)
 
     def _num_waiting(self) -> float:
-        return sum(state.started_at is None for state in self.requests_in_flight())
+        return sum(state.num_requests for state in self.requests_in_flight() if state.started_at is None)
 
     def _oldest_wait_s(self) -> float:
         waiting = [state.admitted_at for state in self.requests_in_flight() if state.started_at is None]

@@ -57,6 +57,7 @@ class RequestState:
         self.prompt = prompt
         self.query_embeddings = query_embeddings  # of each input, for MaxSim scores
         self.num_inputs = len(request.inputs)
+        self.num_requests = 1
         self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
         self._option_indices: Int64Array | None = None
         if len(self.input_options) > 1:
@@ -76,6 +77,14 @@ class RequestState:
         self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
         result_queue = self._result_queue  # capturing self would make a reference cycle
         self.future.add_done_callback(lambda _: result_queue.put(None))
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
 
     @property
     def is_aborted(self) -> bool:

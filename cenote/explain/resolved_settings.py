@@ -179,12 +179,11 @@ def _native_reason(chosen: ResolvedSettings) -> str:
 
 
 def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
-    from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS, supports_cuda_graphs
+    from cenote.engine.execution.cuda_graphs import get_max_tokens, supports_cuda_graphs
 
     if supports_cuda_graphs(engine.model.backbone):
-        return Setting(
-            name="CUDA graphs", value=f"up to {NUM_TOKENS_BUCKETS[-1]} tokens", reason="no host synchronization"
-        )
+        max_tokens = get_max_tokens(engine.model.backbone)
+        return Setting(name="CUDA graphs", value=f"up to {max_tokens} tokens", reason="no host synchronization")
     return Setting(name="CUDA graphs", value="none", reason="layers or dtype of this model")
 
 

@@ -14,7 +14,7 @@ from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
 from cenote.inputs.template_truncation import crop_to_tokens
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
-from cenote.models.architecture import PairLengths
+from cenote.models.text_format import PairLengths
 from cenote.protocol.input_types import ScoreTemplate, TextPair
 from cenote.protocol.params import TokenizationParams
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
 from cenote.inputs.decoder_pairs import DecoderPairs
 from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
-from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.limits import Limits
 from cenote.inputs.listwise_prompt import DOCUMENT_TOKEN, QUERY_TOKEN, render_listwise_prompt
@@ -26,8 +25,7 @@ from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
 from cenote.inputs.template_truncation import TemplatedTexts
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_array
-from cenote.models.architecture import PairLengths
-from cenote.models.text_format import TextFormat
+from cenote.models.text_format import PairLengths, TextFormat
 from cenote.protocol.images import ProcessedImage
 from cenote.protocol.input_types import (
     ContentParts,
@@ -43,6 +41,9 @@ from cenote.protocol.input_types import (
     TextPair,
 )
 from cenote.protocol.params import Role, TokenizationParams
+
+if TYPE_CHECKING:  # imports torch, which front-ends do without
+    from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 
 # vLLM plugins send this token id together with tensors
 TENSOR_INPUT_TOKEN_ID = 1

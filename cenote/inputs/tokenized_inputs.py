@@ -182,6 +182,19 @@ class RenderResult(Sequence[TokenizedInput | PoolingError]):
             TokenizedInputs.from_list([item for item in results if isinstance(item, TokenizedInput)]), indices, errors
         )
 
+    @classmethod
+    def concat(cls, parts: Sequence[RenderResult]) -> RenderResult:
+        """Return the results of one part after the other."""
+        starts = np.cumsum([0, *map(len, parts)]).tolist()[:-1]
+        errors = {
+            start + index: error
+            for start, part in zip(starts, parts, strict=True)
+            for index, error in part.errors.items()
+        }
+        indices = np.concatenate([part.indices + start for start, part in zip(starts, parts, strict=True)])
+        inputs = TokenizedInputs.concat([part.inputs for part in parts if len(part.inputs)] or [parts[0].inputs])
+        return cls(inputs, indices, errors)
+
     def __len__(self) -> int:
         return len(self.indices) + len(self.errors)
 

@@ -15,7 +15,7 @@ from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.span_head import SpanHeadSpec
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.models.text_format import TextFormat
+from cenote.models.text_format import PairLengths, TextFormat
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
@@ -104,14 +104,6 @@ class QueryFormat:
 
     prompt: str
     suffix_tokens: tuple[str, ...]  # from the vocabulary; each has an embedding that is scored like those of the text
-
-
-@dataclass(frozen=True, slots=True)
-class PairLengths:
-    """The longest query and document of an encoder-decoder reranker in tokens; its code cuts longer ones."""
-
-    query: int
-    document: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

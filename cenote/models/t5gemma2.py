@@ -10,8 +10,9 @@ from functools import partial
 
 from cenote.errors import LoadError
 from cenote.layers.encoder_decoder import EmbeddingWithImageEnd, EncoderDecoder, UnevenWindowAttention
-from cenote.models.architecture import Architecture, HFConfig, PairLengths, make_linear_head
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 from cenote.models.gemma import gemma3
+from cenote.models.text_format import PairLengths
 from cenote.models.weight_table import WeightTable
 
 NOT_READ = ("lm_head.*", "encoder.vision_tower.*", "encoder.multi_modal_projector.*")

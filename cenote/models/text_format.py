@@ -1,4 +1,4 @@
-"""`TextFormat`: what the code of a model writes around a text."""
+"""What the code of a model does to texts before they are tokenized; imports no torch."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ class TextFormat:
             f"{{{{ {self.start!r} + (found.prompt or {self.default_prompt!r}) + {self.middle!r} }}}}"
             f"{{{{ found.images + found.text + {self.end!r} }}}}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PairLengths:
+    """The longest query and document of an encoder-decoder reranker in tokens; its code cuts longer ones."""
+
+    query: int
+    document: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input
@@ -11,6 +11,9 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.metrics import MetricFamily
+
+# restarting: a new engine process is being started; failed: it exited too often; stopped: it will not come back
+EngineStatus = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 
 class Engine(Protocol):
@@ -20,8 +23,11 @@ class Engine(Protocol):
     def model_info(self) -> ModelInfo: ...
 
     @property
+    def status(self) -> EngineStatus: ...
+
+    @property
     def dead_error(self) -> PoolingError | None:
-        """The error that stopped the engine; None while it runs."""
+        """Why the engine does not answer requests; None while it does."""
         ...
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
@@ -56,5 +62,3 @@ class Engine(Protocol):
     async def collect_metrics(self) -> list[MetricFamily]:
         """Return a snapshot of all metrics."""
         ...
-
-    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None: ...

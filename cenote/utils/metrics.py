@@ -58,16 +58,16 @@ class MetricsRegistry:
         return add
 
     def histogram(self, name: str, help_text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
-        """Declare a histogram and return the function that records a value: `observe(value, *label_values)`."""
+        """Declare a histogram; return the function that records a value: `observe(value, *label_values, times=1)`."""
         self._declare(MetricFamily(name, help_text, "histogram", label_names, bounds))
 
-        def observe(value: float, *labels: str) -> None:
+        def observe(value: float, *labels: str, times: int = 1) -> None:
             with self._lock:
                 series = self._get_series(name, labels)
                 if not series.counts:
                     series.counts = [0] * (len(bounds) + 1)
-                series.counts[bisect_left(bounds, value)] += 1
-                series.value += value
+                series.counts[bisect_left(bounds, value)] += times
+                series.value += value * times
 
         return observe
 

@@ -17,7 +17,7 @@ from cenote.api.log_config import configure_logging
 from cenote.config.server import ServerConfig
 from cenote.protocol.requests import PoolRequest
 
-LOGGERS = ("cenote", "uvicorn")
+LOGGERS = ("cenote", "asyncio")
 CANARY = "canary-7f3a"
 
 
@@ -117,12 +117,10 @@ def test_an_unexpected_exception_is_logged_and_the_response_has_only_the_request
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken:
-        model_info, dead_error = llm.engine.model_info, None
+        model_info, dead_error, status = llm.engine.model_info, None, "ready"
 
         async def pool(self, request: PoolRequest) -> Any:
             raise RuntimeError("at 0x7f00 in /somewhere/private")
-
-        def observe_http(self, *args: Any) -> None: ...
 
     app_state = AppState(ServerConfig(log_format="json"))
     configure_logging(app_state.settings)

@@ -286,7 +286,8 @@ def test_adapter_changes_are_broadcast_to_every_front_end(tuned: TunedModel) -> 
         async def broadcast() -> None:
             broadcasts.append(tuned.llm.engine.model_info.adapters)
 
-        async with connect_remote(tuned.llm.engine) as (remote, rpc_server):
+        async with connect_remote(tuned.llm.engine) as (remote, link):
+            assert (rpc_server := link.rpc_server) is not None
             rpc_server.broadcast_model_info = broadcast
             await remote.load_adapter("late", str(tuned.late))
             with pytest.raises(BadRequest, match="has already been loaded"):
@@ -307,7 +308,8 @@ def test_a_disconnected_client_does_not_stop_the_broadcast(tuned: TunedModel) ->
         async def broadcast() -> None:
             was_broadcast.set()
 
-        async with connect_remote(tuned.llm.engine) as (remote, rpc_server):
+        async with connect_remote(tuned.llm.engine) as (remote, link):
+            assert (rpc_server := link.rpc_server) is not None
             rpc_server.broadcast_model_info = broadcast
             call = asyncio.create_task(remote.load_adapter("late", str(tuned.late)))
             while not rpc_server.adapter_changes:

@@ -13,13 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.front_ends.codec_requests import decode_pool, decode_score, encode_pool, encode_score, to_json
-from cenote.api.front_ends.codec_results import decode_model_info
-from cenote.api.front_ends.messages import EngineReady, PoolCall, ScoreCall
+from cenote.api.wire.codec_requests import decode_pool, decode_score, encode_pool, encode_score, to_json
+from cenote.api.wire.codec_results import decode_model_info
+from cenote.api.wire.messages import EngineReady, PoolCall, ScoreCall
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
-from tests.api.front_ends.test_messages import roundtrip
 from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.wire.test_messages import roundtrip
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade
 

@@ -103,13 +103,11 @@ def test_load_counts_model_requests_only(llm: LLM) -> None:
     loads: list[int] = []
 
     class LoadProbeEngine:
-        model_info, dead_error = llm.engine.model_info, None
+        model_info, dead_error, status = llm.engine.model_info, None, "ready"
 
         async def pool(self, request: PoolRequest) -> Any:
             loads.append(TestClient(app).get("/load").json()["server_load"])
             raise BadRequest("enough")
-
-        def observe_http(self, *args: Any) -> None: ...
 
     app_state.set_engine(LoadProbeEngine())  # type: ignore[arg-type]
     client = TestClient(app)
@@ -203,12 +201,10 @@ def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
     app_state = make_app_state(llm)
 
     class StuckEngine:
-        model_info, dead_error = llm.engine.model_info, None
+        model_info, dead_error, status = llm.engine.model_info, None, "ready"
 
         async def pool(self, request: PoolRequest) -> Any:
             await asyncio.sleep(60)
-
-        def observe_http(self, *args: Any) -> None: ...
 
     app_state.set_engine(StuckEngine())  # type: ignore[arg-type]
     app = build_app(app_state)

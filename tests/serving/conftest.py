@@ -12,13 +12,17 @@ from .server_process import ServerProcess
 StartServer = Callable[..., ServerProcess]
 
 
-@pytest.fixture
-def start_server(default_folder: Path) -> Iterator[StartServer]:
+ARRANGEMENTS = {"supervised": (), "in-process": ("--in-process-engine",)}
+
+
+@pytest.fixture(params=ARRANGEMENTS)
+def start_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterator[StartServer]:
     """Start `cenote serve` with the default model; processes that still run at the end are killed."""
     running: list[ServerProcess] = []
 
     def start(*flags: str, **environment: str) -> ServerProcess:
-        running.append(ServerProcess(*flags, **environment))
+        extra_flags = () if "--api-server-count" in flags else ARRANGEMENTS[request.param]
+        running.append(ServerProcess(*flags, *extra_flags, **environment))
         return running[-1]
 
     yield start
@@ -27,8 +31,8 @@ def start_server(default_folder: Path) -> Iterator[StartServer]:
         server.wait()
 
 
-@pytest.fixture(scope="session")
-def shared_server(default_folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess().wait_until_ready()
+@pytest.fixture(scope="session", params=ARRANGEMENTS)
+def shared_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    server = ServerProcess(*ARRANGEMENTS[request.param]).wait_until_ready()
     yield server
     assert server.stop() == 0

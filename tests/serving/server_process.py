@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ class ServerProcess:
         self.wait_for_line("is ready after")
         return self
 
+    @property
+    def engine(self) -> int | None:
+        """The id of the engine process; None if there is none at the moment."""
+        pids = [pid for pid in children(self.process.pid) if "cenote.api.engine_process" in command_line(pid)]
+        return pids[0] if pids else None
+
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **options)
 
@@ -108,3 +115,46 @@ class ServerProcess:
 
     def _find(self, pattern: str) -> str | None:
         return next((line for line in self.lines if re.search(pattern, line)), None)
+
+
+def children(pid: int) -> list[int]:
+    pids = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # exited in the meantime
+        if int(fields[1]) == pid and fields[0] != "Z":
+            pids.append(int(status.parent.name))
+    return pids
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def open_files(pid: int) -> set[str]:
+    names = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            names.add(os.readlink(link))
+        except OSError:
+            continue  # closed in the meantime
+    return names
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.02)

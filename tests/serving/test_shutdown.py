@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
@@ -26,7 +25,7 @@ from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
 
 from .conftest import StartServer
-from .server_process import TIMEOUT_S, ServerProcess
+from .server_process import TIMEOUT_S, ServerProcess, wait_until
 from .test_sockets import certificate, needs_openssl
 
 LONG = {"input": [f"{number} " + "river stone " * 98 for number in range(2048)]}  # seconds of work
@@ -188,13 +187,6 @@ def test_a_disconnected_client_cancels_its_request(start_server: StartServer) ->
     assert metric_value(server, "cenote_batch_tokens_sum") < 2048 * 202 / 2
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true"
-        time.sleep(0.02)
-
-
 def metric_value(server: ServerProcess, name: str, labels: str = "") -> float:
     with server.client() as client:
         lines = client.get("/metrics").text.splitlines()
@@ -202,43 +194,55 @@ def metric_value(server: ServerProcess, name: str, labels: str = "") -> float:
     return float(matching[0].rpartition(" ")[2]) if matching else 0.0
 
 
-# loading fails when a line arrives on standard input
+# loading fails when the file sys.argv[1] exists
 FAILING = """
-import sys
-from cenote.api.{module} import {run} as run
+import sys, time
+from pathlib import Path
 from cenote.api.sockets import open_socket
 from cenote.api.log_config import configure_logging
 from cenote.api.app_state import AppState
+from cenote.config.engine import EngineConfig
 from cenote.config.server import ServerConfig
 from cenote.errors import LoadError
 
-def load():
-    sys.stdin.readline()
+file, arrangement, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def load(*args):
+    while not Path(file).exists():
+        time.sleep(0.01)
     raise LoadError("no such model")
 
-settings = ServerConfig(host="127.0.0.1", port=0, api_server_count={count})
+if arrangement == "engine":
+    from cenote.api.engine_process.__main__ import main
+    sys.exit(main(sys.argv[4:], load))
+settings = ServerConfig(host="127.0.0.1", port=0, api_server_count=count)
 configure_logging(settings)
 listener = open_socket(settings)
 print(listener.getsockname()[1], flush=True)
-run(AppState(settings), [listener], load)
+if arrangement == "in-process":
+    from cenote.api.server import run_server
+    run_server(AppState(settings), [listener], load)
+else:
+    from cenote.api.supervisor.supervisor import run_supervisor
+    command = [sys.executable, "-c", sys.argv[4], file, "engine", "0"]
+    run_supervisor(AppState(settings), [listener], EngineConfig(), command)
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "run", "count"), [("server", "run_server", 1), ("front_ends.engine_process", "run_engine_process", 2)]
-)
-def test_a_first_signal_during_another_shutdown_keeps_draining(module: str, run: str, count: int) -> None:
-    command = [sys.executable, "-c", FAILING.format(module=module, run=run, count=count)]
+@pytest.mark.parametrize(("arrangement", "count"), [("in-process", 1), ("supervised", 1), ("supervised", 2)])
+def test_a_first_signal_during_another_shutdown_keeps_draining(arrangement: str, count: int, tmp_path: Path) -> None:
+    file = tmp_path / "fail"
+    command = [sys.executable, "-c", FAILING, str(file), arrangement, str(count), FAILING]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, bufsize=1) as process:
         try:
-            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            assert process.stdout is not None and process.stderr is not None
             address = ("127.0.0.1", int(process.stdout.readline()))
             with socket.create_connection(address, TIMEOUT_S) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert read_state(client) == "loading"
                 client.sendall(b"GET /health HTTP/1.1\r\n")
-                process.stdin.write("\n")
+                file.touch()
                 wait_until(lambda: not is_listening(address))
 
                 process.send_signal(signal.SIGTERM)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from cenote import LLM
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
+from cenote.api.http.server import HttpServer
+from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -41,16 +42,14 @@ def run_program(name: str, *argv: str, **constants: Any) -> Any:
 @contextmanager
 def serve(llm: LLM, **settings: Any) -> Iterator[list[str]]:
     """Serve a model over HTTP from a thread; yields the flags with which a client program reaches it."""
-    app_state = AppState(ServerConfig(**settings))
+    app_state = AppState(ServerConfig(host="127.0.0.1", port=0, **settings))
     app_state.set_engine(llm.engine)
-    server = uvicorn.Server(uvicorn.Config(build_app(app_state), host="127.0.0.1", port=0, log_config=None))
-    thread = threading.Thread(target=server.run)
+    listener = open_socket(app_state.settings)
+    port = listener.getsockname()[1]
+    server = HttpServer(build_app(app_state), keep_alive_s=app_state.settings.keep_alive_s)
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
         yield ["--host", "127.0.0.1", "--port", str(port)]
     finally:
         server.should_exit = True

@@ -1,1 +1,1 @@
-"""Several HTTP front-end processes in front of one engine process, and the messages between them."""
+"""Front-ends: HTTP servers whose engine runs in another process."""

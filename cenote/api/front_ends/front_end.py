@@ -1,4 +1,4 @@
-"""A front-end process: the HTTP server in front of an engine that runs in the parent process."""
+"""A front-end process: an HTTP server in front of an engine that runs in another process."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ import uvloop
 from cenote.api import log_config
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, BalancedAcceptor, ConnectionCounts
-from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.codec_results import decode_error, decode_model_info
-from cenote.api.front_ends.messages import (
+from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.http.connection import HttpConnection
+from cenote.api.http.server_state import ServerState
+from cenote.api.server import FINAL_FLUSH_S, ApiServer
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_requests import from_json
+from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     Drain,
-    EngineDead,
-    EngineMessage,
-    EngineReady,
+    EngineState,
     FrontEndReady,
     Init,
+    LinkLost,
     Listening,
-    ModelInfoAck,
-    ModelInfoUpdate,
     OtherFrontEndsLoad,
+    SupervisorToFrontEnd,
 )
-from cenote.api.front_ends.remote_engine import RemoteEngine, engine_exited_error
-from cenote.api.http_protocol import HttpConnection
-from cenote.api.server import FINAL_FLUSH_S, ApiServer
-from cenote.errors import PoolingError
+from cenote.api.wire.link_sockets import LinkReceiver
+from cenote.api.wire.messages import ArrayBytes
+from cenote.protocol.model_info import ModelInfo
+from cenote.utils.child_process import exit_with_parent
 
 logger = logging.getLogger("cenote")
 
@@ -42,52 +45,53 @@ REPORT_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    channel_fd, counts_fd, *listener_fds = map(int, sys.argv[1:])
+    exit_with_parent()
+    channel_fd, links_fd, counts_fd, *listener_fds = map(int, sys.argv[1:])
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
         # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
         # make the file description, which all processes share, blocking
         listener.setblocking(False)
     front_end = FrontEndProcess(counts_fd, listeners)
-    uvloop.run(front_end.serve(socket.socket(fileno=channel_fd)))
+    uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
     return 1 if front_end.is_disconnected else 0
 
 
 class FrontEndProcess:
-    """Handle the messages of the engine process and run the HTTP server."""
+    """Handle the messages of the supervisor and run the HTTP server."""
 
     server: FrontEndServer
 
     def __init__(self, counts_fd: int, listeners: Sequence[socket.socket]) -> None:
         self.counts_fd = counts_fd
         self.listeners = listeners
-        self.channel: Channel[EngineMessage] = Channel(EngineMessage, self._on_message, self._on_disconnect)
+        self.channel: Channel[SupervisorToFrontEnd] = Channel(
+            SupervisorToFrontEnd, self._on_message, self._on_disconnect
+        )
+        self.metrics = ForwardedMetrics(self.channel)
+        self.remote_engine = RemoteEngine(self._on_engine_ready, lambda: self.channel.send(LinkLost()))
         self.is_disconnected = False
-        self.remote_engine: RemoteEngine | None = None
         self.initialized = asyncio.Event()
 
-    async def serve(self, sock: socket.socket) -> None:
+    async def serve(self, sock: socket.socket, links: socket.socket) -> None:
         await self.channel.connect(sock)
         await self.initialized.wait()
-        if not self.is_disconnected:
-            await self.server.serve([])
-            self.channel.close()
+        if self.is_disconnected:
+            return
+        receiver = LinkReceiver(links, self.remote_engine.start_connect)
+        await self.server.serve([])
+        receiver.close()
+        self.remote_engine.close()
+        self.channel.close()
 
     def report_stats(self) -> None:
-        if self.remote_engine is not None:
-            self.remote_engine.report_stats(self.server.app_state.num_in_flight)
+        self.metrics.report(self.server.app_state.num_in_flight)
 
-    def _on_message(self, message: EngineMessage, array_bytes: bytes | memoryview) -> None:
+    def _on_message(self, message: SupervisorToFrontEnd, array_bytes: ArrayBytes) -> None:
         if isinstance(message, Init):
             self._initialize(message)
-        elif isinstance(message, EngineReady):
-            self.remote_engine = RemoteEngine(decode_model_info(message), self.channel)
-            self.server.app_state.set_engine(self.remote_engine)
-            self.channel.send(FrontEndReady())
-        elif isinstance(message, ModelInfoUpdate):
-            assert self.remote_engine is not None, "the first model info comes with EngineReady"
-            self.remote_engine.model_info = decode_model_info(message)
-            self.channel.send(ModelInfoAck(message.update_id))
+        elif isinstance(message, EngineState):
+            self.remote_engine.set_status(message.status, message.reason)
         elif isinstance(message, AllFrontEndsReady):
             self.server.app_state.are_front_ends_ready = True
         elif isinstance(message, Drain):
@@ -95,29 +99,31 @@ class FrontEndProcess:
         elif isinstance(message, OtherFrontEndsLoad):
             self.server.app_state.num_in_flight_elsewhere = message.num_in_flight
         else:
-            assert self.remote_engine is not None, "responses and EngineDead come after EngineReady"
-            if isinstance(message, EngineDead):
-                self.remote_engine.dead_error = to_engine_error(message)
-            else:
-                self.remote_engine.on_response(message, array_bytes)
+            self.metrics.on_response(message)
 
     def _initialize(self, init: Init) -> None:
         log_config.configure_logging(init.settings)
         app_state = AppState(init.settings)
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
+        app_state.metrics = self.metrics
         self.server = FrontEndServer(app_state, self, init.front_end_id)
+        if init.model_info:  # started again: what the model is stays known while the engine restarts or has failed
+            self.remote_engine.model_info = from_json(init.model_info, type=ModelInfo)
+            app_state.set_engine(self.remote_engine)
         self.initialized.set()
 
+    def _on_engine_ready(self) -> None:
+        self.server.app_state.set_engine(self.remote_engine)
+        self.channel.send(FrontEndReady())
+
     def _on_disconnect(self) -> None:
-        """Fail requests in flight and exit: the engine process has ended."""
+        """Exit: the supervisor has ended."""
         if self.initialized.is_set() and self.server.is_done:
             return  # the normal order: the channel closes last
         self.is_disconnected = True
-        if self.remote_engine is not None:
-            self.remote_engine.on_disconnect()
         if self.initialized.is_set():
-            logger.error("the engine process has exited; front-end process %d exits as well", os.getpid())
+            logger.error("the supervisor has exited; front-end process %d exits as well", os.getpid())
             self.server.should_exit = True
             asyncio.get_running_loop().call_later(FINAL_FLUSH_S, os._exit, 1)
         self.initialized.set()
@@ -164,7 +170,7 @@ class FrontEndServer(ApiServer):
             )
 
     def _on_signal(self, signal_number: int) -> None:
-        # a signal to the whole process group reaches the engine process too, which then sends Drain
+        # a signal to the whole process group reaches the supervisor too, which then sends Drain
         self.start_shutdown()
 
     async def _report_periodically(self) -> None:
@@ -173,7 +179,7 @@ class FrontEndServer(ApiServer):
             self.front_end.report_stats()
 
     def make_connection(self) -> HttpConnection:
-        return CountedConnection(self._update_count, config=self.config, server_state=self.server_state, app_state={})
+        return CountedConnection(self._update_count, self.server_state)
 
     def _update_count(self) -> None:
         num_open = len(self.server_state.connections) + len(self.pending_connections)
@@ -191,18 +197,13 @@ class FrontEndServer(ApiServer):
 class CountedConnection(HttpConnection):
     """HTTP connection that calls `on_closed()` when it is lost."""
 
-    def __init__(self, on_closed: Callable[[], None], **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, on_closed: Callable[[], None], server_state: ServerState) -> None:
+        super().__init__(server_state)
         self.on_closed = on_closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.on_closed()
-
-
-def to_engine_error(message: EngineDead) -> PoolingError:
-    error = decode_error(message.error)
-    return error if isinstance(error, PoolingError) else engine_exited_error()
 
 
 if __name__ == "__main__":

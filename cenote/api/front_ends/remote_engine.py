@@ -1,14 +1,16 @@
-"""Engine proxy of a front-end process: every call becomes a message to the engine process."""
+"""Engine proxy of a front-end: every call becomes a message to the engine process, over a link that may be replaced."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.codec_requests import (
+from cenote.api.front_ends.token_client import NeedsEngine, TokenClient
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_requests import (
     encode_entities,
     encode_input,
     encode_pool,
@@ -17,24 +19,29 @@ from cenote.api.front_ends.codec_requests import (
     from_json,
     to_json,
 )
-from cenote.api.front_ends.codec_results import (
+from cenote.api.wire.codec_results import (
     decode_entity_results,
     decode_error,
+    decode_model_info,
     decode_pool_results,
     decode_score_results,
 )
-from cenote.api.front_ends.messages import (
+from cenote.api.wire.link_messages import EngineMessage
+from cenote.api.wire.messages import (
     Ack,
+    ArrayBytes,
     Cancel,
     DetokenizeCall,
     DetokenizeResponse,
-    EngineMessage,
+    EngineDown,
+    EngineReady,
     EntitiesResponse,
     ErrorResponse,
-    FrontEndStats,
     LoadAdapter,
     MetricsCall,
     MetricsResponse,
+    ModelInfoAck,
+    ModelInfoUpdate,
     PoolResponse,
     ProcessCall,
     ProcessResponse,
@@ -45,7 +52,9 @@ from cenote.api.front_ends.messages import (
     TokenizeResponse,
     UnloadAdapter,
 )
-from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
+from cenote.errors import BadRequest, EngineStopped, NotReady, PoolingError
+from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
@@ -64,24 +73,76 @@ ResponseT = TypeVar(
     MetricsResponse,
 )
 
-# a report is sent at this many replies; fewer wait for the next periodic report
-REPLIES_PER_REPORT = 64
+
+# by then the supervisor has noticed if the link was closed because the engine process has exited
+RECONNECT_DELAY_S = 0.2
 
 
 class RemoteEngine:
-    """Implement Engine over a channel; the owner of the channel passes responses to `on_response`."""
+    """Implement Engine over a link to an engine process; `connect` is called again with the link to a new process."""
 
-    def __init__(self, model_info: ModelInfo, channel: Channel[EngineMessage]) -> None:
-        self.model_info = model_info
-        self.dead_error: PoolingError | None = None
-        self._channel = channel
-        self._is_disconnected = False
+    model_info: ModelInfo  # set before `on_ready` is called, and kept while the engine restarts
+
+    def __init__(
+        self, on_ready: Callable[[], None] = lambda: None, on_link_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self.on_ready = on_ready  # called when the engine process at the other end of a link has loaded the model
+        self.on_link_lost = on_link_lost  # called some time after a link was closed, whatever the reason
+        self._is_closed = False
+        self.status: EngineStatus = "loading"
+        self.status_reason = ""
+        self._reported_status: tuple[EngineStatus, str] = ("loading", "")  # by the supervisor
+        self._channel: Channel[EngineMessage] | None = None
+        self._token_client: TokenClient | None = None  # None: the engine tokenizes
+        self._connecting: asyncio.Task[None] | None = None
         self._call_ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[tuple[RpcResponse, bytes | memoryview]]] = {}
-        self._replies: list[tuple[str, str, int, float]] = []
-        self._reported_in_flight = 0  # requests in flight, as last sent to the engine process
+        self._pending: dict[int, asyncio.Future[tuple[RpcResponse, ArrayBytes]]] = {}
+
+    @property
+    def dead_error(self) -> PoolingError | None:
+        if self.status == "ready":
+            return None
+        if self.status in ("loading", "restarting"):
+            state = "is being restarted" if self.status == "restarting" else "is loading the model"
+            reason = f" ({self.status_reason})" if self.status_reason else ""
+            return NotReady(f"the engine {state}{reason}; retry shortly")
+        return EngineStopped(f"the engine has {self.status}: {self.status_reason}")
+
+    async def connect(self, sock: socket.socket) -> None:
+        """Use a new link to an engine process; it is ready when that process says so."""
+        if (previous := self._channel) is not None:
+            self._on_closed(previous)  # its process has exited, which its socket may report later than this link
+            previous.close()
+        channel: Channel[EngineMessage] = Channel(
+            EngineMessage,
+            lambda message, array_bytes: self._on_message(channel, message, array_bytes),
+            lambda: self._on_closed(channel),
+            lambda call_id, error: self._on_undecodable(channel, call_id),
+        )
+        self._channel = channel
+        await channel.connect(sock)
+
+    def start_connect(self, sock: socket.socket) -> None:
+        """Like `connect`, in a task."""
+        self._connecting = asyncio.get_running_loop().create_task(self.connect(sock))
+
+    def set_status(self, status: EngineStatus, reason: str = "") -> None:
+        """Record why the engine does not answer, as the supervisor reports it; the link itself tells when it does."""
+        self._reported_status = status, reason
+        if status != "ready" and self.status != "ready":
+            self.status, self.status_reason = status, reason
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._channel is not None:
+            self._channel.close()
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
+        if (client := self._token_client) is not None and client.can_render(request) and self.dead_error is None:
+            try:
+                return await client.pool(request, self.model_info)
+            except NeedsEngine:
+                pass  # the engine splits long texts into chunks
         call = encode_pool(next(self._call_ids), request)
         response, array_bytes = await self._call(call, PoolResponse, request.timing)
         return decode_pool_results(response, array_bytes)
@@ -131,48 +192,96 @@ class RemoteEngine:
         await self._call(UnloadAdapter(next(self._call_ids), name), Ack)
 
     async def collect_metrics(self) -> list[MetricFamily]:
-        self._send_stats()
         response, _ = await self._call(MetricsCall(next(self._call_ids)), MetricsResponse)
         return response.families
 
-    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Record an HTTP response; the engine process counts them, so that every front-end exposes the sum."""
-        self._replies.append((handler, method, status, seconds))
-        if len(self._replies) >= REPLIES_PER_REPORT:
-            self._send_stats()
+    def _on_message(self, channel: Channel[EngineMessage], message: EngineMessage, array_bytes: ArrayBytes) -> None:
+        if channel is not self._channel:
+            return  # of an engine process that has been replaced
+        if isinstance(message, EngineReady):
+            self.model_info = decode_model_info(message)
+            self.status, self.status_reason = "ready", ""
+            self.on_ready()
+        elif isinstance(message, EngineDown):
+            self.status, self.status_reason = "restarting", message.reason
+        elif isinstance(message, ModelInfoUpdate):
+            self.model_info = decode_model_info(message)
+            if self._token_client is not None:
+                self._token_client.forget_options()
+            channel.send(ModelInfoAck(message.update_id))
+        elif isinstance(message, RendererInfo):
+            self._token_client = TokenClient(message, channel, lambda: next(self._call_ids))
+        elif isinstance(message, OptionsRegistered | TokenResults | TokenErrors):
+            self._on_token_response(message, array_bytes)
+        else:
+            self._on_response(message, array_bytes)
 
-    def report_stats(self, num_in_flight: int) -> None:
-        """Send the statistics to the engine process if they changed since the last report."""
-        if self._replies or num_in_flight != self._reported_in_flight:
-            self._reported_in_flight = num_in_flight
-            self._send_stats()
+    def _on_token_response(
+        self, message: OptionsRegistered | TokenResults | TokenErrors, array_bytes: ArrayBytes
+    ) -> None:
+        assert self._token_client is not None, "responses come after RendererInfo"
+        if isinstance(message, TokenResults):
+            self._token_client.on_results(message, array_bytes)
+        elif isinstance(message, TokenErrors):
+            self._token_client.on_errors(message)
+        else:
+            self._token_client.on_registered(message)
 
-    def on_response(self, response: RpcResponse, array_bytes: bytes | memoryview) -> None:
+    def _on_response(self, response: RpcResponse, array_bytes: ArrayBytes) -> None:
+        client = self._token_client
+        if isinstance(response, ErrorResponse) and client is not None and client.is_registering(response.call_id):
+            client.on_refused(response.call_id, decode_error(response.error))
+            return
         future = self._pending.get(response.call_id)
         if future is not None and not future.done():  # else the client disconnected in the meantime
             future.set_result((response, array_bytes))
 
-    def on_disconnect(self) -> None:
+    def _on_undecodable(self, channel: Channel[EngineMessage], call_id: int) -> None:
+        future = self._pending.get(call_id)
+        if future is not None and not future.done():
+            future.set_exception(PoolingError("the response of the engine process cannot be decoded"))
+        elif not call_id:
+            channel.abort()  # results of calls that are not known: all of them fail, none waits for ever
+
+    def _on_closed(self, channel: Channel[EngineMessage]) -> None:
         """Fail all pending calls: the engine process has exited."""
-        self._is_disconnected = True
-        self.dead_error = self.dead_error or engine_exited_error()
+        if channel is not self._channel:
+            return
+        self._channel = None
+        if self._token_client is not None:
+            self._token_client.fail_all(engine_exited_error())
+            self._token_client.close()
+            self._token_client = None
+        if self.status == "ready":
+            # the report of the supervisor may have arrived before the end of the link
+            is_reported = self._reported_status[0] not in ("loading", "ready")
+            exited: tuple[EngineStatus, str] = ("restarting", "its process has exited")
+            self.status, self.status_reason = self._reported_status if is_reported else exited
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(engine_exited_error())
+        if not self._is_closed:
+            asyncio.get_running_loop().call_later(RECONNECT_DELAY_S, self._report_lost_link)
+
+    def _report_lost_link(self) -> None:
+        if self._channel is None and not self._is_closed:
+            self.on_link_lost()
 
     async def _call(
         self, request: RpcRequest, expected: type[ResponseT], timing: Timing | None = None
-    ) -> tuple[ResponseT, bytes | memoryview]:
-        if self._is_disconnected:
-            raise engine_exited_error()
+    ) -> tuple[ResponseT, ArrayBytes]:
+        if self.dead_error is not None:
+            raise self.dead_error
+        channel = self._channel
+        assert channel is not None, "an engine that is ready has a link"
         future = asyncio.get_running_loop().create_future()
         self._pending[request.call_id] = future
         try:
-            await self._channel.wait_writable()
-            self._send(request)
+            await channel.wait_writable()
+            self._send(channel, request)
             response, array_bytes = await future
         except asyncio.CancelledError:
-            self._channel.send(Cancel(request.call_id))
+            channel.send(Cancel(request.call_id))
             raise
         finally:
             del self._pending[request.call_id]
@@ -185,16 +294,13 @@ class RemoteEngine:
         assert isinstance(response, expected), f"got {type(response).__name__} for {type(request).__name__}"
         return response, array_bytes
 
-    def _send(self, request: RpcRequest) -> None:
+    @staticmethod
+    def _send(channel: Channel[EngineMessage], request: RpcRequest) -> None:
         try:
-            self._channel.send(request)
+            channel.send(request)
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error
 
-    def _send_stats(self) -> None:
-        self._channel.send(FrontEndStats(self._replies, self._reported_in_flight))
-        self._replies = []
-
 
 def engine_exited_error() -> EngineStopped:
-    return EngineStopped("the engine process exited before it responded")
+    return EngineStopped("the engine process exited before it responded; retry shortly")

@@ -23,7 +23,9 @@ from cenote.pooling.pooler import PooledGroup, Pooler, PoolingSpec
 logger = logging.getLogger("cenote")
 
 # a batch is padded to the smallest bucket that holds it
-NUM_TOKENS_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+NUM_TOKENS_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 8192)
+# wide models spend so long on this many tokens that launches do not matter, and a graph would take much memory
+MAX_WIDE_TOKENS, WIDE_HIDDEN_SIZE = 4096, 1025
 NUM_SEQS_BUCKETS = (1, 4, 16, 64, 256)
 SEQ_LEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # each graph takes some megabytes and a tenth of a second to capture; further buckets run without graphs
@@ -71,6 +73,11 @@ class CudaGraphCache:
         self.graphs: dict[GraphKey, CapturedGraph] = {}
         self.memory_pool: Any = None  # can be shared because one graph runs at a time
 
+    @property
+    def max_tokens(self) -> int:
+        """The largest batch that may run as a graph."""
+        return get_max_tokens(self.backbone)
+
     def __call__(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> list[PooledGroup] | None:
         """Return the pooled results of inputs without adapters; None if no graph can run them."""
         if (key := self._make_key(inputs, specs)) is None or (graph := self._get_or_capture(key)) is None:
@@ -78,7 +85,7 @@ class CudaGraphCache:
         return [PooledGroup(key.spec, list(range(len(inputs))), graph.run(inputs))]
 
     def _make_key(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> GraphKey | None:
-        if not self.is_enabled or len(inputs.token_ids) > NUM_TOKENS_BUCKETS[-1]:
+        if not self.is_enabled or len(inputs.token_ids) > self.max_tokens:
             return None
         first = specs[0]
         if len(first) != 1 or any(seq_specs != first for seq_specs in specs):
@@ -102,6 +109,11 @@ class CudaGraphCache:
             self.graphs[key] = graph
             self.memory_pool = graph.graph.pool()
         return graph
+
+
+def get_max_tokens(backbone: nn.Module) -> int:
+    is_wide = isinstance(backbone, Backbone) and backbone.spec.hidden_size >= WIDE_HIDDEN_SIZE
+    return MAX_WIDE_TOKENS if is_wide else NUM_TOKENS_BUCKETS[-1]
 
 
 def supports_cuda_graphs(backbone: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS, CudaGraphCache
+from cenote.engine.execution.cuda_graphs import CudaGraphCache
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
 from cenote.engine.execution.executor import LocalExecutor, rows_are_finite, to_batch_output
 from cenote.engine.result_delivery import BatchOutput
@@ -34,7 +34,7 @@ class GPUExecutor(LocalExecutor):
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         """Run a small batch as a CUDA graph: one launch instead of hundreds."""
-        if batch.num_tokens <= NUM_TOKENS_BUCKETS[-1] and batch.lora_names is None:
+        if batch.num_tokens <= self.graphs.max_tokens and batch.lora_names is None:
             groups = self.graphs(batch.inputs, batch.specs)
             if groups is not None:
                 return groups

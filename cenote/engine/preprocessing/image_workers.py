@@ -25,6 +25,7 @@ from cenote.protocol.input_types import (
     compute_input_size,
 )
 from cenote.protocol.requests import PoolRequest
+from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
 
@@ -36,13 +37,16 @@ MULTIMODAL_TYPES = (Conversation, ContentParts, MultimodalPair, MultimodalPrompt
 class ImageWorkerPool:
     """Worker threads that preprocess images before their request is admitted."""
 
-    def __init__(self, multimodal: MultimodalProcessor | None, max_waiting_chars: int) -> None:
+    def __init__(
+        self, multimodal: MultimodalProcessor | None, max_waiting_chars: int, busy_stages: BusyStages | None = None
+    ) -> None:
         """`max_waiting_chars`: limit on characters waiting for preprocessing; above it, Overloaded (429) is raised."""
         self.multimodal = multimodal  # None: the model takes no images
         self.max_waiting_chars = max_waiting_chars
         self.num_waiting_chars = 0
         self._executor = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="cenote-images")
         self._pid = os.getpid()  # threads do not survive a fork
+        self._busy_stages = busy_stages or BusyStages()
         self._is_closed = False
 
     @property
@@ -84,7 +88,7 @@ class ImageWorkerPool:
         """Queue inputs for the worker threads; an image that several inputs contain is preprocessed once."""
         assert self.multimodal is not None, "only multimodal models have inputs with images"
         multimodal = replace(self.multimodal, image_cache={})
-        preprocess = partial(_preprocess_or_reject, multimodal, request.mm_processor_kwargs)
+        preprocess = partial(_preprocess_or_reject, self._busy_stages, multimodal, request.mm_processor_kwargs)
         return [self._executor.submit(preprocess, request.inputs[index]) for index in indices]
 
     @contextmanager
@@ -156,10 +160,11 @@ class ImageJob:
 
 
 def _preprocess_or_reject(
-    multimodal: MultimodalProcessor, mm_processor_kwargs: Mapping[str, Any], item: Input
+    busy_stages: BusyStages, multimodal: MultimodalProcessor, mm_processor_kwargs: Mapping[str, Any], item: Input
 ) -> Input:
     try:
-        return multimodal.process(item, mm_processor_kwargs)
+        with busy_stages.track("image preprocessing"):
+            return multimodal.process(item, mm_processor_kwargs)
     except PoolingError as error:
         return InvalidInput(error)
     except Exception as error:  # of Pillow, numpy or torch: it must not fail the other inputs

@@ -12,12 +12,12 @@ from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
-from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.pairs import uses_query_and_document
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.added_tokens import read_extra_tokens, read_token_texts
 from cenote.loading.load import LoadedModel
@@ -30,9 +30,8 @@ logger = logging.getLogger("cenote")
 PROBE_IMAGE_SIZE = (224, 224)  # pixels, a multiple of the patch size of all vision towers
 
 
-def make_tokenizer(model: LoadedModel) -> Tokenizer:
-    return Tokenizer(
-        model.tokenizer.tokenizer,
+def make_tokenizer_settings(model: LoadedModel) -> TokenizerSettings:
+    return TokenizerSettings(
         truncation_side=model.tokenizer.truncation_side,
         pad_token_id=model.tokenizer.pad_token_id,
         lower_case=model.description.sentence_transformers.do_lower_case,
@@ -113,24 +112,23 @@ def get_default_chat_template(model: LoadedModel) -> tuple[str | None, bool]:
     return vision.image_spec.chat_template or own_template, is_fallback
 
 
-def make_renderer(
+def make_renderer_settings(
     model: LoadedModel,
     config: EngineConfig,
-    tokenizer: Tokenizer,
     chat_template: str | None,
     multimodal: MultimodalProcessor | None = None,
-) -> Renderer:
+) -> RendererSettings:
     description = model.description
     architecture = description.architecture
     template, is_plain = get_default_chat_template(model)
-    return Renderer(
-        tokenizer,
+    bos_token = model.tokenizer.special_tokens.get("bos_token")
+    return RendererSettings(
         vocab_size=_get_vocab_size(model),
         hidden_size=architecture.backbone.hidden_size,
         has_pair_separator=bool(description.config.get("use_sep_token", architecture.pairs_with_separator)),
         score_template=_resolve_score_template(model),
         pair_lengths=architecture.pair_lengths,
-        pair_suffix_ids=architecture.pair_suffix_ids,
+        pair_suffix_ids=tuple(architecture.pair_suffix_ids),
         enable_prompt_embeds=config.enable_prompt_embeds,
         exclude_prompt=not description.plan.include_prompt,
         chat_settings=ChatSettings(
@@ -143,13 +141,20 @@ def make_renderer(
             image_placeholder=None if multimodal is None else multimodal.placeholder,
         ),
         role_formats=make_role_formats(model),
-        instruction_mask=_make_instruction_mask(model, tokenizer),
+        pooling_start_token=architecture.pooling_start_token,
+        bos_token_id=None if bos_token is None else model.tokenizer.tokenizer.token_to_id(bos_token),
+        prompt_end=architecture.prompt_end,
         padded_length=architecture.padded_length,
         text_format=architecture.text_format,
-        multimodal=multimodal,
-        check_tensors=model.backbone.check if isinstance(model.backbone, TensorModel) else None,
         architecture=description.entry.name,
     )
+
+
+def make_renderer(
+    model: LoadedModel, settings: RendererSettings, tokenizer: Tokenizer, multimodal: MultimodalProcessor | None
+) -> Renderer:
+    check_tensors = model.backbone.check if isinstance(model.backbone, TensorModel) else None
+    return settings.make_renderer(tokenizer, multimodal=multimodal, check_tensors=check_tensors)
 
 
 def _get_vocab_size(model: LoadedModel) -> int:
@@ -171,14 +176,3 @@ def _resolve_score_template(model: LoadedModel) -> ScoreTemplate | None:
         return None
     logger.info("query and document are joined by the template %s (from %s)", template.name, source)
     return template
-
-
-def _make_instruction_mask(model: LoadedModel, tokenizer: Tokenizer) -> InstructionMask | PromptEnd | None:
-    if (marker := model.description.architecture.prompt_end) is not None:
-        return PromptEnd(tokenizer, marker)
-    start_token = model.description.architecture.pooling_start_token
-    bos_token = model.tokenizer.special_tokens.get("bos_token")
-    if start_token is None:
-        return None
-    bos_token_id = None if bos_token is None else model.tokenizer.tokenizer.token_to_id(bos_token)
-    return InstructionMask(tokenizer, start_token, bos_token_id)

@@ -23,6 +23,7 @@ from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.params import Role, TokenizationParams
+from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
 
@@ -61,7 +62,9 @@ class TokenizerWorker:
         on_exit: Callable[[BaseException | None], None],
         cache: ResultCache | None = None,
         is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
+        busy_stages: BusyStages | None = None,
     ) -> None:
+        self.busy_stages = busy_stages or BusyStages()
         self.renderer = renderer
         self.loop = loop
         self.max_model_len = max_model_len
@@ -93,7 +96,8 @@ class TokenizerWorker:
         error: BaseException | None = None
         try:
             while (run := self._next_item()) is not None and self.loop.wait_for_capacity(self.max_waiting_tokens):
-                run()
+                with self.busy_stages.track("tokenizer"):
+                    run()
                 del run  # free its memory while waiting for the next item
         except BaseException as caught:  # fail all requests in flight: callers must not block forever
             error = caught

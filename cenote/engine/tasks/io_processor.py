@@ -29,6 +29,7 @@ from cenote.plugins.json_values import to_json_value
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
 
@@ -62,7 +63,10 @@ class PluginRenderer:
 
 
 def load_io_processor(
-    config: EngineConfig, description: ModelDescription, make_tokenizer: Callable[[], ModelTokenizer]
+    config: EngineConfig,
+    description: ModelDescription,
+    make_tokenizer: Callable[[], ModelTokenizer],
+    busy_stages: BusyStages | None = None,
 ) -> IOProcessorRunner | None:
     """Load the plugin named by --io-processor-plugin, else the one in config.json; None if there is none."""
     name = config.io_processor_plugin or description.config.get("io_processor_plugin")
@@ -79,13 +83,16 @@ def load_io_processor(
         advice = 'hf_overrides={"io_processor_plugin": null} loads the model without it'
         raise LoadError(f"{error.message} (required by {source}; {advice})") from error
     logger.info("IO processor plugin: %s", name)
-    return IOProcessorRunner(name, plugin, description)
+    return IOProcessorRunner(name, plugin, description, busy_stages)
 
 
 class IOProcessorRunner:
     """Run one plugin. Its synchronous code runs in one thread, one call at a time, as it would on an event loop."""
 
-    def __init__(self, name: str, plugin: Any, description: ModelDescription) -> None:
+    def __init__(
+        self, name: str, plugin: Any, description: ModelDescription, busy_stages: BusyStages | None = None
+    ) -> None:
+        self.busy_stages = busy_stages or BusyStages()
         self.name = name
         self.plugin = plugin
         self.tasks = description.plan.tasks
@@ -231,7 +238,11 @@ class IOProcessorRunner:
             ) from None
 
     async def _run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        def run() -> T:
+            with self.busy_stages.track("plugin"):
+                return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     @contextmanager
     def _wrap_plugin_errors(self, step: str, request_id: str | None, *, can_reject: bool = False) -> Iterator[None]:

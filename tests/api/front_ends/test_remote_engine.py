@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.messages import EngineMessage, FrontEndMessage
-from cenote.api.front_ends.remote_engine import REPLIES_PER_REPORT, RemoteEngine
-from cenote.api.front_ends.rpc_server import EngineRpcServer
-from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError, Unsupported
+from cenote.api.engine_process import engine_server
+from cenote.api.engine_process.engine_server import FrontEndLink
+from cenote.api.engine_process.token_batcher import TokenBatcher
+from cenote.api.front_ends.remote_engine import RECONNECT_DELAY_S, RemoteEngine
+from cenote.api.wire.link_sockets import make_link
+from cenote.errors import BadRequest, EngineStopped, InputTooLong, NotReady, PoolingError
 from cenote.protocol.engine import Engine
-from cenote.protocol.input_types import PromptEmbeds, TextPair
+from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import IOProcessorResult, PoolResult, ScoreResult
@@ -27,29 +28,39 @@ from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F4
 TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
 
 
+@pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"], autouse=True)
+def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(engine_server, "make_renderer_info", lambda engine: None)
+    return bool(request.param)
+
+
 @asynccontextmanager
-async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, EngineRpcServer]]:
-    """Yield a RemoteEngine and the RPC server that it is connected to."""
-    front_end_sock, engine_sock = socket.socketpair()
-    rpc_server: EngineRpcServer
-    remote: RemoteEngine
-    engine_channel: Channel[FrontEndMessage] = Channel(
-        FrontEndMessage, lambda message, _: rpc_server.on_message(message), lambda: rpc_server.cancel_all()
+async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, FrontEndLink]]:
+    """Yield a RemoteEngine and the engine's end of its link."""
+
+    async def broadcast_model_info() -> None:
+        """Do nothing: there are no other front-ends."""
+
+    info = engine_server.make_renderer_info(engine)
+    server = SimpleNamespace(
+        renderer_info=info,
+        token_batcher=None if info is None else TokenBatcher(engine),  # type: ignore[arg-type]
+        broadcast_model_info=broadcast_model_info,
     )
-    front_end_channel: Channel[EngineMessage] = Channel(
-        EngineMessage,
-        lambda message, array_bytes: remote.on_response(message, array_bytes),
-        lambda: remote.on_disconnect(),
-    )
-    rpc_server = EngineRpcServer(engine, engine_channel)
-    remote = RemoteEngine(engine.model_info, front_end_channel)
-    await engine_channel.connect(engine_sock)
-    await front_end_channel.connect(front_end_sock)
+    front_end_sock, engine_sock = make_link()
+    link = FrontEndLink(lambda link: None)
+    await link.channel.connect(engine_sock)
+    ready = asyncio.Event()
+    remote = RemoteEngine(ready.set)
+    await remote.connect(front_end_sock)
+    link.set_engine(engine, server)  # type: ignore[arg-type]
+    await ready.wait()
     try:
-        yield remote, rpc_server
+        yield remote, link
     finally:
-        front_end_channel.close()
-        engine_channel.close()
+        remote.close()
+        link.channel.close()
         await asyncio.sleep(0.01)
 
 
@@ -164,15 +175,6 @@ def test_a_text_that_cannot_be_encoded_is_a_bad_request(llm: LLM) -> None:
     call_both(llm.engine, pool_lone_surrogate)
 
 
-def test_prompt_embeds_are_refused_remotely(llm: LLM) -> None:
-    async def pool_refused() -> None:
-        async with connect_remote(llm.engine) as (remote, _):
-            with pytest.raises(Unsupported, match="--api-server-count 1"):
-                await remote.pool(PoolRequest(task="embed", inputs=[PromptEmbeds(np.zeros((1, 384)))]))  # type: ignore[arg-type]
-
-    asyncio.run(pool_refused())
-
-
 def test_concurrent_calls_get_their_own_results(make_engine: MakeEngine) -> None:  # noqa: F811
     async def pool_concurrently() -> list[Any]:
         async with connect_remote(make_engine()) as (remote, _):
@@ -188,17 +190,15 @@ def test_a_disconnected_client_cancels_its_request_in_the_engine(make_engine: Ma
     engine = make_engine(fault=gate, max_num_batched_tokens=1)
 
     async def disconnect() -> None:
-        async with connect_remote(engine) as (remote, rpc_server):
+        async with connect_remote(engine) as (remote, link):
             cancelled = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]] * 100)))
             kept = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[8]])))
             await wait_until(lambda: gate.reached.is_set() and len(engine.metrics.requests_in_flight()) == 2)
             cancelled.cancel()
             await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 1)
-            assert len(rpc_server.tasks) == 1
             gate.opened.set()
             (result,) = await asyncio.wait_for(kept, 20)
             assert np.asarray(result.data).tolist() == [8]
-            assert not rpc_server.tasks
 
     asyncio.run(disconnect())
     assert gate.token_ids.count(7) < 100
@@ -211,8 +211,8 @@ def test_a_disconnected_front_end_cancels_its_calls(make_engine: MakeEngine) -> 
     async def close_front_end() -> None:
         async with connect_remote(engine) as (remote, _):
             calls = [asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]]))) for _ in range(5)]
-            await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 5)
-            remote._channel.close()
+            await wait_until(lambda: sum(state.num_requests for state in engine.metrics.requests_in_flight()) == 5)
+            remote.close()
             await wait_until(lambda: not engine.metrics.requests_in_flight())
             for outcome in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(outcome, EngineStopped)
@@ -225,14 +225,14 @@ def test_when_the_engine_process_exits_pending_and_later_calls_fail(make_engine:
     gate = BatchGate()
 
     async def close_engine() -> None:
-        async with connect_remote(make_engine(fault=gate)) as (remote, rpc_server):
+        async with connect_remote(make_engine(fault=gate)) as (remote, link):
             pending = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]])))
             await wait_until(gate.reached.is_set)
-            rpc_server.channel.close()
+            link.channel.close()
             with pytest.raises(EngineStopped, match="process exited"):
                 await asyncio.wait_for(pending, 20)
-            assert isinstance(remote.dead_error, EngineStopped)
-            with pytest.raises(EngineStopped, match="process exited"):
+            assert remote.status == "restarting"
+            with pytest.raises(NotReady, match="is being restarted"):
                 await remote.score(ScoreRequest(queries=["a"], documents=["b"]))
 
     asyncio.run(close_engine())
@@ -250,32 +250,6 @@ def test_a_dead_engine_is_reported_remotely(make_engine: MakeEngine) -> None:  #
             assert any(family.name == "cenote_requests_total" for family in await remote.collect_metrics())
 
     asyncio.run(die())
-
-
-def test_http_responses_are_counted_in_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
-    engine = make_engine()
-
-    def responses_by_label(families: Any) -> dict[tuple[str, ...], float]:
-        (family,) = [family for family in families if family.name == "http_requests_total"]
-        return {series.labels: series.value for series in family.series}
-
-    async def observe() -> None:
-        async with connect_remote(engine) as (one, _), connect_remote(engine) as (other, _):
-            for _ in range(REPLIES_PER_REPORT + 6):
-                one.observe_http("/v1/embeddings", "POST", 200, 0.01)
-            await wait_until(lambda: responses_by_label(engine.metrics.registry.snapshot()) != {})
-            assert responses_by_label(engine.metrics.registry.snapshot()) == {
-                ("/v1/embeddings", "POST", "200"): REPLIES_PER_REPORT
-            }
-            other.observe_http("/rerank", "POST", 400, 0.01)
-            one.report_stats(num_in_flight=0)
-            await one.collect_metrics()
-            assert responses_by_label(await other.collect_metrics()) == {
-                ("/v1/embeddings", "POST", "200"): REPLIES_PER_REPORT + 6,
-                ("/rerank", "POST", "400"): 1,
-            }
-
-    asyncio.run(observe())
 
 
 def test_an_internal_error_of_the_engine_is_returned_and_logged(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -324,3 +298,21 @@ def test_a_text_pair_gives_the_same_result_remotely(llm: LLM) -> None:
 
     assert np.array_equal(np.asarray(local[0].data), np.asarray(remote[0].data))
     assert remote[0].num_tokens == local[0].num_tokens
+
+
+def test_a_link_that_is_lost_is_reported_unless_the_front_end_has_closed_it(llm: LLM) -> None:
+    reports: list[str] = []
+
+    async def lose() -> None:
+        for name in ("engine", "front-end"):
+            ours, theirs = make_link()
+            remote = RemoteEngine(on_link_lost=lambda name=name: reports.append(name))  # type: ignore[misc]
+            await remote.connect(ours)
+            if name == "front-end":
+                remote.close()
+            theirs.close()
+            await asyncio.sleep(2 * RECONNECT_DELAY_S)
+            remote.close()
+
+    asyncio.run(lose())
+    assert reports == ["engine"]

@@ -15,8 +15,8 @@ import pytest
 
 from cenote import LLM, errors
 from cenote.api.encoding import Float32Array
-from cenote.api.front_ends.channel import BUFFER_BYTES, Channel
-from cenote.api.front_ends.codec_requests import (
+from cenote.api.wire.channel import BUFFER_BYTES, Channel
+from cenote.api.wire.codec_requests import (
     decode_input,
     decode_pool,
     decode_score,
@@ -27,7 +27,7 @@ from cenote.api.front_ends.codec_requests import (
     encode_token_ids,
     to_json,
 )
-from cenote.api.front_ends.codec_results import (
+from cenote.api.wire.codec_results import (
     decode_error,
     decode_model_info,
     decode_pool_results,
@@ -36,20 +36,19 @@ from cenote.api.front_ends.codec_results import (
     encode_pool_results,
     encode_score_results,
 )
-from cenote.api.front_ends.messages import (
+from cenote.api.wire.control_messages import Init, SupervisorToFrontEnd
+from cenote.api.wire.link_messages import EngineMessage, FrontEndMessage
+from cenote.api.wire.messages import (
     DetokenizeResponse,
-    EngineMessage,
     EngineReady,
     ErrorResponse,
-    FrontEndMessage,
-    Init,
     Message,
     MetricsResponse,
     TokenizeCall,
 )
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError, Unsupported
-from cenote.protocol.input_types import ContentParts, Conversation, PromptEmbeds, TextPair
+from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError
+from cenote.protocol.input_types import ContentParts, Conversation, TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
@@ -176,11 +175,6 @@ def test_a_score_request_is_encoded_completely() -> None:
     assert decode_score(roundtrip(encode_score(1, request), FrontEndMessage), request.timing) == request
 
 
-def test_prompt_embeds_are_refused_with_the_option_that_allows_them() -> None:
-    with pytest.raises(Unsupported, match="--api-server-count 1"):
-        encode_input(PromptEmbeds(vector(2, 3)))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -290,8 +284,8 @@ def test_settings_and_metrics_are_encoded_completely() -> None:
         MetricFamily("g", "help", "gauge", series=[MetricSeries((), 1e300)]),
     ]
 
-    init = Init(settings, 2, 12345.678, 1_700_000_000)
-    assert roundtrip(init, EngineMessage) == init
+    init = Init(settings, 2, 12345.678, 1_700_000_000, b"{}")
+    assert roundtrip(init, SupervisorToFrontEnd) == init
     assert roundtrip(MetricsResponse(1, families), EngineMessage) == MetricsResponse(1, families)
 
 

@@ -1,42 +1,37 @@
-"""Start, restart and drain the front-end processes from the engine process."""
+"""Start, restart and drain the front-end processes."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from tempfile import TemporaryFile
 
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
-from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.codec_requests import to_json
-from cenote.api.front_ends.codec_results import encode_error
-from cenote.api.front_ends.messages import (
+from cenote.api.supervisor.spawn import describe_exit, spawn_module
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     Drain,
-    EngineDead,
-    EngineReady,
-    FrontEndMessage,
+    EngineState,
     FrontEndReady,
     FrontEndStats,
+    FrontEndToSupervisor,
     Init,
+    LinkLost,
     Listening,
-    ModelInfoAck,
-    ModelInfoUpdate,
     OtherFrontEndsLoad,
 )
-from cenote.api.front_ends.rpc_server import EngineRpcServer
+from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
+from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
 from cenote.errors import PoolingError
-from cenote.protocol.engine import Engine
+from cenote.utils.metrics import MetricFamily
+from cenote.utils.shared_memory import make_shared_memory
 
 logger = logging.getLogger("cenote")
 
@@ -45,8 +40,6 @@ MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 10.0
 HEALTHY_UPTIME_S = 30.0  # a front-end that ran this long is restarted after the minimum delay
 LOAD_REPORT_INTERVAL_S = 0.1
 EXIT_MARGIN_S = 2.0  # time for a front-end to exit, in addition to the time for its requests
-# holds a few responses of usual size: a writer that fills it has to wake up once more; the system may allow less
-SEND_BUFFER_BYTES = 4 * 1024**2
 MAX_START_ATTEMPTS = 3  # of a front-end while none has ever listened
 
 
@@ -60,21 +53,26 @@ class FrontEndManager:
         self,
         app_state: AppState,
         listeners: Sequence[socket.socket],
+        *,
+        add_engine_link: Callable[[socket.socket], None],
+        collect_metrics: Callable[[], Awaitable[list[MetricFamily]]],
         on_all_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.app_state = app_state
         self.listeners = listeners
         count = app_state.settings.api_server_count
-        with TemporaryFile() as file:
-            file.truncate(SLOT_BYTES * count)
-            self.connection_counts = ConnectionCounts(file.fileno(), count)
-            self.counts_fd = os.dup(file.fileno())
+        self.counts_fd = make_shared_memory(SLOT_BYTES * count)
+        self.connection_counts = ConnectionCounts(self.counts_fd, count)
+        self.add_engine_link = add_engine_link  # called with the engine's end of a link
+        self.collect_metrics = collect_metrics  # of the whole server
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
         self.on_failed = on_failed  # called when front-ends cannot be started
         self.running: dict[int, FrontEndHandle] = {}
         self.any_listening = asyncio.Event()
-        self._engine: Engine | None = None
+        self.model_info = b""  # as JSON, once an engine has loaded the model
+        self._engine_state: EngineState | None = None
+        self._has_engine = False
         self._draining = asyncio.Event()
         self._has_announced_ready = False
 
@@ -89,22 +87,16 @@ class FrontEndManager:
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in numbers]
         self._load_reporter = asyncio.create_task(self._report_load())
 
-    def set_engine(self, engine: Engine) -> None:
-        self._engine = engine
+    def connect_engine(self) -> None:
+        """Connect every front-end with the engine process that has just been started."""
+        self._has_engine = True
         for front_end in self.running.values():
-            front_end.set_engine(engine, self.broadcast_model_info)
+            self._connect(front_end)
 
-    async def broadcast_model_info(self) -> None:
-        """Send the current model info to every front-end and wait: the next request may reach any of them."""
-        if self._engine is not None:
-            model_info = to_json(self._engine.model_info)
-            await asyncio.gather(
-                *(front_end.update_model_info(model_info) for front_end in self.running.values() if front_end.is_ready)
-            )
-
-    def on_engine_died(self, error: PoolingError) -> None:
+    def set_engine_state(self, state: EngineState) -> None:
+        self._engine_state = state
         for front_end in self.running.values():
-            front_end.channel.send(EngineDead(encode_error(error)))
+            front_end.channel.send(state)
 
     async def drain(self) -> None:
         """Drain in-flight requests; return when all front-end processes have exited."""
@@ -151,25 +143,37 @@ class FrontEndManager:
         self.connection_counts.set(front_end_id, CLOSED_COUNT)
         status = await front_end.wait_exit_status()
         del self.running[front_end_id]
-        self._check_all_ready()
-        return f"(process {front_end.process.pid}) exited with {status}; {front_end.num_dropped} requests were lost"
+        self.check_all_ready()
+        return f"(process {front_end.process.pid}) exited with {status}; {front_end.num_in_flight} requests were lost"
 
     async def _start(self, front_end_id: int) -> FrontEndHandle:
-        process, sock = spawn_front_end([self.counts_fd, *(listener.fileno() for listener in self.listeners)])
-        front_end = FrontEndHandle(front_end_id, process, self._check_all_ready)
-        await front_end.channel.connect(sock)
+        front_end = FrontEndHandle(front_end_id, self)
+        await front_end.start([self.counts_fd, *(listener.fileno() for listener in self.listeners)])
+        app_state = self.app_state
         front_end.channel.send(
-            Init(self.app_state.settings, front_end_id, self.app_state.started_at, self.app_state.created)
+            Init(app_state.settings, front_end_id, app_state.started_at, app_state.created, self.model_info)
         )
-        if self._engine is not None:
-            front_end.set_engine(self._engine, self.broadcast_model_info)
-            if self._has_announced_ready:
-                front_end.channel.send(AllFrontEndsReady())
+        if self._engine_state is not None:
+            front_end.channel.send(self._engine_state)
+        if self._has_engine:
+            self._connect(front_end)
+        if self._has_announced_ready:
+            front_end.channel.send(AllFrontEndsReady())
         if self._draining.is_set():
             front_end.channel.send(Drain())
         return front_end
 
-    def _check_all_ready(self) -> None:
+    def reconnect(self, front_end: FrontEndHandle) -> None:
+        """Give a front-end another link, unless it has lost the last one because the engine process has exited."""
+        if self._engine_state is not None and self._engine_state.status == "ready":
+            self._connect(front_end)
+
+    def _connect(self, front_end: FrontEndHandle) -> None:
+        ours, theirs = make_link()
+        front_end.add_link(ours)
+        self.add_engine_link(theirs)
+
+    def check_all_ready(self) -> None:
         """Announce readiness, once, when all running front-ends are ready; called when one changes state or exits."""
         if any(front_end.is_listening for front_end in self.running.values()):
             self.any_listening.set()
@@ -195,30 +199,37 @@ class FrontEndManager:
 class FrontEndHandle:
     """One front-end process and the channel to it."""
 
-    def __init__(self, front_end_id: int, process: subprocess.Popen[bytes], on_change: Callable[[], None]) -> None:
+    def __init__(self, front_end_id: int, manager: FrontEndManager) -> None:
         self.front_end_id = front_end_id
-        self.process = process
-        self.channel: Channel[FrontEndMessage] = Channel(FrontEndMessage, self._on_message, self._on_disconnect)
-        self.on_change = on_change  # called when it listens and when it is ready
+        self.manager = manager
+        self.channel: Channel[FrontEndToSupervisor] = Channel(
+            FrontEndToSupervisor, self._on_message, self._on_disconnect
+        )
         self.is_listening = self.is_ready = False
         self.exited = asyncio.Event()
         self.num_in_flight = 0
-        self.num_dropped = 0
-        self.rpc_server: EngineRpcServer | None = None
         self._sent_load = 0
-        self._pending_updates: dict[int, asyncio.Future[None]] = {}
-        self._update_ids = itertools.count(1)
+        self._metrics_tasks: set[asyncio.Task[None]] = set()
 
-    def set_engine(self, engine: Engine, broadcast_model_info: Callable[[], Awaitable[None]]) -> None:
-        self.rpc_server = EngineRpcServer(engine, self.channel, broadcast_model_info)
-        self.channel.send(EngineReady(to_json(engine.model_info)))
+    async def start(self, fds: Sequence[int]) -> None:
+        """Start the process, which inherits these file descriptors."""
+        sock, child_sock = socket.socketpair()
+        self._links, child_links = make_link_sender()
+        try:
+            self.process = spawn_front_end([child_sock.fileno(), child_links.fileno(), *fds])
+        except BaseException:
+            sock.close()
+            self._links.close()
+            raise
+        finally:
+            child_sock.close()
+            child_links.close()
+        sock.setblocking(False)
+        await self.channel.connect(sock)
 
-    async def update_model_info(self, model_info: bytes) -> None:
-        update_id, acknowledged = next(self._update_ids), asyncio.get_running_loop().create_future()
-        self._pending_updates[update_id] = acknowledged
-        self.channel.send(ModelInfoUpdate(update_id, model_info))
-        await asyncio.wait([acknowledged], timeout=EXIT_MARGIN_S)  # a front-end that hangs must not block the others
-        self._pending_updates.pop(update_id, None)
+    def add_link(self, link: socket.socket) -> None:
+        """Pass the front-end's end of a link to an engine to the process."""
+        send_link(self._links, link)
 
     def send_load(self, num_in_flight_elsewhere: int) -> None:
         if num_in_flight_elsewhere != self._sent_load:
@@ -232,48 +243,32 @@ class FrontEndHandle:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = await asyncio.to_thread(self.process.wait)
-        return f"status {code}" if code >= 0 else signal.Signals(-code).name
+        self._links.close()
+        return describe_exit(code)
 
-    def _on_message(self, message: FrontEndMessage, array_bytes: bytes | memoryview) -> None:
+    def _on_message(self, message: FrontEndToSupervisor, array_bytes: ArrayBytes) -> None:
         if isinstance(message, Listening | FrontEndReady):
             self.is_listening |= isinstance(message, Listening)
             self.is_ready |= isinstance(message, FrontEndReady)
-            self.on_change()
-            return
-        if isinstance(message, ModelInfoAck):
-            if (acknowledged := self._pending_updates.pop(message.update_id, None)) is not None:
-                acknowledged.set_result(None)
-            return
-        if isinstance(message, FrontEndStats):
+            self.manager.check_all_ready()
+        elif isinstance(message, LinkLost):
+            self.manager.reconnect(self)
+        elif isinstance(message, FrontEndStats):
             self.num_in_flight = message.num_in_flight
-        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
-        self.rpc_server.on_message(message)
+            for reply in message.replies:
+                self.manager.app_state.metrics.observe_http(*reply)
+        else:
+            task = asyncio.get_running_loop().create_task(self._send_metrics(message))
+            self._metrics_tasks.add(task)
+            task.add_done_callback(self._metrics_tasks.discard)
+
+    async def _send_metrics(self, call: MetricsCall) -> None:
+        self.channel.send(MetricsResponse(call.call_id, await self.manager.collect_metrics()))
 
     def _on_disconnect(self) -> None:
         self.exited.set()
-        if self.rpc_server is not None:
-            self.num_dropped = len(self.rpc_server.tasks)
-            self.rpc_server.cancel_all()
 
 
-def spawn_front_end(fds: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a front-end process that inherits these file descriptors; return it and this side of its channel."""
-    parent_sock, child_sock = socket.socketpair()
-    for sock in (parent_sock, child_sock):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    fds = [child_sock.fileno(), *fds]
-    # the same module search path as this process; front-ends do no linear algebra, so numpy needs no threads
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "cenote.api.front_ends.front_end", *map(str, fds)]
-    # Ctrl-C reaches every process of a terminal; only this one handles it, and blocked signals are inherited
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=environment)
-    except BaseException:
-        parent_sock.close()
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-        child_sock.close()
-    parent_sock.setblocking(False)
-    return process, parent_sock
+def spawn_front_end(fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    # front-ends do no linear algebra, so numpy needs no threads
+    return spawn_module("cenote.api.front_ends.front_end", fds, environment={"OPENBLAS_NUM_THREADS": "1"})

@@ -7,36 +7,48 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
+import numpy as np
 
-from cenote.api.encoding import Float32Array
-from cenote.api.front_ends.messages import Message
+from cenote.api.wire.messages import ArrayBytes, Message
 
 logger = logging.getLogger("cenote")
 
 MessageT = TypeVar("MessageT")
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
-FRAME_HEADER = struct.Struct("<QQ")  # bytes of the msgpack message, bytes of the arrays after it
+# version, bytes of the msgpack message, bytes of the arrays after it, call id of the message or 0
+FRAME_HEADER = struct.Struct("<IIQQ")
+WIRE_VERSION = 1  # both ends are started from the same installation; a file that changes in between is noticed
 ALIGNMENT = 8  # arrays start at a multiple of it
 BUFFER_BYTES = 256 * 1024  # holds many small frames; a larger frame gets a buffer of its own
+# larger lengths are not those of a frame: the sender writes garbage
+MAX_MESSAGE_BYTES = 1 << 30
+MAX_ARRAY_BYTES = 1 << 37
 
 message_encoder = msgspec.msgpack.Encoder()
 
 
 class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
-    """Call `on_message(message, array_bytes)` for every frame, and `on_closed()` once when the peer has closed."""
+    """Call `on_message(message, array_bytes)` for every frame, and `on_closed()` once when the peer has closed.
+
+    `on_undecodable(call_id, error)` is called for a frame whose message cannot be decoded; the next frames are
+    delivered. After an invalid frame header the position of the next frame is unknown, and the channel is closed.
+    """
 
     def __init__(
         self,
         message_type: Any,
-        on_message: Callable[[MessageT, bytes | memoryview], None],
+        on_message: Callable[[MessageT, ArrayBytes], None],
         on_closed: Callable[[], None],
+        on_undecodable: Callable[[int, Exception], None] = lambda call_id, error: None,
     ) -> None:
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
         self._on_message = on_message
         self._on_closed = on_closed
+        self._on_undecodable = on_undecodable
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -49,11 +61,18 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         """Attach to a connected socket; messages may arrive before this returns."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
-    def send(self, message: Message, arrays: Sequence[Float32Array] = ()) -> None:
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Queue a message and its arrays for sending; do nothing if the channel is closed."""
         frame = bytearray(FRAME_HEADER.size)
         message_encoder.encode_into(message, frame, FRAME_HEADER.size)
-        FRAME_HEADER.pack_into(frame, 0, len(frame) - FRAME_HEADER.size, sum(array.nbytes for array in arrays))
+        num_bytes, array_bytes = len(frame) - FRAME_HEADER.size, sum(array.nbytes for array in arrays)
+        if num_bytes > MAX_MESSAGE_BYTES or array_bytes > MAX_ARRAY_BYTES:
+            raise OverflowError(f"a message of {num_bytes} bytes with {array_bytes} bytes of arrays is too large")
+        FRAME_HEADER.pack_into(frame, 0, WIRE_VERSION, num_bytes, array_bytes, getattr(message, "call_id", 0))
         frame.extend(bytes(_align(len(frame)) - len(frame)))
         if self._transport is None or self._transport.is_closing():
             return
@@ -70,6 +89,11 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
     async def wait_writable(self) -> None:
         """Wait until the peer has read most of what was sent before."""
         await self._writable.wait()
+
+    def abort(self) -> None:
+        """Close at once: what was received cannot be answered."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         """Send what is left, then close."""
@@ -97,25 +121,42 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
     def buffer_updated(self, num_bytes: int) -> None:
         self._num_filled += num_bytes
         start = 0
-        while (size := self._frame_size(start)) and size <= self._num_filled - start:
-            self._deliver(start, size)
-            start += size
+        try:
+            while (size := self._frame_size(start)) and size <= self._num_filled - start:
+                self._deliver(start, size)
+                start += size
+        except WireError as error:
+            logger.error("closing the connection to another process of this server: %s", error)
+            self._num_filled = 0
+            if self._transport is not None:
+                self._transport.abort()
+            return
         self._compact_buffer(start, size)
 
     def _frame_size(self, start: int) -> int:
         """Return the bytes of the frame at `start`, header included; 0 while the header is incomplete."""
         if self._num_filled - start < FRAME_HEADER.size:
             return 0
-        message_bytes, array_bytes = FRAME_HEADER.unpack_from(self._buffer, start)
+        version, message_bytes, array_bytes, _ = FRAME_HEADER.unpack_from(self._buffer, start)
+        if version != WIRE_VERSION or message_bytes > MAX_MESSAGE_BYTES or array_bytes > MAX_ARRAY_BYTES:
+            raise WireError(
+                f"invalid frame header: version {version} (expected {WIRE_VERSION}), {message_bytes} and {array_bytes} "
+                "bytes; if Cenote was upgraded while the server runs, restart the server"
+            )
         return _align(FRAME_HEADER.size + message_bytes) + int(array_bytes)
 
     def _deliver(self, start: int, size: int) -> None:
-        message_bytes, _ = FRAME_HEADER.unpack_from(self._buffer, start)
+        _, message_bytes, _, call_id = FRAME_HEADER.unpack_from(self._buffer, start)
         frame = memoryview(self._buffer)[start : start + size]
-        message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
+        try:
+            message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            logger.error("a message of another process of this server cannot be decoded: %s", error)
+            self._on_undecodable(call_id, error)
+            return
         array_bytes = frame[_align(FRAME_HEADER.size + message_bytes) :]
-        # the shared buffer is reused for the next frames, a buffer of its own is not
-        self._on_message(message, bytes(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
+        # the shared buffer is reused for the next frames, a buffer of its own is not; writable, as torch expects it
+        self._on_message(message, bytearray(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
 
     def _compact_buffer(self, start: int, size: int) -> None:
         """Keep the bytes from `start` on, the beginning of a frame of `size` bytes, in a buffer that fits the frame."""
@@ -129,6 +170,10 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         elif start and num_left:
             self._buffer[:num_left] = self._buffer[start : self._num_filled]
         self._num_filled = num_left
+
+
+class WireError(Exception):
+    """The bytes received are not frames."""
 
 
 def _align(size: int) -> int:

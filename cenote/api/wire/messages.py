@@ -1,15 +1,15 @@
-"""Messages between front-ends and the engine process: msgpack, followed by raw float32 where there are vectors."""
+"""Messages between the processes of a server: msgpack, followed by raw arrays where there are vectors."""
 
 from __future__ import annotations
 
 import msgspec
 
-from cenote.config.server import ServerConfig
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Task, TokenizationParams
 from cenote.protocol.results import Entity
 from cenote.utils.metrics import MetricFamily
 
 TimingTuple = tuple[float, float, float]  # queue, tokenize, inference
+ArrayBytes = bytearray | memoryview  # the raw arrays after a message
 JSONBytes = bytes  # any JSON value, encoded; unlike msgpack, its integers have no size limit
 
 
@@ -158,21 +158,6 @@ class Cancel(Message):
     call_id: int
 
 
-class FrontEndStats(Message):
-    """HTTP responses since the last report, and requests in flight now."""
-
-    replies: list[tuple[str, str, int, float]]  # handler, method, status, seconds
-    num_in_flight: int
-
-
-class Listening(Message):
-    """The front-end accepts connections."""
-
-
-class FrontEndReady(Message):
-    """The front-end has received EngineReady and can serve requests."""
-
-
 class ModelInfoAck(Message):
     """The front-end has applied a ModelInfoUpdate."""
 
@@ -182,17 +167,16 @@ class ModelInfoAck(Message):
 # from the engine process to a front-end
 
 
-class Init(Message):
-    """The first message on a channel."""
-
-    settings: ServerConfig
-    front_end_id: int  # counted from 1
-    started_at: float  # start of the server, by the monotonic clock, which all processes share
-    created: int  # the same as Unix time
-
-
 class EngineReady(Message):
+    """The model is loaded: the first message on a link."""
+
     model_info: JSONBytes
+
+
+class EngineDown(Message):
+    """The engine has stopped by itself: no more requests are answered, and the process exits soon."""
+
+    reason: str
 
 
 class ModelInfoUpdate(Message):
@@ -200,24 +184,6 @@ class ModelInfoUpdate(Message):
 
     update_id: int
     model_info: JSONBytes
-
-
-class AllFrontEndsReady(Message):
-    """Sent to every front-end once all are ready: `/health/ready` may return 200."""
-
-
-class Drain(Message):
-    """Finish requests in flight, then exit."""
-
-
-class EngineDead(Message):
-    error: SerializedError
-
-
-class OtherFrontEndsLoad(Message):
-    """Requests in flight at the other front-ends."""
-
-    num_in_flight: int
 
 
 class TokenLengths(msgspec.Struct, array_like=True):
@@ -315,8 +281,4 @@ RpcResponse = (
     | Ack
     | MetricsResponse
     | ErrorResponse
-)
-FrontEndMessage = RpcRequest | Cancel | FrontEndStats | Listening | FrontEndReady | ModelInfoAck
-EngineMessage = (
-    RpcResponse | Init | EngineReady | ModelInfoUpdate | AllFrontEndsReady | Drain | EngineDead | OtherFrontEndsLoad
 )

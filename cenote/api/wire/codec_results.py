@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 
 from cenote import errors
 from cenote.api.encoding import Float32Array, to_float32_array
-from cenote.api.front_ends.codec_requests import from_json
-from cenote.api.front_ends.messages import (
+from cenote.api.wire.codec_requests import from_json
+from cenote.api.wire.messages import (
+    ArrayBytes,
     EngineReady,
     EntitiesResponse,
     ModelInfoUpdate,
@@ -22,6 +22,7 @@ from cenote.api.front_ends.messages import (
     TimingTuple,
     TokenLengths,
 )
+from cenote.api.wire.token_codec import split_arrays
 from cenote.errors import PoolingError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import Timing
@@ -64,32 +65,20 @@ def _concat_arrays(tensors: Sequence[Any]) -> tuple[Shapes, list[Float32Array]]:
     return shapes[:1] if have_one_shape else shapes, arrays
 
 
-def decode_pool_results(message: PoolResponse, array_bytes: bytes | memoryview) -> list[PoolResult | PoolingError]:
+def decode_pool_results(message: PoolResponse, array_bytes: ArrayBytes) -> list[PoolResult | PoolingError]:
     """Return the results as views of `array_bytes`; their token ids are not transferred."""
     flat = np.frombuffer(array_bytes, dtype=np.float32)
     count = len(message.lengths.num_tokens)
-    arrays, flat = _split_arrays(flat, message.shapes, count)
+    arrays, flat = split_arrays(flat, message.shapes, count)
     columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
     results = [PoolResult(array, NO_IDS, num_tokens, num_input) for array, num_tokens, num_input in columns]
     if isinstance(arrays, np.ndarray) and arrays.ndim == 2 and not message.extra_data and not message.errors:
         return merge_errors(PoolResultBatch(results, arrays), message.lengths.inexact_indices, [])
     for task, shapes in message.extra_data:
-        arrays, flat = _split_arrays(flat, shapes, count)
+        arrays, flat = split_arrays(flat, shapes, count)
         for result, array in zip(results, arrays, strict=True):
             result.extra_data = {**result.extra_data, task: array}
     return merge_errors(results, message.lengths.inexact_indices, message.errors)
-
-
-def _split_arrays(
-    flat: Float32Array, shapes: Shapes, count: int
-) -> tuple[Float32Array | list[Float32Array], Float32Array]:
-    """Split `count` arrays off the front of `flat`; return them and the rest."""
-    if len(shapes) == 1:
-        end = count * math.prod(shapes[0])
-        return flat[:end].reshape(count, *shapes[0]), flat[end:]
-    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
-    arrays = [flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]
-    return arrays, flat[ends[-1] :]
 
 
 def encode_score_results(call_id: int, timing: Timing, results: Sequence[ScoreResult | PoolingError]) -> ScoreResponse:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from cenote.api.encoding import Float32Array
-from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.codec_requests import (
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_requests import (
     decode_entities,
     decode_input,
     decode_plugin,
@@ -18,22 +18,21 @@ from cenote.api.front_ends.codec_requests import (
     from_json,
     to_json,
 )
-from cenote.api.front_ends.codec_results import (
+from cenote.api.wire.codec_results import (
     encode_entity_results,
     encode_error,
     encode_pool_results,
     encode_score_results,
     encode_timing,
 )
-from cenote.api.front_ends.messages import (
+from cenote.api.wire.link_messages import FrontEndMessage
+from cenote.api.wire.messages import (
     Ack,
     Cancel,
     DetokenizeCall,
     DetokenizeResponse,
     EntitiesCall,
     ErrorResponse,
-    FrontEndMessage,
-    FrontEndStats,
     LoadAdapter,
     MetricsCall,
     MetricsResponse,
@@ -71,17 +70,19 @@ class EngineRpcServer:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.adapter_changes: set[asyncio.Task[None]] = set()
 
-    def on_message(self, message: RpcRequest | Cancel | FrontEndStats) -> None:
-        if isinstance(message, FrontEndStats):
-            for reply in message.replies:
-                self.engine.observe_http(*reply)
-        elif isinstance(message, Cancel):
+    def on_message(self, message: RpcRequest | Cancel) -> None:
+        if isinstance(message, Cancel):
             if task := self.tasks.get(message.call_id):
                 task.cancel()
         else:
             task = asyncio.get_running_loop().create_task(self._handle(message))
             self.tasks[message.call_id] = task
             task.add_done_callback(lambda _: self.tasks.pop(message.call_id, None))
+
+    def on_undecodable(self, call_id: int, error: Exception) -> None:
+        """Refuse one message that cannot be decoded; the others on the link are not affected."""
+        refusal = PoolingError("the request could not be decoded by the engine process")
+        self.channel.send(ErrorResponse(call_id, encode_timing(Timing()), encode_error(refusal)))
 
     def cancel_all(self) -> None:
         """Cancel all calls: the front-end has exited."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
+from starlette.types import Receive, Scope, Send
 
 from cenote import LLM
-from cenote.api import http_protocol
-from cenote.api.app import build_app
-from cenote.api.app_state import AppState
-from cenote.api.http_protocol import HttpConnection
-from cenote.config.server import ServerConfig
+from cenote.api.http import connection as connection_module
+from cenote.api.http.connection import HttpConnection
+from cenote.api.http.server_state import ServerState
+
+from .raw_client import RawClient, run_exchange
 
 GET = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
 BODY = json.dumps({"input": "hello"}).encode()
@@ -24,52 +22,6 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/js
     BODY
 )
 POST = HEAD + b"\r\n" + BODY
-
-
-class RawClient:
-    """A client that sends raw bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def reply(self) -> tuple[int, dict[str, str], Any]:
-        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)).decode()
-        first, *lines = head.strip().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
-        return int(first.split()[1]), headers, json.loads(body) if body else None
-
-    async def is_closed(self) -> bool:
-        return await asyncio.wait_for(self.reader.read(), 10) == b""
-
-
-def run_exchange(llm: LLM, exchange: Callable[[RawClient], Awaitable[None]], **settings: Any) -> None:
-    """Start a server and run the exchange on one connection to it."""
-    app_state = AppState(ServerConfig(**settings))
-    app_state.set_engine(llm.engine)
-
-    async def run() -> None:
-        config = uvicorn.Config(build_app(app_state), http=HttpConnection, lifespan="off", ws="none", log_config=None)
-        config.timeout_keep_alive = app_state.settings.keep_alive_s  # type: ignore[assignment]
-        config.load()
-        state = ServerState()
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: HttpConnection(config, state, {}), "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        try:
-            await exchange(RawClient(reader, writer))
-        finally:
-            writer.close()
-            server.close()
-            while state.connections:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(run())
 
 
 def assert_refused(llm: LLM, data: bytes, status: int, words: str, **settings: Any) -> None:
@@ -185,7 +137,7 @@ def test_an_upgrade_is_ignored_and_the_body_kept(llm: LLM) -> None:
 
 
 def test_incomplete_headers_time_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 0.15)
+    monkeypatch.setattr(connection_module, "HEADERS_TIMEOUT_S", 0.15)
 
     async def exchange(client: RawClient) -> None:
         await client.send(GET)
@@ -201,7 +153,7 @@ def test_incomplete_headers_time_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_slow_body_times_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_RATE_WINDOW_S", 0.15)
+    monkeypatch.setattr(connection_module, "BODY_RATE_WINDOW_S", 0.15)
 
     async def exchange(client: RawClient) -> None:
         await client.send(HEAD + b"\r\n")
@@ -215,7 +167,7 @@ def test_a_slow_body_times_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_steady_body_may_take_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_RATE_WINDOW_S", 0.1)
+    monkeypatch.setattr(connection_module, "BODY_RATE_WINDOW_S", 0.1)
     body = json.dumps({"input": "a " * 10_000, "truncate_prompt_tokens": 8}).encode()
 
     async def exchange(client: RawClient) -> None:
@@ -272,8 +224,9 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(llm: LLM) -> None:
         run_exchange(llm, exchange, max_body_bytes=1000)
 
 
-def test_a_reply_is_written_to_the_socket_in_one_call(llm: LLM) -> None:
-    writes: list[list[bytes]] = []
+@pytest.mark.parametrize("num_bytes", [5, 200_000])
+def test_a_response_is_written_to_the_socket_in_one_call(num_bytes: int) -> None:
+    writes: list[bytes] = []
 
     class Transport:
         def get_extra_info(self, name: str) -> None: ...
@@ -281,29 +234,30 @@ def test_a_reply_is_written_to_the_socket_in_one_call(llm: LLM) -> None:
             return False
 
         def resume_reading(self) -> None: ...
-        def close(self) -> None: ...
         def write(self, data: bytes) -> None:
-            writes.append([data])
-
-        def writelines(self, data: list[bytes]) -> None:
             writes.append(data)
 
+        def writelines(self, data: list[bytes]) -> None:
+            writes.append(b"".join(data))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"%d" % num_bytes)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * num_bytes})
+
     async def send_requests() -> None:
-        app_state = AppState(ServerConfig())
-        app_state.set_engine(llm.engine)
-        config = uvicorn.Config(build_app(app_state), http=HttpConnection, lifespan="off", log_config=None)
-        config.load()
-        connection = HttpConnection(config=config, server_state=ServerState(), app_state={})
+        state = ServerState(app)
+        connection = HttpConnection(state)
         connection.connection_made(Transport())  # type: ignore[arg-type]
-        for head in (b"GET /version", b"HEAD /version"):
-            connection.data_received(head + b" HTTP/1.1\r\nHost: a\r\n\r\n")
-            while not connection.cycle.response_complete:
+        for method in (b"GET", b"HEAD"):
+            connection.data_received(method + b" / HTTP/1.1\r\nHost: a\r\n\r\n")
+            while state.tasks:
                 await asyncio.sleep(0)
         connection.connection_lost(None)
 
     asyncio.run(send_requests())
 
-    (head, body), *rest = writes
-    assert head.endswith(b"\r\n\r\n") and b"content-length: %d\r\n" % len(body) in head
-    assert b"version" in body
-    assert b"".join(part for parts in rest for part in parts).endswith(b"\r\n\r\n")  # HEAD has no body
+    with_body, without_body = writes
+    head, _, body = with_body.partition(b"\r\n\r\n")
+    assert body == b"x" * num_bytes and b"\r\ncontent-length: %d" % num_bytes in head
+    assert without_body.endswith(b"\r\n\r\n") and b"\r\ncontent-length: %d\r\n" % num_bytes in without_body

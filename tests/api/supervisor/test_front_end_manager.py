@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from cenote.api.app_state import AppState
-from cenote.api.front_ends import manager
-from cenote.api.front_ends.channel import ALIGNMENT, FRAME_HEADER
-from cenote.api.front_ends.manager import FrontEndManager
-from cenote.api.front_ends.messages import Listening, Message
+from cenote.api.supervisor import front_end_manager as manager
+from cenote.api.supervisor.front_end_manager import FrontEndManager
+from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, WIRE_VERSION
+from cenote.api.wire.control_messages import Listening
+from cenote.api.wire.messages import Message
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 
-Spawned = tuple[subprocess.Popen[bytes], socket.socket]
+Spawned = subprocess.Popen[bytes]
 
 
-def fail_if_called() -> None:
-    raise AssertionError("no front-end is ready")
+def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], None]) -> FrontEndManager:
+    def fail_if_called(*args: object) -> Any:
+        raise AssertionError("no front-end is ready, and there is no engine")
+
+    return FrontEndManager(
+        AppState(settings),
+        [],
+        add_engine_link=fail_if_called,
+        collect_metrics=fail_if_called,
+        on_all_ready=fail_if_called,
+        on_failed=on_failed,
+    )
 
 
 def make_spawn(code: str) -> Any:
     """Return a replacement of spawn_front_end that runs `code` with the channel's file descriptor as argument."""
 
     def spawn(fds: Sequence[int]) -> Spawned:
-        parent_sock, child_sock = socket.socketpair()
-        with child_sock:
-            command = [sys.executable, "-S", "-c", code, str(child_sock.fileno())]
-            process = subprocess.Popen(command, pass_fds=[child_sock.fileno()])
-        parent_sock.setblocking(False)
-        return process, parent_sock
+        return subprocess.Popen([sys.executable, "-S", "-c", code, str(fds[0])], pass_fds=[fds[0]])
 
     return spawn
 
@@ -45,7 +50,7 @@ def make_spawn(code: str) -> Any:
 def encode_frame(message: Message) -> bytes:
     encoded = msgspec.msgpack.encode(message)
     size = -(-(FRAME_HEADER.size + len(encoded)) // ALIGNMENT) * ALIGNMENT
-    return (FRAME_HEADER.pack(len(encoded), 0) + encoded).ljust(size, b"\0")
+    return (FRAME_HEADER.pack(WIRE_VERSION, len(encoded), 0, 0) + encoded).ljust(size, b"\0")
 
 
 def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +64,7 @@ def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch:
             failures.append(error)
             failed.set()
 
-        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=2)), [], fail_if_called, on_failed)
+        front_ends = make_manager(ServerConfig(api_server_count=2), on_failed)
         front_ends.start()
         await asyncio.wait_for(failed.wait(), 60)
         await front_ends.drain()
@@ -83,9 +88,7 @@ def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
 
     async def start() -> None:
         failed = asyncio.Event()
-        front_ends = FrontEndManager(
-            AppState(ServerConfig(api_server_count=1)), [], fail_if_called, lambda error: failed.set()
-        )
+        front_ends = make_manager(ServerConfig(api_server_count=1), lambda error: failed.set())
         front_ends.start()
         await asyncio.wait_for(failed.wait(), 60)
         await front_ends.drain()
@@ -103,7 +106,7 @@ def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.Mo
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
-        front_ends = FrontEndManager(AppState(settings), [], fail_if_called, lambda error: None)
+        front_ends = make_manager(settings, lambda error: None)
         front_ends.start()
         while len(front_ends.running) < 2:
             await asyncio.sleep(0.01)
@@ -134,7 +137,7 @@ time.sleep(600)
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
-        front_ends = FrontEndManager(AppState(settings), [], fail_if_called, failures.append)
+        front_ends = make_manager(settings, failures.append)
         front_ends.start()
         while len(spawned) < manager.MAX_START_ATTEMPTS + 3:
             await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard, cast
 
 import msgspec
 
-from cenote.api.front_ends.messages import (
+from cenote.api.wire.messages import (
     EncodedConversation,
     EncodedInput,
     EncodedListwise,
@@ -19,7 +19,6 @@ from cenote.api.front_ends.messages import (
     ProcessCall,
     ScoreCall,
 )
-from cenote.errors import Unsupported
 from cenote.protocol.input_types import (
     ContentParts,
     Conversation,
@@ -191,12 +190,7 @@ def encode_input(item: Input) -> EncodedInput:
         )
     if isinstance(item, ContentParts):
         return _encode_parts(item)
-    if isinstance(item, PromptEmbeds):
-        raise Unsupported(
-            "prompt_embeds cannot be sent to a server with several front-ends; use --api-server-count 1",
-            param="prompt_embeds",
-        )
-    assert not isinstance(item, MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput), (
+    assert not isinstance(item, MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds), (
         "no HTTP route makes inputs of these types"
     )
     return encode_token_ids(item)

@@ -1,0 +1,1 @@
+"""The engine process: one model, served to the front-ends over sockets."""

@@ -1,0 +1,246 @@
+"""Serve one engine to the front-ends over the links that the supervisor passes, and report to the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from cenote.api import log_config
+from cenote.api.background_load import load_in_thread
+from cenote.api.engine_process.rpc_server import EngineRpcServer
+from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_requests import to_json
+from cenote.api.wire.codec_results import encode_error
+from cenote.api.wire.control_messages import (
+    AdaptersChanged,
+    EngineFailed,
+    EngineInit,
+    EngineLoaded,
+    LoadFailed,
+    SupervisorToEngine,
+)
+from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter
+from cenote.api.wire.link_messages import FrontEndMessage
+from cenote.api.wire.link_sockets import LinkReceiver
+from cenote.api.wire.messages import (
+    ArrayBytes,
+    Cancel,
+    EngineDown,
+    EngineReady,
+    MetricsCall,
+    MetricsResponse,
+    ModelInfoAck,
+    ModelInfoUpdate,
+)
+from cenote.api.wire.token_messages import RegisterOptions, RendererInfo, TokenBatch
+from cenote.protocol.engine import Engine
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
+    from cenote.inputs.renderer_settings import RendererSettings
+
+logger = logging.getLogger("cenote")
+
+POLL_INTERVAL_S = 0.1
+# a longer time between two turns of the event loop is reported as its hang
+LOOP_LAG_S = 1.0
+# seconds to send error responses to the front-ends before the process exits
+FINAL_FLUSH_S = 0.3
+UPDATE_TIMEOUT_S = 2.0  # a front-end that hangs must not block the others
+EXIT_STOPPED, EXIT_LOAD_FAILED, EXIT_ENGINE_FAILED, EXIT_NO_SUPERVISOR = 0, 78, 70, 71
+
+LoadEngine = Callable[[EngineInit], Engine]
+
+
+class EngineServer:
+    def __init__(self, load_engine: LoadEngine) -> None:
+        self.load_engine = load_engine
+        self.control: Channel[SupervisorToEngine] = Channel(
+            SupervisorToEngine, self._on_control_message, self._on_supervisor_exited
+        )
+        self.links: set[FrontEndLink] = set()
+        self.engine: Engine | None = None
+        self.renderer_info: RendererInfo | None = None  # None: front-ends cannot tokenize
+        self.token_batcher: TokenBatcher | None = None
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._last_turn = time.monotonic()  # of the event loop
+        self._update_ids = itertools.count(1)
+
+    async def serve(self, control: socket.socket, links: socket.socket, heartbeat_fd: int) -> int:
+        """Load the model, serve until the supervisor says stop, and return the exit status."""
+        HeartbeatWriter(heartbeat_fd, self.find_busy_stage).thread.start()
+        await self.control.connect(control)
+        receiver = LinkReceiver(links, self._on_link)
+        watcher = asyncio.get_running_loop().create_task(self._watch())
+        status = await self.exit_status
+        watcher.cancel()
+        receiver.close()
+        return status
+
+    def find_busy_stage(self) -> BusyStage:
+        """Return the stage that has been busy for longest with one piece of work; called by the heartbeat thread."""
+        last_turn, engine = self._last_turn, self.engine
+        busy: BusyStage = getattr(engine, "find_busy_stage", lambda: None)()
+        if time.monotonic() - last_turn > LOOP_LAG_S and (busy is None or last_turn < busy[1]):
+            return "event loop", last_turn
+        return busy
+
+    async def broadcast_model_info(self) -> None:
+        """Send the current model info to every front-end and wait: the next request may reach any of them."""
+        if self.engine is not None:
+            model_info = self.engine.model_info
+            self.control.send(AdaptersChanged(dict(model_info.external_adapters)))
+            message = ModelInfoUpdate(next(self._update_ids), to_json(model_info))
+            await asyncio.gather(*(link.update_model_info(message) for link in self.links))
+
+    def _on_control_message(self, message: SupervisorToEngine, array_bytes: ArrayBytes) -> None:
+        if isinstance(message, EngineInit):
+            log_config.configure_logging(message.settings)
+            load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
+        elif isinstance(message, MetricsCall):
+            asyncio.get_running_loop().create_task(self._send_metrics(message))
+        else:
+            self._exit(EXIT_STOPPED)
+
+    async def _send_metrics(self, call: MetricsCall) -> None:
+        families = [] if self.engine is None else await self.engine.collect_metrics()
+        self.control.send(MetricsResponse(call.call_id, families))
+
+    def _on_supervisor_exited(self) -> None:
+        os._exit(EXIT_NO_SUPERVISOR)  # nobody is left to serve, or to tell
+
+    def _on_link(self, sock: socket.socket) -> None:
+        link = FrontEndLink(self.links.discard)
+        self.links.add(link)
+        asyncio.get_running_loop().create_task(self._connect(link, sock))
+
+    async def _connect(self, link: FrontEndLink, sock: socket.socket) -> None:
+        await link.channel.connect(sock)
+        if self.engine is not None and self.engine.dead_error is None:
+            link.set_engine(self.engine, self)
+
+    def _on_loaded(self, engine: Engine) -> None:
+        self.engine = engine
+        if hasattr(engine, "on_stopped"):
+            loop = asyncio.get_running_loop()
+            engine.on_stopped = lambda: loop.call_soon_threadsafe(self._on_engine_stopped)
+        self.renderer_info = make_renderer_info(engine)
+        if self.renderer_info is not None:
+            self.token_batcher = TokenBatcher(cast("PoolingEngine", engine))
+        self.control.send(EngineLoaded(to_json(engine.model_info)))
+        for link in self.links:
+            link.set_engine(engine, self)
+
+    def _on_engine_stopped(self) -> None:
+        """Tell the front-ends at once, after the errors of their requests."""
+        error = None if self.engine is None else self.engine.dead_error
+        for link in self.links:
+            link.channel.send(EngineDown(str(error)))
+
+    def _on_load_failed(self, error: BaseException) -> None:
+        if encode_error(error).class_name == "":
+            logger.error("loading the model failed", exc_info=error)
+        self.control.send(LoadFailed(encode_error(error)))
+        self._exit(EXIT_LOAD_FAILED)
+
+    async def _watch(self) -> None:
+        """Exit when the engine has died: it cannot recover in this process, and the supervisor starts another."""
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            self._last_turn = time.monotonic()
+            if self.engine is not None and (error := self.engine.dead_error) is not None:
+                self.control.send(EngineFailed(encode_error(error)))
+                await asyncio.sleep(FINAL_FLUSH_S)
+                self._exit(EXIT_ENGINE_FAILED)
+                return
+
+    def _exit(self, status: int) -> None:
+        if not self.exit_status.done():
+            self.exit_status.set_result(status)
+
+
+def make_renderer_info(engine: Engine) -> RendererInfo | None:
+    """Return what front-ends need to tokenize like the engine; None if they cannot."""
+    settings: RendererSettings | None = getattr(engine, "renderer_settings", None)
+    if settings is None or getattr(engine, "routes", None) or engine.model_info.supports_images:
+        return None
+    pooling_engine = cast("PoolingEngine", engine)
+    if pooling_engine.renderer.check_tensors is not None:
+        return None
+    if pooling_engine.scoring_model.preferred_score_type == "listwise":
+        return None  # all texts of a request become one input
+    try:
+        tokenizer = pooling_engine.tokenizer.raw.to_str()
+    except Exception as error:  # a part written in Python, such as a word segmenter for Japanese
+        logger.info("the tokenizer cannot be sent to front-ends, the engine tokenizes: %s", error)
+        return None
+    return RendererInfo(tokenizer.encode(), to_json(pooling_engine.tokenizer_settings), to_json(settings))
+
+
+class FrontEndLink:
+    """The connection to one front-end."""
+
+    def __init__(self, on_closed: Callable[[FrontEndLink], None]) -> None:
+        self.channel: Channel[FrontEndMessage] = Channel(
+            FrontEndMessage, self._on_message, self._on_disconnect, self._on_undecodable
+        )
+        self._on_closed = on_closed
+        self.rpc_server: EngineRpcServer | None = None
+        self._token_link: TokenLink | None = None  # None: the front-end does not tokenize
+        self._pending_updates: dict[int, asyncio.Future[None]] = {}
+
+    def set_engine(self, engine: Engine, server: EngineServer) -> None:
+        if self.rpc_server is not None or not self.channel.is_open:
+            return
+        self.rpc_server = EngineRpcServer(engine, self.channel, server.broadcast_model_info)
+        if server.renderer_info is not None and server.token_batcher is not None:
+            self._token_link = TokenLink(server.token_batcher, self.channel)
+            self.channel.send(server.renderer_info)
+        self.channel.send(EngineReady(to_json(engine.model_info)))
+
+    async def update_model_info(self, message: ModelInfoUpdate) -> None:
+        if self.rpc_server is None:
+            return  # its EngineReady will have the current model info
+        acknowledged = self._pending_updates[message.update_id] = asyncio.get_running_loop().create_future()
+        self.channel.send(message)
+        await asyncio.wait([acknowledged], timeout=UPDATE_TIMEOUT_S)
+        self._pending_updates.pop(message.update_id, None)
+
+    def _on_message(self, message: FrontEndMessage, array_bytes: ArrayBytes) -> None:
+        if isinstance(message, ModelInfoAck):
+            if (acknowledged := self._pending_updates.pop(message.update_id, None)) is not None:
+                acknowledged.set_result(None)
+            return
+        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
+        if isinstance(message, TokenBatch | RegisterOptions | Cancel) and self._token_link is not None:
+            if isinstance(message, TokenBatch):
+                self._token_link.on_batch(message, array_bytes)
+                return
+            if isinstance(message, RegisterOptions):
+                self._token_link.on_register(message)
+                return
+            self._token_link.cancel(message.call_id)
+        assert not isinstance(message, TokenBatch | RegisterOptions), "sent only after RendererInfo"
+        self.rpc_server.on_message(message)
+
+    def _on_undecodable(self, call_id: int, error: Exception) -> None:
+        if not call_id:
+            self.channel.abort()  # calls that are not known: all of the link fail, none waits for ever
+        elif self.rpc_server is not None:
+            self.rpc_server.on_undecodable(call_id, error)
+
+    def _on_disconnect(self) -> None:
+        self._on_closed(self)
+        if self.rpc_server is not None:
+            self.rpc_server.cancel_all()
+        if self._token_link is not None:
+            self._token_link.cancel_all()
+        for acknowledged in self._pending_updates.values():
+            acknowledged.cancel()

@@ -1,0 +1,284 @@
+"""Merge the token batches of all front-ends, and split the results: arrays in, arrays out, no Python per request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cenote.api.encoding import to_float32_array
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_results import encode_error, encode_timing
+from cenote.api.wire.messages import ArrayBytes, ErrorResponse, Shapes
+from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
+from cenote.api.wire.token_messages import (
+    OptionsRegistered,
+    RegisterOptions,
+    TokenBatch,
+    TokenErrors,
+    TokenResults,
+)
+from cenote.errors import PoolingError
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.protocol.requests import PoolRequest, Timing
+
+if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
+    from cenote.engine.engine import PoolingEngine
+    from cenote.engine.sequence_group import GroupResult
+    from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
+
+logger = logging.getLogger("cenote")
+
+# while the device is busy, batches that arrive within this time are submitted together; at once if it is idle
+MERGE_WINDOW_S = 0.001
+# a batch with a single call of more inputs is submitted alone, so that it can be cancelled
+MAX_SHARED_INPUTS = 64
+# options of a front-end that are remembered; more than it remembers itself
+MAX_OPTIONS = 8192
+
+
+class TokenLink:
+    """The token batches of one front-end."""
+
+    def __init__(self, batcher: TokenBatcher, channel: Channel[Any]) -> None:
+        self.batcher = batcher
+        self.channel = channel
+        self.options: dict[int, ResolvedOptions] = {}
+        self.single_calls: dict[int, TokenizedBatch] = {}  # by call id, of batches that can be cancelled
+
+    def on_register(self, message: RegisterOptions) -> None:
+        try:
+            options = self.batcher.resolve_options(message)
+        except Exception as error:
+            if not isinstance(error, PoolingError):
+                logger.exception("options of a front-end cannot be resolved")
+            self.channel.send(ErrorResponse(message.call_id, encode_timing(Timing()), encode_error(error)))
+            return
+        self.options[message.options_id] = options
+        if len(self.options) > MAX_OPTIONS:
+            del self.options[next(iter(self.options))]
+        limits = options.limits
+        self.channel.send(
+            OptionsRegistered(message.call_id, limits.max_tokens, limits.name, limits.is_bounded, limits.is_chunked)
+        )
+
+    def on_batch(self, message: TokenBatch, array_bytes: ArrayBytes) -> None:
+        try:
+            inputs = decode_inputs(message, array_bytes)
+            if len(message.num_inputs) != len(message.call_ids) or min(message.num_inputs) < 1:
+                raise ValueError("a call without inputs")
+            self.batcher.add(self.options[message.options_id], CallGroup(self, message, inputs))
+        except PoolingError as error:
+            self.send_errors(message.call_ids, error)
+        except Exception:
+            logger.exception("a batch of a front-end cannot be read")
+            self.send_errors(message.call_ids, PoolingError("the engine process could not read the request"))
+
+    def cancel(self, call_id: int) -> None:
+        """Drop what has not run of a large call; small calls that share a batch with others run to the end."""
+        if (batch := self.single_calls.pop(call_id, None)) is not None:
+            batch.abort()
+            self.batcher.forget(batch)
+
+    def cancel_all(self) -> None:
+        """Drop all work that can be cancelled: the front-end has exited."""
+        for call_id in list(self.single_calls):
+            self.cancel(call_id)
+
+    def send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
+        serialized = encode_error(error)
+        self.channel.send(TokenErrors([(call_id, -1, serialized) for call_id in call_ids]))
+
+
+class CallGroup(NamedTuple):
+    """The calls of one message."""
+
+    link: TokenLink
+    message: TokenBatch
+    inputs: TokenizedInputs
+
+
+class TokenBatcher:
+    def __init__(self, engine: PoolingEngine) -> None:
+        from cenote.engine.tokenized_batch import BatchReceiver
+
+        self.engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
+        self._receiver = BatchReceiver(self._on_results, self._on_error)
+        self._arrived: dict[int, tuple[ResolvedOptions, list[CallGroup]]] = {}  # by id of the options
+        self._is_submit_scheduled = False
+        self._calls: dict[TokenizedBatch, MergedCalls] = {}
+        self._results: list[tuple[TokenizedBatch, Sequence[GroupResult]]] = []
+        self._is_send_scheduled = False
+
+    def resolve_options(self, message: RegisterOptions) -> ResolvedOptions:
+        request = PoolRequest(
+            task=message.task,
+            inputs=(),
+            extra_tasks=message.extra_tasks,
+            params=message.params,
+            adapter=message.adapter,
+            priority=message.priority,
+            tenant=message.tenant,
+        )
+        options = self.engine.resolve_options(request)
+        if len(self._interned) > MAX_OPTIONS:
+            self._interned.clear()
+        return self._interned.setdefault(options, options)
+
+    def add(self, options: ResolvedOptions, group: CallGroup) -> None:
+        """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
+        self.engine.check_tokenized(group.inputs)
+        if len(group.message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS:
+            batch = self._submit(options, [group])
+            if batch is not None:
+                group.link.single_calls[group.message.call_ids[0]] = batch
+            return
+        self._arrived.setdefault(id(options), (options, []))[1].append(group)
+        if not self._is_submit_scheduled:
+            self._is_submit_scheduled = True
+            if self.engine.is_busy:
+                self._loop.call_later(MERGE_WINDOW_S, self._submit_arrived)
+            else:
+                self._loop.call_soon(self._submit_arrived)
+
+    def _submit_arrived(self) -> None:
+        self._is_submit_scheduled = False
+        arrived, self._arrived = self._arrived, {}
+        for options, groups in arrived.values():
+            self._submit(options, groups)
+
+    def _submit(self, options: ResolvedOptions, groups: Sequence[CallGroup]) -> TokenizedBatch | None:
+        from cenote.engine.tokenized_batch import TokenizedBatch
+
+        calls = MergedCalls(groups)
+        batch = TokenizedBatch(calls.inputs, calls.request_indices, options, self._receiver)
+        self._calls[batch] = calls
+        try:
+            self.engine.submit_tokenized(batch)
+        except Exception as error:
+            self.forget(batch)
+            batch.abort()  # it may have been admitted before the failure
+            if not isinstance(error, PoolingError):
+                logger.exception("a batch of front-ends failed")
+                error = PoolingError("the engine process could not run the request")
+            for group in groups:
+                group.link.send_errors(group.message.call_ids, error)
+            return None
+        return batch
+
+    def forget(self, batch: TokenizedBatch) -> None:
+        """Drop the calls of a batch: nobody waits for results that arrive later."""
+        self._calls.pop(batch, None)
+
+    def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
+        """Take results from the engine thread; they are sent when the event loop runs next."""
+        self._results.append((batch, results))
+        if not self._is_send_scheduled:
+            self._is_send_scheduled = True
+            self._call_in_loop(self._send_results)
+
+    def _send_results(self) -> None:
+        self._is_send_scheduled = False
+        results, self._results = self._results, []
+        for batch, groups in results:
+            if (calls := self._calls.get(batch)) is None:
+                continue  # cancelled or failed in the meantime
+            times = (batch.admitted_at, batch.started_at or batch.finished_at, batch.finished_at)
+            for group in groups:
+                calls.send_results(group, times)
+                self._count(batch, calls, len(group.indices))
+
+    def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
+        self._call_in_loop(partial(self._send_error, batch, index, error))
+
+    def _call_in_loop(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the event loop has been closed: the process exits
+            self._loop.call_soon_threadsafe(callback)
+
+    def _send_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
+        calls = self._calls.get(batch)
+        if calls is not None:
+            calls.send_error(index, error)
+            self._count(batch, calls, 1 if index >= 0 else calls.num_open)
+
+    def _count(self, batch: TokenizedBatch, calls: MergedCalls, num_done: int) -> None:
+        calls.num_open -= num_done
+        if calls.num_open == 0:
+            del self._calls[batch]
+            if batch.num_requests == 1:
+                calls.links[0].single_calls.pop(int(calls.call_ids[0]), None)
+
+
+class MergedCalls:
+    """The calls of several messages as one batch: which link, call and input of the call each input is."""
+
+    def __init__(self, groups: Sequence[CallGroup]) -> None:
+        self.inputs = TokenizedInputs.concat([group.inputs for group in groups])
+        self.links = list(dict.fromkeys(group.link for group in groups))
+        numbers = {link: number for number, link in enumerate(self.links)}
+        num_inputs = [count for group in groups for count in group.message.num_inputs]
+        call_links = [numbers[group.link] for group in groups for _ in group.message.call_ids]
+        self.call_ids: Int64Array = np.array([call_id for group in groups for call_id in group.message.call_ids])
+        self.num_open = len(self.inputs)
+        if self.num_open == len(num_inputs):  # one input each, as in most requests
+            self.request_indices: Int64Array = np.arange(self.num_open)
+            self.input_numbers: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+        else:
+            counts = np.array(num_inputs)
+            self.request_indices = np.repeat(np.arange(len(counts)), counts)
+            self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.input_links: Int64Array = np.array(call_links)[self.request_indices]
+
+    def send_results(self, group: GroupResult, times: tuple[float, float, float]) -> None:
+        """Send each front-end its part of the results."""
+        if len(self.links) == 1:
+            self._send_part(self.links[0], group.indices, group, None, times)
+            return
+        links = self.input_links[group.indices]
+        for number, link in enumerate(self.links):
+            positions = np.flatnonzero(links == number)
+            if len(positions):
+                self._send_part(link, group.indices[positions], group, positions, times)
+
+    def send_error(self, index: int, error: PoolingError) -> None:
+        """Send the error of one input, or of all inputs for -1."""
+        serialized = encode_error(error)
+        if index >= 0:
+            request = self.request_indices[index]
+            entry = (int(self.call_ids[request]), int(self.input_numbers[index]), serialized)
+            self.links[self.input_links[index]].channel.send(TokenErrors([entry]))
+            return
+        for number, link in enumerate(self.links):
+            call_ids = self.call_ids[np.unique(self.request_indices[self.input_links == number])]
+            link.send_errors(call_ids.tolist(), error)
+
+    def _send_part(
+        self,
+        link: TokenLink,
+        indices: Int64Array,
+        group: GroupResult,
+        positions: Int64Array | None,
+        times: tuple[float, float, float],
+    ) -> None:
+        """Send the results at some positions of a group, which are those of `indices`; None: all."""
+        shapes: list[Shapes] = []
+        arrays: list[Array] = [self.call_ids[self.request_indices[indices]], self.input_numbers[indices]]
+        for rows in group.rows:
+            if rows.offsets is None:  # one row each: the rows of the batch as they are
+                values = to_float32_array(rows.values)
+                shapes.append([values.shape[1:]])
+                arrays.append(values if positions is None else values[positions])
+            else:
+                tensors = rows.unbind()
+                chosen = range(len(tensors)) if positions is None else positions.tolist()
+                parts = [to_float32_array(tensors[position]) for position in chosen]
+                shapes.append(get_shapes(parts))
+                arrays += parts
+        link.channel.send(TokenResults(len(indices), shapes, times), arrays)

@@ -1,0 +1,132 @@
+"""PendingPool: a request whose inputs were tokenized in the front-end, until all its results have arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_results import NO_IDS
+from cenote.api.wire.messages import Cancel
+from cenote.errors import PoolingError
+from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult, PoolResultBatch
+
+Array = np.ndarray[Any, Any]
+
+
+class TokenCounts(NamedTuple):
+    """Token counts of tokenized inputs, as lists: reading single values of an array takes longer."""
+
+    num_tokens: list[int]
+    num_input_tokens: list[int]
+    is_exact: list[bool]
+
+    @classmethod
+    def of_inputs(cls, inputs: TokenizedInputs) -> TokenCounts:
+        metadata = inputs.metadata
+        return cls(
+            metadata["length"].tolist(),
+            metadata["num_input_tokens"].tolist(),
+            (metadata["is_exact"] != 0).tolist(),
+        )
+
+
+class PendingPool:
+    """Results arrive in any order; they are stored by the index of their input."""
+
+    inputs: TokenizedInputs  # those without an error, if they were rendered alone
+
+    def __init__(self, call_id: int, request: PoolRequest, options_id: int) -> None:
+        self.call_id = call_id
+        self.request = request
+        self.options_id = options_id
+        self.num_inputs = self.num_sent = len(request.inputs)
+        self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._indices: Sequence[int] = range(self.num_inputs)  # of the inputs that are sent, in the request
+        self._counts = TokenCounts([], [], [])
+        self._counts_start = 0
+        self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
+        self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
+        self._num_open = self.num_inputs
+        self._is_sent = False
+
+    def set_counts(self, counts: TokenCounts, start: int) -> None:
+        """Take the token counts of inputs without errors, which begin at `start` of those rendered together."""
+        self._counts, self._counts_start, self._is_sent = counts, start, True
+
+    def set_rendered(self, rendered: RenderResult) -> bool:
+        """Store the rendered inputs; return whether there is something to send."""
+        if self.future.done():
+            return False
+        self.inputs, self._indices = rendered.inputs, rendered.indices.tolist()
+        self.num_sent = len(self.inputs)
+        self._counts = TokenCounts.of_inputs(self.inputs)
+        for index, error in rendered.errors.items():
+            self._add_error(index, error)
+        self._is_sent = not self.future.done() and self.num_sent > 0
+        return self._is_sent
+
+    def add_result(self, input_number: int, data: Array, extra: Sequence[Any], times: tuple[float, ...]) -> None:
+        if self.future.done():
+            return
+        index = self._indices[input_number]
+        self._data[index] = data
+        if extra:
+            self._extra[index] = extra
+        self._num_open -= 1
+        if self._num_open == 0:
+            received_at, started_at, finished_at = times
+            timing = self.request.timing
+            timing.queue_s, timing.inference_s = started_at - received_at, finished_at - started_at
+            self.future.set_result(self._make_results())
+
+    def add_error(self, input_number: int, error: Exception) -> None:
+        """Take the error of one input, or of all for -1."""
+        if self.future.done():
+            return
+        if input_number < 0 or not isinstance(error, PoolingError):
+            self.fail(error)
+        else:
+            self._add_error(self._indices[input_number], error)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+
+    def cancel(self, channel: Channel[Any]) -> None:
+        if self._is_sent:
+            channel.send(Cancel(self.call_id))
+
+    def _add_error(self, index: int, error: PoolingError) -> None:
+        if error.index is None:
+            error.index = index
+        if not self.request.return_exceptions:
+            self.fail(error)
+            return
+        self._data[index] = error
+        self._num_open -= 1
+        if self._num_open == 0:
+            self.future.set_result(self._make_results())
+
+    def _make_results(self) -> list[Any]:
+        data, counts, start = self._data, self._counts, self._counts_start
+        vectors = [data[index] for index in self._indices]
+        for row, (index, vector) in enumerate(zip(self._indices, vectors, strict=True), start):
+            result = PoolResult(
+                vector, NO_IDS, counts.num_tokens[row], counts.num_input_tokens[row], counts.is_exact[row]
+            )
+            if extra := self._extra.get(index):
+                result.extra_data = dict(zip(self.request.extra_tasks, extra, strict=True))
+            data[index] = result
+        if len(vectors) < self.num_inputs or self._extra:
+            return data
+        if len(vectors) == 1:
+            return PoolResultBatch(data, vectors[0][None]) if vectors[0].ndim == 1 else data
+        shapes = {vector.shape for vector in vectors}
+        return PoolResultBatch(data, np.stack(vectors)) if shapes == {(vectors[0].size,)} else data

@@ -1,0 +1,299 @@
+"""Tokenize in the front-end: requests of one turn of the event loop are rendered and sent to the engine together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import tokenizers
+
+from cenote.api.front_ends.pending_pool import PendingPool, TokenCounts
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.link_messages import EngineMessage
+from cenote.api.wire.messages import ArrayBytes
+from cenote.api.wire.token_codec import decode_results, encode_inputs
+from cenote.api.wire.token_messages import (
+    OptionsRegistered,
+    RegisterOptions,
+    RendererInfo,
+    TokenBatch,
+    TokenErrors,
+    TokenResults,
+)
+from cenote.errors import PoolingError
+from cenote.inputs.limits import Limits, check_tokenization_params
+from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
+from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
+from cenote.protocol.input_types import Conversation, TextPair, compute_input_size
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import PoolingParams, Role, TokenizationParams
+from cenote.protocol.prompt_selection import PromptSelection, select_prompt
+from cenote.protocol.requests import PoolRequest
+
+logger = logging.getLogger("cenote")
+
+# input types that need neither images nor tensors
+RENDERED_TYPES = (str, list, tuple, TextPair)
+# requests up to this size are rendered in the event loop, which takes less time than waking up a thread
+MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
+# a larger request is rendered in slices of about this many characters, so that others do not wait for all of it
+SLICE_CHARS = 64 * 1024
+MAX_REGISTERED = 4096
+
+RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None]
+OptionsKey = tuple[Any, ...]
+
+
+class RegisteredOptions:
+    """The number and the limits of options that the engine knows, or the error with which it refused them."""
+
+    def __init__(self, options_id: int, future: asyncio.Future[OptionsRegistered]) -> None:
+        self.options_id = options_id
+        self.future = future
+
+    async def get_limits(self) -> Limits:
+        if not self.future.done():
+            await asyncio.wait([self.future])
+        if (error := self.future.exception()) is not None:
+            raise copy(error)  # raising the one that is kept would keep this request with its texts as well
+        reply = self.future.result()
+        return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, reply.is_chunked)
+
+
+class TokenClient:
+    """The front-end's side of token batches, for one link to one engine process."""
+
+    def __init__(self, info: RendererInfo, channel: Channel[EngineMessage], next_call_id: Callable[[], int]) -> None:
+        self.renderer = make_renderer(info)
+        self._channel = channel
+        self._next_call_id = next_call_id
+        self._pending: dict[int, PendingPool] = {}
+        self._registering: dict[int, asyncio.Future[OptionsRegistered]] = {}
+        self._registered: dict[OptionsKey, RegisteredOptions] = {}
+        self._to_render: dict[RenderKey, list[PendingPool]] = {}
+        self._is_render_scheduled = False
+        self._closed_error: Exception | None = None  # set when the engine process has exited
+        # one thread: the tokenizers library uses several threads by itself for many texts
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="cenote-tokenizer")
+
+    def can_render(self, request: PoolRequest) -> bool:
+        """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
+        inputs = request.inputs
+        return (
+            bool(inputs)
+            and (request.params is None or isinstance(request.params, PoolingParams))
+            and (request.adapter is None or isinstance(request.adapter, str))
+            and not request.mm_processor_kwargs
+            and all(isinstance(item, RENDERED_TYPES) or is_text_conversation(item) for item in inputs)
+            and not any(isinstance(item, TextPair) and item.images for item in inputs)
+        )
+
+    async def pool(self, request: PoolRequest, model_info: ModelInfo) -> list[Any]:
+        """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them."""
+        selection = select_prompt(request, model_info)
+        options = self._find_options(request, selection)
+        limits = await options.get_limits()
+        if limits.is_chunked:
+            raise NeedsEngine
+        check_tokenization_params(request.tokenization, limits)
+        await self._channel.wait_writable()
+        if self._closed_error is not None:  # while this request waited: nobody would answer it
+            raise copy(self._closed_error)
+        pending = PendingPool(self._next_call_id(), request, options.options_id)
+        self._pending[pending.call_id] = pending
+        try:
+            key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role)
+            num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * pending.num_inputs
+            if (
+                num_chars <= MAX_INLINE_CHARS
+                and pending.num_inputs <= MAX_INLINE_INPUTS
+                and not any(isinstance(item, Conversation) and item.template for item in request.inputs)
+            ):
+                self._render_soon(key, pending)
+            else:  # also a template of the request: it may write a text of any length
+                await self._render_in_thread(key, pending, num_chars)
+            return await pending.future
+        except asyncio.CancelledError:
+            pending.cancel(self._channel)
+            raise
+        finally:
+            del self._pending[pending.call_id]
+
+    def forget_options(self) -> None:
+        """Register options again before they are used: adapters have changed."""
+        self._registered = {}
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all calls: the engine process has exited."""
+        self._closed_error = error
+        for future in self._registering.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+        for pending in self._pending.values():
+            pending.fail(copy(error))
+
+    def close(self) -> None:
+        # queued slices are not cancelled: that would look like a client that has disconnected
+        self._executor.shutdown(wait=False)
+
+    def on_registered(self, message: OptionsRegistered) -> None:
+        if (future := self._registering.pop(message.call_id, None)) is not None and not future.done():
+            future.set_result(message)
+
+    def is_registering(self, call_id: int) -> bool:
+        return call_id in self._registering
+
+    def on_refused(self, call_id: int, error: Exception) -> None:
+        """Take the refusal of options: every request with them gets the error."""
+        future = self._registering.pop(call_id)
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+
+    def on_results(self, message: TokenResults, array_bytes: ArrayBytes) -> None:
+        call_ids, input_numbers, results = decode_results(message, array_bytes)
+        columns = zip(call_ids.tolist(), input_numbers.tolist(), *results, strict=True)
+        for call_id, input_number, data, *extra in columns:
+            if (pending := self._pending.get(call_id)) is not None:
+                pending.add_result(input_number, data, extra, message.times)
+
+    def on_errors(self, message: TokenErrors) -> None:
+        for call_id, input_number, serialized in message.errors:
+            if (pending := self._pending.get(call_id)) is not None:
+                pending.add_error(input_number, decode_error(serialized))
+
+    def _find_options(self, request: PoolRequest, selection: PromptSelection) -> RegisteredOptions:
+        adapter = selection.adapter if request.adapter is None else request.adapter
+        assert adapter is None or isinstance(adapter, str), "checked by can_render"
+        params = request.params
+        assert params is None or isinstance(params, PoolingParams), "checked by can_render"
+        encoded_params = None if params is None else msgspec.msgpack.encode(params)
+        key = (request.task, request.extra_tasks, encoded_params, adapter, request.priority, request.tenant)
+        if (registered := self._registered.get(key)) is not None:
+            return registered
+        future: asyncio.Future[OptionsRegistered] = asyncio.get_running_loop().create_future()
+        options_id = call_id = self._next_call_id()
+        task, extra_tasks, _, _, priority, tenant = key
+        # first, because it raises if a value cannot be encoded: later requests must not wait for an answer
+        self._channel.send(RegisterOptions(call_id, options_id, task, extra_tasks, params, adapter, priority, tenant))
+        self._registering[call_id] = future
+        self._registered[key] = registered = RegisteredOptions(options_id, future)
+        if len(self._registered) > MAX_REGISTERED:
+            del self._registered[next(iter(self._registered))]
+        return registered
+
+    def _render_soon(self, key: RenderKey, pending: PendingPool) -> None:
+        """Render at the end of this turn of the event loop, with all requests that have arrived by then."""
+        self._to_render.setdefault(key, []).append(pending)
+        if not self._is_render_scheduled:
+            self._is_render_scheduled = True
+            asyncio.get_running_loop().call_soon(self._render_all)
+
+    def _render_all(self) -> None:
+        self._is_render_scheduled = False
+        to_render, self._to_render = self._to_render, {}
+        for key, calls in to_render.items():
+            inputs = [item for pending in calls for item in pending.request.inputs]
+            started_at = time.monotonic()
+            rendered = self._render(key, inputs)
+            elapsed_s = time.monotonic() - started_at
+            for pending in calls:
+                pending.request.timing.tokenize_s += elapsed_s
+            if rendered.errors:
+                for pending in self._set_rendered(calls, rendered):
+                    self._send(pending.options_id, [pending], pending.inputs)
+            else:
+                self._send_rendered(calls, rendered.inputs)
+
+    def _set_rendered(self, calls: Sequence[PendingPool], rendered: RenderResult) -> Iterator[PendingPool]:
+        """Give every call its inputs and errors; yield those that have something to compute."""
+        start = 0
+        for pending in calls:
+            end = start + pending.num_inputs
+            if pending.set_rendered(rendered.slice(start, end)):
+                yield pending
+            start = end
+
+    def _send_rendered(self, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:
+        """Send inputs without errors, those of calls with equal options as one batch."""
+        counts = TokenCounts.of_inputs(inputs)
+        start = 0
+        options_ids = set()
+        for pending in calls:
+            pending.set_counts(counts, start)
+            start += pending.num_inputs
+            options_ids.add(pending.options_id)
+        if len(options_ids) == 1:
+            self._send(calls[0].options_id, calls, inputs)
+            return
+        owners = np.repeat([pending.options_id for pending in calls], [pending.num_inputs for pending in calls])
+        for options_id in options_ids:
+            chosen = [pending for pending in calls if pending.options_id == options_id]
+            self._send(options_id, chosen, inputs.select(np.flatnonzero(owners == options_id)))
+
+    async def _render_in_thread(self, key: RenderKey, pending: PendingPool, num_chars: int) -> None:
+        """Render a large request slice by slice in the tokenizer thread, and send it when all of it is rendered."""
+        inputs, loop = pending.request.inputs, asyncio.get_running_loop()
+        size = max(1, len(inputs) * SLICE_CHARS // max(1, num_chars))
+        parts: list[RenderResult] = []
+        started_at = time.monotonic()
+        for start in range(0, len(inputs), size):
+            part = partial(self._render_unless_done, pending, key, inputs[start : start + size])
+            parts.append(await loop.run_in_executor(self._executor, part))
+            if pending.future.done():  # the engine process has exited
+                return
+        pending.request.timing.tokenize_s += time.monotonic() - started_at
+        if pending.set_rendered(RenderResult.concat(parts)):
+            self._send(pending.options_id, [pending], pending.inputs)
+
+    def _render_unless_done(self, pending: PendingPool, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
+        return RenderResult.from_list([]) if pending.future.done() else self._render(key, inputs)
+
+    def _render(self, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
+        _, tokenization, limits, prompt, role = key
+        try:
+            return self.renderer.render(inputs, tokenization, limits, prompt, role)
+        except BaseException as error:  # also panics of the tokenizers library, which are no subclass of Exception
+            if len(inputs) > 1:  # of several requests perhaps: only the input that causes the error fails
+                return RenderResult.concat([self._render(key, [item]) for item in inputs])
+            logger.exception("rendering failed")
+            reason = PoolingError(f"the input could not be read: {type(error).__name__}: {error}")
+            return RenderResult.from_list([reason] * len(inputs))
+
+    def _send(self, options_id: int, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:
+        message = TokenBatch(
+            options_id,
+            [pending.call_id for pending in calls],
+            [pending.num_sent for pending in calls],
+            len(inputs.token_ids),
+            inputs.row_mask is not None,
+        )
+        self._channel.send(message, encode_inputs(inputs))
+
+
+class NeedsEngine(Exception):
+    """The engine has to tokenize this request itself."""
+
+
+def make_renderer(info: RendererInfo) -> Renderer:
+    raw = tokenizers.Tokenizer.from_str(info.tokenizer.decode())
+    tokenizer = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings).make_tokenizer(raw)
+    return msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
+
+
+def is_text_conversation(item: object) -> bool:
+    """Whether a conversation has texts only; others may have images in any format."""
+    return isinstance(item, Conversation) and all(
+        isinstance(message.get("content"), str) for message in item.messages if isinstance(message, dict)
+    )

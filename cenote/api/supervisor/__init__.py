@@ -1,0 +1,1 @@
+"""The supervisor: starts the engine process and the front-ends, and restarts what exits."""

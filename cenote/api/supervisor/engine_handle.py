@@ -1,0 +1,182 @@
+"""One engine process as the supervisor sees it: its control channel, heartbeat, links and standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from cenote.api.supervisor.spawn import describe_exit, spawn_module
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.control_messages import (
+    AdaptersChanged,
+    EngineFailed,
+    EngineInit,
+    EngineLoaded,
+    EngineToSupervisor,
+    LoadFailed,
+    StopEngine,
+)
+from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
+from cenote.api.wire.link_sockets import make_link_sender, send_link
+from cenote.api.wire.messages import ArrayBytes, MetricsCall
+from cenote.utils.metrics import MetricFamily
+
+logger = logging.getLogger("cenote")
+
+MODULE = "cenote.api.engine_process"
+EXIT_POLL_S = 0.02
+STOP_TIMEOUT_S = 7.0  # the engine waits up to 5 s for its running batch
+METRICS_TIMEOUT_S = 2.0
+NUM_LAST_LINES = 20
+# sent by somebody else: not a failure of the engine
+EXTERNAL_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM)
+READ_BYTES = 65536
+
+
+class EngineHandle:
+    def __init__(self, command: Sequence[str] | None, on_loaded: Callable[[EngineHandle], None]) -> None:
+        self.command = command  # replaces `python -m cenote.api.engine_process`, in tests
+        self.on_loaded = on_loaded
+        self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
+        self.model_info = b""  # as JSON, once the model is loaded
+        self.adapters: dict[str, str] = {}
+        self.load_error: Exception | None = None
+        self.failure: Exception | None = None  # why the engine stopped itself
+        self.kill_reason: str | None = None  # why the supervisor killed it
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)  # of its standard error
+        self.pid = 0
+        self._pending_metrics: dict[int, asyncio.Future[list[MetricFamily]]] = {}
+        self._call_ids = itertools.count(1)
+        self._partial_line = b""
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self.model_info)
+
+    async def start(self, init: EngineInit) -> None:
+        """Start the process; raises OSError if the system refuses it."""
+        self.adapters = init.adapters  # also if it cannot be started: the next one loads them
+        control, child_control = socket.socketpair()
+        self._links, child_links = make_link_sender()
+        heartbeat_fd = make_heartbeat_file()
+        self._stderr, child_stderr = os.pipe()
+        child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd]
+        try:
+            self.heartbeat = HeartbeatReader(heartbeat_fd)
+            self.process: subprocess.Popen[bytes] = spawn_module(
+                MODULE, child_fds, command=self.command, stderr=child_stderr
+            )
+        except BaseException:
+            control.close()
+            self._links.close()
+            os.close(self._stderr)
+            raise
+        finally:
+            child_control.close()
+            child_links.close()
+            os.close(heartbeat_fd)
+            os.close(child_stderr)
+        self.pid = self.process.pid
+        os.set_blocking(self._stderr, False)
+        asyncio.get_running_loop().add_reader(self._stderr, self._forward_stderr)
+        control.setblocking(False)
+        await self.control.connect(control)
+        self.control.send(init)
+
+    def add_link(self, link: socket.socket) -> None:
+        """Connect a front-end: pass the engine's end of a link to the process."""
+        send_link(self._links, link)
+
+    async def wait_exit(self) -> int:
+        """Wait until the process has exited and return its exit code."""
+        while (code := self.process.poll()) is None:
+            await asyncio.sleep(EXIT_POLL_S)
+        return code
+
+    def close(self) -> None:
+        """Release the resources of a process that has exited."""
+        self._forward_stderr()
+        asyncio.get_running_loop().remove_reader(self._stderr)
+        os.close(self._stderr)
+        self._links.close()
+        self.control.close()
+        self.heartbeat.close()
+        for future in self._pending_metrics.values():
+            if not future.done():
+                future.set_result([])
+
+    def describe_exit(self, code: int) -> str:
+        """Return why the process has exited, in one line."""
+        if self.kill_reason is not None:
+            return self.kill_reason
+        if self.load_error is not None:
+            return f"the model cannot be loaded: {self.load_error}"
+        if self.failure is not None:
+            return str(self.failure)
+        last_line = f"; last line: {self.last_lines[-1]}" if self.last_lines and code not in EXTERNAL_SIGNALS else ""
+        return f"exited with {describe_exit(code)}{last_line}"
+
+    def kill(self, reason: str) -> None:
+        self.kill_reason = self.kill_reason or reason
+        self.process.kill()
+
+    async def stop(self) -> None:
+        """Ask the process to exit, and kill it if it does not."""
+        if not self.pid:
+            return
+        self.control.send(StopEngine())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.wait_exit(), STOP_TIMEOUT_S)
+        if self.process.poll() is None:
+            logger.warning("the engine process did not exit in time and is killed")
+            self.process.kill()
+
+    async def collect_metrics(self) -> list[MetricFamily]:
+        """Return the metrics of the engine; none if it does not answer."""
+        if not self.is_loaded or not self.control.is_open:
+            return []
+        call_id = next(self._call_ids)
+        future = self._pending_metrics[call_id] = asyncio.get_running_loop().create_future()
+        self.control.send(MetricsCall(call_id))
+        try:
+            return await asyncio.wait_for(future, METRICS_TIMEOUT_S)
+        except TimeoutError:
+            return []
+        finally:
+            del self._pending_metrics[call_id]
+
+    def _on_message(self, message: EngineToSupervisor, array_bytes: ArrayBytes) -> None:
+        if isinstance(message, EngineLoaded):
+            self.model_info = message.model_info
+            self.on_loaded(self)
+        elif isinstance(message, AdaptersChanged):
+            self.adapters = message.adapters
+        elif isinstance(message, LoadFailed):
+            self.load_error = decode_error(message.error)
+        elif isinstance(message, EngineFailed):
+            self.failure = decode_error(message.error)
+        else:
+            future = self._pending_metrics.get(message.call_id)
+            if future is not None and not future.done():
+                future.set_result(message.families)
+
+    def _forward_stderr(self) -> None:
+        """Write what the process has written to standard error to that of the server, and remember the last lines."""
+        with suppress(BlockingIOError, InterruptedError):
+            while chunk := os.read(self._stderr, READ_BYTES):
+                with suppress(OSError, ValueError):
+                    sys.stderr.buffer.write(chunk)
+                    sys.stderr.flush()
+                *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+                self.last_lines.extend(line.decode(errors="replace") for line in lines if line.strip())
+            asyncio.get_running_loop().remove_reader(self._stderr)  # end of file

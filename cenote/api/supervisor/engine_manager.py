@@ -1,0 +1,161 @@
+"""Keep one engine process running: restart it when it exits, kill it when it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from cenote.api.supervisor.engine_handle import EXTERNAL_SIGNALS, EngineHandle
+from cenote.api.wire.control_messages import EngineInit
+from cenote.errors import EngineStopped
+from cenote.protocol.engine import EngineStatus
+from cenote.utils.metrics import MetricFamily, MetricsRegistry
+
+logger = logging.getLogger("cenote")
+
+# before an engine that never became ready is started again; doubled every time
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.5, 30.0
+# so many failures of the engine itself within this time, and the model has failed
+MAX_FAILURES, FAILURE_WINDOW_S = 5, 60.0
+POLL_INTERVAL_S = 0.2
+# the thread that writes heartbeats needs the interpreter for a moment every 0.1 s; loading may hold it for long
+HEARTBEAT_TIMEOUT_S, LOADING_HEARTBEAT_TIMEOUT_S = 5.0, 300.0
+# the engine's own watchdog goes first: its requests get a message that says what happened
+STEP_TIMEOUT_MARGIN_S = 1.0
+
+
+class EngineListener(Protocol):
+    """What the supervisor does when the engine changes its state."""
+
+    def on_engine_started(self, engine: EngineHandle) -> None: ...
+
+    def on_engine_ready(self, model_info: bytes) -> None: ...
+
+    def on_engine_status(self, status: EngineStatus, reason: str) -> None: ...
+
+    def on_engine_failed(self, error: Exception) -> None:
+        """Called once when no engine could be started at all."""
+        ...
+
+
+class EngineManager:
+    def __init__(
+        self,
+        init: EngineInit,
+        step_timeout_s: float,
+        listener: EngineListener,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.init = init
+        self.step_timeout_s = step_timeout_s
+        self.listener = listener
+        self.command = command
+        self.engine: EngineHandle | None = None
+        self.status: EngineStatus = "loading"
+        self.registry = MetricsRegistry()
+        self._count_restart = self.registry.counter(
+            "cenote_engine_restarts_total", "Engine processes started again after one has exited."
+        )
+        self._has_been_ready = False
+        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the engine process."""
+        self._stopping.set()
+        if self.engine is not None:
+            await self.engine.stop()
+        if self._task is not None:
+            await self._task
+
+    async def collect_metrics(self) -> list[MetricFamily]:
+        families = [] if self.engine is None else await self.engine.collect_metrics()
+        return [*families, *self.registry.snapshot()]
+
+    async def _run(self) -> None:
+        delay = MIN_RESTART_DELAY_S
+        while not self._stopping.is_set():
+            engine = EngineHandle(self.command, self._on_loaded)
+            reason, code = await self._run_once(engine)
+            if self._stopping.is_set():
+                return
+            error = engine.load_error
+            if error is not None and not self._has_been_ready:
+                self.listener.on_engine_failed(error)  # a wrong option or a broken file: trying again changes nothing
+                return
+            is_external = code in EXTERNAL_SIGNALS and engine.kill_reason is None
+            if not is_external or not engine.is_loaded:
+                self._failures.append(time.monotonic())
+            if self._is_crash_loop():
+                self._set_failed(reason)
+                return
+            # an engine that has served is replaced at once; one that does not start gets time for what it lacks
+            delay = 0.0 if engine.is_loaded else min(MAX_RESTART_DELAY_S, max(MIN_RESTART_DELAY_S, 2 * delay))
+            when = "now" if delay == 0.0 else f"in {delay:.1f} s"
+            logger.error("the engine process %d has ended: %s; starting another %s", engine.pid, reason, when)
+            self._set_status("restarting" if self._has_been_ready else "loading", reason)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+            self._count_restart()
+            self.init = EngineInit(self.init.settings, self.init.config, engine.adapters)
+
+    async def _run_once(self, engine: EngineHandle) -> tuple[str, int]:
+        """Run one engine process until it exits; return why, and its exit code."""
+        self.engine = engine
+        try:
+            await engine.start(self.init)
+        except OSError as error:  # for example the limit of processes is reached for the moment
+            return f"could not be started ({error.strerror})", 1
+        self.listener.on_engine_started(engine)
+        watcher = asyncio.get_running_loop().create_task(self._watch(engine))
+        try:
+            code = await engine.wait_exit()
+        finally:
+            watcher.cancel()
+        engine.close()
+        return engine.describe_exit(code), code
+
+    def _on_loaded(self, engine: EngineHandle) -> None:
+        self._has_been_ready = True
+        self._set_status("ready", "")
+        self.listener.on_engine_ready(engine.model_info)
+
+    def _set_status(self, status: EngineStatus, reason: str) -> None:
+        self.status = status
+        self.listener.on_engine_status(status, reason)
+
+    def _is_crash_loop(self) -> bool:
+        return len(self._failures) == MAX_FAILURES and time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
+
+    def _set_failed(self, reason: str) -> None:
+        message = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s, the last one: {reason}"
+        logger.error("%s; no more are started", message)
+        self._set_status("failed", message)
+        if not self._has_been_ready:
+            self.listener.on_engine_failed(EngineStopped(message))
+
+    async def _watch(self, engine: EngineHandle) -> None:
+        """Kill an engine process that hangs."""
+        last_poll = time.monotonic()
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            now = time.monotonic()
+            was_late, last_poll = now - last_poll > HEARTBEAT_TIMEOUT_S / 2, now
+            beat = engine.heartbeat.read()
+            if beat is None or was_late:  # if this process was stopped, the engine probably was too
+                continue
+            limit_s = HEARTBEAT_TIMEOUT_S if engine.is_loaded else LOADING_HEARTBEAT_TIMEOUT_S
+            if beat.age_s > limit_s:
+                engine.kill(f"it gave no sign of life for {beat.age_s:.1f} s and was killed")
+            elif beat.stage and beat.busy_s > self.step_timeout_s + STEP_TIMEOUT_MARGIN_S and engine.is_loaded:
+                limit = f"{self.step_timeout_s:g} s (step_timeout_s)"
+                engine.kill(f"its {beat.stage} did not finish within {limit} and it was killed")

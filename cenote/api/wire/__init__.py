@@ -1,0 +1,1 @@
+"""What travels between the supervisor, the front-ends and the engine process."""

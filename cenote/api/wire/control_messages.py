@@ -1,0 +1,108 @@
+"""Messages between the supervisor and the processes that it starts: settings, states, statistics."""
+
+from __future__ import annotations
+
+from cenote.api.wire.messages import JSONBytes, Message, MetricsCall, MetricsResponse, SerializedError
+from cenote.config.server import ServerConfig
+from cenote.protocol.engine import EngineStatus
+
+# from the supervisor to the engine process
+
+
+class EngineInit(Message):
+    """The first message: the model to load."""
+
+    settings: ServerConfig
+    config: JSONBytes  # EngineConfig, as encoded by `encode_engine_config`
+    adapters: dict[str, str]  # path by name, of adapters that requests had loaded before a restart
+
+
+class StopEngine(Message):
+    """All front-ends have finished: exit."""
+
+
+# from the engine process to the supervisor
+
+
+class EngineLoaded(Message):
+    model_info: JSONBytes
+
+
+class AdaptersChanged(Message):
+    """Requests have loaded or unloaded adapters."""
+
+    adapters: dict[str, str]
+
+
+class LoadFailed(Message):
+    """The model cannot be loaded; the process exits."""
+
+    error: SerializedError
+
+
+class EngineFailed(Message):
+    """The engine has stopped by itself; the process exits."""
+
+    error: SerializedError
+
+
+# from the supervisor to a front-end process
+
+
+class Init(Message):
+    """The first message on a channel."""
+
+    settings: ServerConfig
+    front_end_id: int  # counted from 1
+    started_at: float  # start of the server, by the monotonic clock, which all processes share
+    created: int  # the same as Unix time
+    model_info: JSONBytes  # empty before the model has been loaded for the first time
+
+
+class EngineState(Message):
+    """Why the engine does not answer at the moment; sent when that changes."""
+
+    status: EngineStatus
+    reason: str
+
+
+class AllFrontEndsReady(Message):
+    """Sent to every front-end once all are ready: `/health/ready` may return 200."""
+
+
+class Drain(Message):
+    """Finish requests in flight, then exit."""
+
+
+class OtherFrontEndsLoad(Message):
+    """Requests in flight at the other front-ends."""
+
+    num_in_flight: int
+
+
+# from a front-end process to the supervisor
+
+
+class Listening(Message):
+    """The front-end accepts connections."""
+
+
+class FrontEndReady(Message):
+    """The front-end has received EngineReady and can serve requests."""
+
+
+class LinkLost(Message):
+    """The link to the engine process was closed; if that process lives, the front-end needs another one."""
+
+
+class FrontEndStats(Message):
+    """HTTP responses since the last report, and requests in flight now."""
+
+    replies: list[tuple[str, str, int, float]]  # handler, method, status, seconds
+    num_in_flight: int
+
+
+EngineToSupervisor = EngineLoaded | AdaptersChanged | LoadFailed | EngineFailed | MetricsResponse
+SupervisorToEngine = EngineInit | StopEngine | MetricsCall
+FrontEndToSupervisor = Listening | FrontEndReady | LinkLost | FrontEndStats | MetricsCall
+SupervisorToFrontEnd = Init | EngineState | AllFrontEndsReady | Drain | OtherFrontEndsLoad | MetricsResponse

@@ -1,0 +1,59 @@
+"""Pass one end of a socket pair to another process: how front-ends and engines of any age are connected."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+# holds a few responses of usual size: a writer that fills it has to wake up once more; the system may allow less
+SEND_BUFFER_BYTES = 4 * 1024**2
+
+
+def make_link() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a connection between a front-end and an engine process."""
+    ends = socket.socketpair()
+    for sock in ends:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.setblocking(False)
+    return ends
+
+
+def make_link_sender() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a socket that carries links: datagrams, so that none is read in part."""
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    receiver.setblocking(False)
+    return sender, receiver
+
+
+def send_link(sender: socket.socket, link: socket.socket) -> bool:
+    """Pass a link to the process at the other end and close it here; return False if that process has exited."""
+    with link:
+        try:
+            socket.send_fds(sender, [b"link"], [link.fileno()])
+        except OSError:
+            return False
+    return True
+
+
+class LinkReceiver:
+    """Call `on_link(sock)` for every link that arrives, in the event loop."""
+
+    def __init__(self, receiver: socket.socket, on_link: Callable[[socket.socket], None]) -> None:
+        self._receiver = receiver
+        self._on_link = on_link
+        asyncio.get_running_loop().add_reader(receiver, self._receive)
+
+    def _receive(self) -> None:
+        with suppress(BlockingIOError, InterruptedError):
+            _, fds, _, _ = socket.recv_fds(self._receiver, 64, 1)
+            for fd in fds:
+                sock = socket.socket(fileno=fd)
+                sock.setblocking(False)
+                self._on_link(sock)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._receiver)
+        self._receiver.close()

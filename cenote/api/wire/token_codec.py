@@ -1,0 +1,80 @@
+"""Encode and decode the arrays of token batches and their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cenote.api.wire.messages import ArrayBytes, Shapes
+from cenote.api.wire.token_messages import TokenBatch, TokenResults
+from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, TokenizedInputs
+
+Array = np.ndarray[Any, Any]
+ALIGNMENT = 8
+METADATA_BYTES = METADATA_DTYPE.itemsize
+
+
+def encode_inputs(inputs: TokenizedInputs) -> list[Array]:
+    arrays: list[Array] = [_pad(inputs.token_ids), np.ascontiguousarray(inputs.metadata).view(np.int64)]
+    if inputs.row_mask is not None:
+        arrays.append(_pad(inputs.row_mask.view(np.uint8)))
+    return arrays
+
+
+def decode_inputs(message: TokenBatch, array_bytes: ArrayBytes) -> TokenizedInputs:
+    """Return the inputs; raises ValueError if the arrays are shorter than the message says."""
+    num_tokens, num_inputs = message.num_tokens, sum(message.num_inputs)
+    token_ids = np.frombuffer(array_bytes, np.int32, num_tokens)
+    start = _aligned(4 * num_tokens)
+    metadata = np.frombuffer(array_bytes, METADATA_DTYPE, num_inputs, start)
+    row_mask = None
+    if message.has_row_mask:
+        row_mask = np.frombuffer(array_bytes, np.bool_, num_tokens, start + METADATA_BYTES * num_inputs)
+    inputs = TokenizedInputs(token_ids, metadata, row_mask)
+    if int(inputs.cu_seqlens[-1]) != num_tokens:
+        raise ValueError(f"{num_tokens} token ids for inputs of {int(inputs.cu_seqlens[-1])} tokens")
+    return inputs
+
+
+def decode_results(
+    message: TokenResults, array_bytes: ArrayBytes
+) -> tuple[Int64Array, Int64Array, list[Array | list[Array]]]:
+    """Return the call ids, the input numbers, and for each task the results: one array, or a list of arrays."""
+    count = message.num_results
+    call_ids = np.frombuffer(array_bytes, np.int64, count)
+    input_numbers = np.frombuffer(array_bytes, np.int64, count, 8 * count)
+    flat = np.frombuffer(array_bytes, np.float32, offset=16 * count)
+    results: list[Array | list[Array]] = []
+    for shapes in message.shapes:
+        part, flat = split_arrays(flat, shapes, count)
+        results.append(part)
+    return call_ids, input_numbers, results
+
+
+def split_arrays(flat: Array, shapes: Shapes, count: int) -> tuple[Array | list[Array], Array]:
+    """Split `count` arrays off the front of `flat`; return them and the rest."""
+    if len(shapes) == 1:
+        end = count * math.prod(shapes[0])
+        return flat[:end].reshape(count, *shapes[0]), flat[end:]
+    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
+    arrays = [flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]
+    return arrays, flat[ends[-1] :]
+
+
+def get_shapes(arrays: Sequence[Array]) -> Shapes:
+    """Return the shapes of arrays, a single one if all are equal."""
+    shapes = [array.shape for array in arrays]
+    return shapes[:1] if len(set(shapes)) == 1 else shapes
+
+
+def _pad(array: Array) -> Array:
+    """Return the array with zeros up to a multiple of 8 bytes, so that the next one is aligned."""
+    missing = (_aligned(array.nbytes) - array.nbytes) // array.itemsize
+    return np.concatenate((array, np.zeros(missing, array.dtype))) if missing else np.ascontiguousarray(array)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,75 @@
+"""Messages for inputs that front-ends tokenize: options registered once, batches of token ids, batches of results."""
+
+from __future__ import annotations
+
+from cenote.api.wire.messages import JSONBytes, Message, SerializedError, Shapes
+from cenote.protocol.params import PoolingParams, Task
+
+# from a front-end to the engine process
+
+
+class RegisterOptions(Message):
+    """Ask whether the model supports these options; they get a number that batches refer to."""
+
+    call_id: int
+    options_id: int
+    task: Task
+    extra_tasks: tuple[Task, ...]
+    params: PoolingParams | None
+    adapter: str | None
+    priority: int
+    tenant: str
+
+
+class TokenBatch(Message):
+    """Tokenized inputs of one or more calls with equal options.
+
+    Arrays: token ids as int32, metadata records as int64, then a row mask of one byte per token if there is one. Each
+    array is padded to 8 bytes.
+    """
+
+    options_id: int
+    call_ids: list[int]
+    num_inputs: list[int]  # of each call
+    num_tokens: int
+    has_row_mask: bool
+
+
+# from the engine process to a front-end
+
+
+class OptionsRegistered(Message):
+    call_id: int
+    max_tokens: int
+    limit_name: str
+    is_bounded: bool
+    is_chunked: bool
+
+
+class TokenResults(Message):
+    """Results of inputs of any calls.
+
+    Arrays: call ids and input numbers as int64, then for each task the results as float32.
+    """
+
+    num_results: int
+    shapes: list[Shapes]  # for each task: one for all results, or one each
+    times: tuple[float, float, float]  # monotonic: received, start of the first batch, end of the last
+
+
+class TokenErrors(Message):
+    """Errors of inputs; the input number -1 stands for all inputs of a call."""
+
+    errors: list[tuple[int, int, SerializedError]]  # call id, input number, error
+
+
+class RendererInfo(Message):
+    """Sent after EngineReady if the front-end may tokenize: how the renderer of the engine is made."""
+
+    tokenizer: bytes  # tokenizer.json
+    tokenizer_settings: JSONBytes
+    renderer_settings: JSONBytes
+
+
+TokenRequest = RegisterOptions | TokenBatch
+TokenResponse = OptionsRegistered | TokenResults | TokenErrors | RendererInfo

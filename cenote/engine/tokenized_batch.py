@@ -1,0 +1,117 @@
+"""TokenizedBatch: inputs of many small requests, tokenized by a front-end, that pass through the engine as arrays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from cenote.engine.request_state import InputOptions
+from cenote.engine.sequence_group import GroupResult, SequenceGroup
+from cenote.errors import PoolingError
+from cenote.inputs.limits import Limits
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOptions:
+    """Options of requests, checked against the model once; requests with equal options share them."""
+
+    input_options: InputOptions
+    limits: Limits
+    priority: int = 0
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceiver:
+    """What is done with the results of a batch; called by the engine thread."""
+
+    on_results: Callable[[TokenizedBatch, Many[GroupResult]], None]
+    on_error: Callable[[TokenizedBatch, int, PoolingError], None]
+
+
+class TokenizedBatch:
+    """State of the requests in the engine: counts what is done, and passes results on without splitting them."""
+
+    def __init__(
+        self, inputs: TokenizedInputs, request_indices: Int64Array, options: ResolvedOptions, receiver: BatchReceiver
+    ) -> None:
+        """`request_indices`: for each input the number of its request, ascending."""
+        self.inputs = inputs
+        self.request_indices = request_indices
+        self.num_requests = int(request_indices[-1]) + 1 if len(request_indices) else 0
+        self.options = options
+        self.input_options = [options.input_options]
+        self.receiver = receiver
+        self.num_tokens = len(inputs.token_ids)
+        self.admitted_at = time.monotonic()
+        self.started_at: float | None = None
+        self.finished_at = 0.0
+        self.is_aborted = False
+        self.on_finished: Callable[[TokenizedBatch, str], None] = lambda batch, outcome: None
+        self.num_done = self.num_done_tokens = self.num_done_truncated = 0  # of inputs with a result
+        self.failed_requests: set[int] = set()  # numbers of requests with an error of their own
+        self._num_open = len(inputs)
+        self._lock = threading.Lock()  # results come from the engine thread and, if cached, from the submitting one
+
+    @property
+    def tenant(self) -> str:
+        return self.options.tenant
+
+    @property
+    def priority(self) -> int:
+        return self.options.priority
+
+    def make_group(self, receiver: object) -> SequenceGroup:
+        """Return all inputs as one group, sorted by length as the scheduler expects it."""
+        order = np.argsort(self.inputs.lengths, kind="stable")
+        specs, adapter = self.options.input_options
+        return SequenceGroup(self.inputs.select(order), order, specs, receiver, self.priority, adapter)  # type: ignore[arg-type]
+
+    def abort(self) -> None:
+        """Drop what has not run: nobody waits for it."""
+        self.is_aborted = True
+        self._finish("cancelled")
+
+    def mark_started(self, now: float) -> None:
+        if self.started_at is None:
+            self.started_at = now
+
+    def receive(self, results: Many[GroupResult]) -> None:
+        self.finished_at = time.monotonic()
+        if not self.is_aborted:
+            self.receiver.on_results(self, results)
+        self._count(results)
+
+    def fail(self, index: int, error: PoolingError) -> None:
+        self.failed_requests.add(int(self.request_indices[index]))
+        if not self.is_aborted:
+            self.receiver.on_error(self, index, error)
+        self._count((), num_failed=1)
+
+    def fail_all(self, error: PoolingError) -> None:
+        """Fail every input that has no result: the engine stops."""
+        if not self.is_aborted:
+            self.is_aborted = True
+            self.receiver.on_error(self, -1, error)
+            self._finish("failed")
+
+    def _count(self, results: Many[GroupResult], num_failed: int = 0) -> None:
+        num_done = sum(len(result.indices) for result in results)
+        with self._lock:
+            self.num_done += num_done
+            self.num_done_tokens += sum(len(result.inputs.token_ids) for result in results)
+            self.num_done_truncated += sum(result.inputs.num_truncated for result in results)
+            self._num_open -= num_done + num_failed
+            is_finished = self._num_open == 0
+        if is_finished:
+            self._finish("answered")
+
+    def _finish(self, outcome: str) -> None:
+        on_finished, self.on_finished = self.on_finished, lambda batch, outcome: None
+        on_finished(self, outcome)

@@ -1,0 +1,276 @@
+"""Requests that a front-end tokenizes when something goes wrong: each is answered, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote import LLM
+from cenote.api.front_ends import token_client
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.token_client import TokenClient
+from cenote.api.wire.link_sockets import make_link
+from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.protocol.engine import EngineStatus
+from cenote.protocol.input_types import Conversation
+from cenote.protocol.params import PoolingParams
+from cenote.protocol.requests import PoolRequest
+from tests.api.front_ends.test_remote_engine import call_both, connect_remote, wait_until
+from tests.engine.conftest import BatchGate, MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # a fixture
+from tests.engine.test_engine_metrics import get_series, get_value
+from tests.scoring.test_listwise import DOCUMENTS, QUERY, JinaReranker, jina  # noqa: F401  # a fixture
+
+
+class BlockedRenderer:
+    """A renderer that waits until it is allowed to go on, and counts its calls."""
+
+    def __init__(self, client: TokenClient) -> None:
+        self.renderer = client.renderer
+        self.started, self.allowed = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+        client.renderer = self  # type: ignore[assignment]
+
+    def render(self, *arguments: Any) -> Any:
+        self.threads.append(threading.current_thread().name)
+        self.started.set()
+        assert self.allowed.wait(20)
+        return self.renderer.render(*arguments)
+
+
+def get_client(remote: RemoteEngine) -> TokenClient:
+    assert remote._token_client is not None
+    return remote._token_client
+
+
+def embed(remote: RemoteEngine, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=inputs, **options)))
+
+
+def test_a_request_that_waits_for_the_link_fails_when_the_engine_exits(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def exit_while_waiting() -> None:
+        async with connect_remote(make_engine()) as (remote, link):
+            await embed(remote, [[7]])
+            get_client(remote)._channel.pause_writing()  # as if the engine read nothing
+            waiting = embed(remote, [[8]])
+            await asyncio.sleep(0.01)
+            link.channel.close()
+            with pytest.raises(EngineStopped, match="process exited"):
+                await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(exit_while_waiting())
+
+
+def test_requests_fail_when_a_new_link_arrives_before_the_end_of_the_old_one(
+    make_engine: MakeEngine,  # noqa: F811
+) -> None:
+    gate = BatchGate()
+
+    async def replace_link() -> None:
+        async with connect_remote(make_engine(fault=gate)) as (remote, _):
+            pending = embed(remote, [[7]])
+            await wait_until(gate.reached.is_set)
+            ours, theirs = make_link()
+            await remote.connect(ours)
+            with pytest.raises(EngineStopped, match="process exited"):
+                await asyncio.wait_for(pending, 5)
+            assert remote.status == "restarting"
+            theirs.close()
+
+    asyncio.run(replace_link())
+    gate.opened.set()
+
+
+@pytest.mark.parametrize(("status", "reason"), [("failed", "5 engine processes failed"), ("restarting", "SIGSEGV")])
+def test_the_state_is_kept_if_it_is_reported_before_the_end_of_the_link(
+    make_engine: MakeEngine,  # noqa: F811
+    status: EngineStatus,
+    reason: str,
+) -> None:
+    async def report() -> None:
+        async with connect_remote(make_engine()) as (remote, link):
+            remote.set_status("ready")
+            remote.set_status(status, reason)
+            assert remote.status == "ready"
+            link.channel.close()
+            await wait_until(lambda: remote.status != "ready")
+            assert (remote.status, remote.status_reason) == (status, reason)
+
+    asyncio.run(report())
+
+
+def test_a_large_request_fails_when_the_engine_exits_while_it_is_tokenized(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def exit_while_tokenizing() -> None:
+        async with connect_remote(make_engine()) as (remote, link):
+            client = get_client(remote)
+            renderer = BlockedRenderer(client)
+            calls = [embed(remote, [f"{number} " + "word " * 10_000] * 8) for number in range(3)]
+            await wait_until(renderer.started.is_set)
+            link.channel.close()
+            await wait_until(lambda: remote.status == "restarting")
+            renderer.allowed.set()
+            for outcome in await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10):
+                assert isinstance(outcome, EngineStopped)
+            assert len(renderer.threads) == 1  # what nobody waits for is not tokenized
+            assert not client._pending
+
+    asyncio.run(exit_while_tokenizing())
+
+
+def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=1)
+
+    async def cancel() -> None:
+        async with connect_remote(engine) as (remote, link):
+            calls = [embed(remote, [[7 + number]] * 100) for number in range(5)]
+            await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 5)
+            for call in calls:
+                call.cancel()
+            await wait_until(lambda: not engine.metrics.requests_in_flight())
+            gate.opened.set()
+            await embed(remote, [[99]])
+            assert link._token_link is not None
+            assert not link._token_link.single_calls
+            assert not link._token_link.batcher._calls
+            assert not get_client(remote)._pending
+
+    asyncio.run(cancel())
+    assert get_value(engine, "cenote_requests_total", "cancelled") == 5
+    assert get_value(engine, "cenote_inputs_total") < 100  # only those with a result
+
+
+def test_many_empty_texts_give_the_same_result_remotely(llm: LLM) -> None:
+    local, remote = call_both(
+        llm.engine,
+        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (token_client.MAX_INLINE_INPUTS + 1))),
+    )
+
+    for one, other in zip(local, remote, strict=True):
+        assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
+
+
+def test_the_texts_of_a_listwise_reranker_are_one_input_remotely(jina: JinaReranker) -> None:  # noqa: F811
+    request = PoolRequest(task="token_embed", inputs=[*DOCUMENTS, QUERY])
+    local, remote = call_both(jina.llm.engine, lambda engine: engine.pool(request))
+
+    assert len(local) == len(remote) == 1
+    assert np.array_equal(np.asarray(local[0].data), np.asarray(remote[0].data))
+
+
+def test_refused_options_that_are_remembered_keep_no_request(llm: LLM) -> None:
+    async def refuse() -> None:
+        async with connect_remote(llm.engine) as (remote, _):
+            for _ in range(2):  # the second one gets the error that is remembered
+                with pytest.raises(BadRequest, match="matryoshka"):
+                    await embed(remote, ["a"], params=PoolingParams(dimensions=10_000))
+            (registered,) = get_client(remote)._registered.values()
+            error = registered.future.exception()
+            assert isinstance(error, BadRequest) and error.__traceback__ is None
+
+    asyncio.run(refuse())
+
+
+def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def refuse() -> None:
+        async with connect_remote(make_engine()) as (remote, _):
+            for _ in range(2):
+                with pytest.raises(OverflowError):
+                    await asyncio.wait_for(embed(remote, [[7]], priority=2**70), 5)
+            assert not get_client(remote)._registering
+
+    asyncio.run(refuse())
+
+
+def test_an_unexpected_error_in_options_is_an_answer_and_the_link_stays(
+    make_engine: MakeEngine,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+
+    async def refuse() -> None:
+        async with connect_remote(engine) as (remote, _):
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, "resolve_options", lambda request: {"a": 1}["missing"])
+                with pytest.raises(RuntimeError, match="KeyError"):
+                    await asyncio.wait_for(embed(remote, [[7]], params=PoolingParams(use_activation=False)), 5)
+            assert remote.status == "ready"
+            (result,) = await asyncio.wait_for(embed(remote, [[8]]), 5)
+            assert np.asarray(result.data).tolist() == [8]
+
+    asyncio.run(refuse())
+
+
+class Panic(BaseException):
+    """As the tokenizers library raises it: no subclass of Exception."""
+
+
+def test_an_input_that_the_tokenizer_cannot_process_fails_alone(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def panic() -> None:
+        async with connect_remote(make_engine()) as (remote, _):
+            client = get_client(remote)
+            render = client.renderer.render
+
+            def render_or_panic(inputs: Sequence[Any], *arguments: Any) -> Any:
+                if [13] in inputs:
+                    raise Panic("not a digit")
+                return render(inputs, *arguments)
+
+            client.renderer.render = render_or_panic  # type: ignore[method-assign,assignment]
+            await embed(remote, [[7]])  # registers the options, so that the next requests are rendered together
+            first, bad, last = embed(remote, [[7], [8]]), embed(remote, [[9], [13]]), embed(remote, [[10]])
+            assert [np.asarray(result.data).tolist() for result in await asyncio.wait_for(first, 5)] == [[7], [8]]
+            assert len(await asyncio.wait_for(last, 5)) == 1
+            with pytest.raises(PoolingError, match="Panic: not a digit") as caught:
+                await asyncio.wait_for(bad, 5)
+            assert caught.value.index == 1
+
+    asyncio.run(panic())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (["a"] * 8, {"prompt": "word " * 1000}),
+        ([Conversation([{"role": "user", "content": "a"}], template="{{ 'a ' * 100000 }}")], {}),
+    ],
+    ids=["prompt", "template of the request"],
+)
+def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
+    make_engine: MakeEngine,  # noqa: F811
+    inputs: Sequence[Any],
+    options: dict[str, Any],
+) -> None:
+    async def pool() -> list[str]:
+        async with connect_remote(make_engine()) as (remote, _):
+            renderer = BlockedRenderer(get_client(remote))
+            renderer.allowed.set()
+            with pytest.raises(PoolingError):  # too long
+                await embed(remote, inputs, **options)
+            return renderer.threads
+
+    assert all(name.startswith("cenote-tokenizer") for name in asyncio.run(pool()))
+
+
+def test_requests_that_run_together_are_counted_by_their_own_outcome(make_engine: MakeEngine) -> None:  # noqa: F811
+    engine = make_engine(fault=raise_on_tokens(666))
+
+    async def pool() -> None:
+        async with connect_remote(engine) as (remote, _):
+            await embed(remote, [[7]])
+            good, bad = embed(remote, [[8, 9], [10]]), embed(remote, [[11], [666]])
+            await asyncio.wait_for(good, 5)
+            with pytest.raises(PoolingError, match="poisoned"):
+                await asyncio.wait_for(bad, 5)
+            await wait_until(lambda: not engine.metrics.requests_in_flight())
+
+    asyncio.run(pool())
+    assert get_value(engine, "cenote_requests_total", "answered") == 2
+    assert get_value(engine, "cenote_requests_total", "failed") == 1
+    assert get_value(engine, "cenote_inputs_total") == 4
+    assert get_value(engine, "cenote_prompt_tokens_total") == 5
+    assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 2
