@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 
 from starlette.applications import Starlette
@@ -87,9 +88,11 @@ class Endpoint:
         raw = await read_body(get_header(scope, b"content-length"), receive, app_state.settings.max_body_bytes)
         if raw is None:
             return None
+        received_at = time.monotonic()
         check_raw_body(raw)
         body = parse_body(route.body_type, raw)
         context = RequestContext(engine, app_state.settings, scope["request_id"], scope.get("tenant") or "")
+        context.timing.received_at = received_at
         scope["context"] = context
         return await run_until_disconnect(receive, route.handler(body, context))
 

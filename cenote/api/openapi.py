@@ -63,7 +63,11 @@ RESPONSE_HEADERS = {
     "x-request-id": ("Request id, as in the server log", "string"),
     "x-prompt-tokens": ("Number of tokens of all inputs that the model processed", "integer"),
     "x-truncated-inputs": ("Number of inputs or pairs that were truncated", "integer"),
-    "server-timing": ("Milliseconds spent in the queue, the tokenizer and the model", "string"),
+    "server-timing": (
+        "Milliseconds in each stage: parse, tokenize, wire, queue, pack, device, deliver, encode; and inference, which "
+        "covers pack and device",
+        "string",
+    ),
 }
 
 

@@ -21,6 +21,10 @@ ResultT = TypeVar("ResultT", PoolResult, ScoreResult)
 # adapter of a score request, or of a pool request, which may have one for each input
 AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
+# the stages in the order of a request, then the sum that clients of earlier versions read
+SERVER_TIMING_NAMES = ("parse", "tokenize", "wire", "queue", "pack", "device", "deliver", "encode", "inference")
+SERVER_TIMING_FORMAT = ", ".join(f"{name};dur=%.3f" for name in SERVER_TIMING_NAMES).encode()
+
 
 class RequestContext:
     def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, tenant: str = "") -> None:
@@ -30,6 +34,7 @@ class RequestContext:
         self.tenant = tenant  # digest of the API key of the request
         self.created = int(time.time())
         self.timing = Timing()
+        self._engine_done_at = 0.0  # monotonic time of the last answer of the engine
         self.num_items = 0  # inputs, or scored documents
         self.num_tokens = 0  # processed by the model
         self.num_truncated = 0  # inputs that were truncated
@@ -68,6 +73,7 @@ class RequestContext:
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
         request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        self._mark_parsed()
         return self._record_usage(await self.engine.pool(request))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
@@ -75,12 +81,14 @@ class RequestContext:
         self.check_num_items(len(request.documents), "documents")
         adapter = self._resolve_adapter(request.adapter)
         request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        self._mark_parsed()
         return self._record_usage(await self.engine.score(request))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         self.check_num_items(len(request.pool_request.inputs), "input")
         adapter = self._resolve_adapter(request.pool_request.adapter)
         pool = replace(request.pool_request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        self._mark_parsed()
         return self._record_usage(await self.engine.entities(replace(request, pool_request=pool)))
 
     async def tokenize(self, prompt: Input, **options: Any) -> TokenizeResult:
@@ -90,7 +98,9 @@ class RequestContext:
         return tokenized
 
     async def process(self, request: PluginRequest) -> Any:
+        self._mark_parsed()
         processed = await self.engine.process(replace(request, tenant=self.tenant, timing=self.timing))
+        self._engine_done_at = self.timing.mark_delivered()
         self.num_items += processed.num_inputs
         self.num_tokens += processed.num_tokens
         self.num_truncated += processed.num_truncated
@@ -124,16 +134,37 @@ class RequestContext:
 
     def response_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers with token counts and timing."""
-        timing = self.timing
-        stages_ms = (timing.queue_s * 1000, timing.tokenize_s * 1000, timing.inference_s * 1000)
+        if self._engine_done_at:
+            self.timing.encode_s = time.monotonic() - self._engine_done_at
         return [
             (b"x-prompt-tokens", b"%d" % self.num_tokens),
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
-            (b"server-timing", b"queue;dur=%.2f, tokenize;dur=%.2f, inference;dur=%.2f" % stages_ms),
+            (b"server-timing", format_server_timing(self.timing)),
         ]
 
+    def _mark_parsed(self) -> None:
+        timing = self.timing
+        if timing.received_at and not timing.parse_s:  # a handler may call the engine more than once
+            timing.parse_s = time.monotonic() - timing.received_at
+
     def _record_usage(self, results: Sequence[Any]) -> list[Any]:
+        self._engine_done_at = self.timing.mark_delivered()
         self.num_items += len(results)
         self.num_tokens += sum([result.num_tokens for result in results])
         self.num_truncated += sum([result.truncated for result in results])
         return cast("list[Any]", results)
+
+
+def format_server_timing(timing: Timing) -> bytes:
+    """Return the value of the header Server-Timing, in milliseconds."""
+    return SERVER_TIMING_FORMAT % (
+        timing.parse_s * 1000,
+        timing.tokenize_s * 1000,
+        timing.wire_s * 1000,
+        timing.queue_s * 1000,
+        timing.pack_s * 1000,
+        timing.device_s * 1000,
+        timing.deliver_s * 1000,
+        timing.encode_s * 1000,
+        timing.inference_s * 1000,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from cenote.engine.execution.device_errors import check_device_is_usable, free_cached_memory, is_out_of_memory
@@ -87,6 +88,7 @@ def try_run(batch: ScheduledBatch, run: RunBatch) -> Exception | None:
     except Exception as error:  # whatever the device or a model raises
         check_device_is_usable(error)
         return error
+    batch.times.computed_at = time.monotonic()
     deliver_results(batch, output)
     return None
 

@@ -204,7 +204,7 @@ class DedupReceiver:
             state, selected = group.receiver.state, _select(group, np.array(offsets))
             state.mark_started(max(self.started_at or 0.0, state.admitted_at))
             rows = tuple(_copy_rows(spec_rows, sources) for spec_rows in result.rows)
-            state.receive([GroupResult(selected.inputs, selected.indices, rows)])
+            state.receive([GroupResult(selected.inputs, selected.indices, rows, result.times)])
 
     def _store(self, cache: ResultCache, result: GroupResult) -> None:
         with self.dedup.lock:

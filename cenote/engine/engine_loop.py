@@ -93,7 +93,7 @@ class EngineLoop:
         return None
 
     def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Callable[[], BatchOutput]] | None:
-        now = time.monotonic()
+        now = batch.times.started_at = time.monotonic()
         for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
         self.metrics.on_batch(len(batch), batch.num_tokens)
@@ -134,5 +134,5 @@ class EngineLoop:
         )
 
     def _run_batch(self, batch: ScheduledBatch) -> BatchOutput:
-        self.step_started_at = time.monotonic()
+        self.step_started_at = batch.times.started_at = time.monotonic()
         return self.executor.start(batch)()

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
@@ -71,6 +72,8 @@ class RequestState:
         self.num_truncated = 0  # inputs that were truncated
         self.admitted_at = time.monotonic()
         self.started_at: float | None = None  # start of its first batch
+        self._packed_at = 0.0  # of its first batch
+        self._computed_at = 0.0  # of its last batch
         self.future: Future[None] = Future()  # done when all results are there, or the request has failed
         self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
@@ -116,6 +119,9 @@ class RequestState:
 
     def receive(self, results: Many[GroupResult]) -> None:
         self._result_queue.put(results)
+        if (times := results[-1].times) is not None:  # all results of one call are of the same batch
+            self._packed_at = self._packed_at or times.packed_at
+            self._computed_at = max(self._computed_at, times.computed_at)
         num_done = num_tokens = num_truncated = 0
         for result in results:
             num_done += len(result.inputs)
@@ -143,10 +149,18 @@ class RequestState:
             self.num_truncated += num_truncated
             is_finished = self.num_done == self.num_inputs
         if is_finished:
-            if self.started_at is not None:
-                self.request.timing.inference_s = time.monotonic() - self.started_at
+            self._record_times(time.monotonic())
             with suppress(InvalidStateError):  # the caller may cancel at any moment
                 self.future.set_result(None)
+
+    def _record_times(self, now: float) -> None:
+        timing = self.request.timing
+        timing.answered_at = now
+        if self.started_at is not None:
+            # each at least the one before: a duplicate joins a batch that has started
+            started, packed, computed = accumulate((self.started_at, self._packed_at, min(now, self._computed_at)), max)
+            timing.inference_s = now - started
+            timing.pack_s, timing.device_s, timing.deliver_s = packed - started, computed - packed, now - computed
 
     def wait(self, on_progress: Callable[[RequestState], None] | None = None) -> PoolResults:
         """Block until all results are there; return them in the order of the inputs."""
@@ -253,7 +267,8 @@ class ChunkedInput:
             self.num_remaining -= len(chunks.inputs)
         if self.num_remaining == 0:
             vector = self.chunk_mean.result(normalize=self.normalize)
-            self.state.receive([GroupResult(self.full_input, np.array([self.index]), (RaggedRows(vector[None]),))])
+            rows = (RaggedRows(vector[None]),)
+            self.state.receive([GroupResult(self.full_input, np.array([self.index]), rows, results[-1].times)])
 
     def fail(self, index: int, error: PoolingError) -> None:
         if not self.is_aborted:

@@ -25,7 +25,7 @@ def deliver_results(batch: ScheduledBatch, output: BatchOutput) -> None:
     if is_single and not output.failed_indices:  # one receiver and one list of specs: deliver without splitting
         rows = tuple(output.rows[spec] for spec in first.specs)
         _check_num_results(batch.num_seqs, *rows)
-        first.receiver.receive([GroupResult(batch.inputs, batch.indices, rows)])
+        first.receiver.receive([GroupResult(batch.inputs, batch.indices, rows, batch.times)])
     else:
         _deliver_by_slice(batch, output)
 
@@ -40,7 +40,7 @@ def _deliver_by_slice(batch: ScheduledBatch, output: BatchOutput) -> None:
         rows = tuple(output.rows[spec].slice(num_delivered[spec], num_delivered[spec] + num_seqs) for spec in specs)
         _check_num_results(num_seqs, *rows)
         num_delivered.update(dict.fromkeys(specs, num_seqs))
-        result = GroupResult(batch.inputs.slice(start, start + num_seqs), item.indices, rows)
+        result = GroupResult(batch.inputs.slice(start, start + num_seqs), item.indices, rows, batch.times)
         if output.failed_indices.isdisjoint(range(start, start + num_seqs)):
             results[receiver].append(result)
         else:

@@ -79,11 +79,21 @@ class GroupSlice(NamedTuple):
         return GroupSlice(self.group, self.start, middle), GroupSlice(self.group, middle, self.end)
 
 
+@dataclass(slots=True)
+class BatchTimes:
+    """Monotonic times of a batch; 0.0 where unknown. Executors set `packed_at`, the engine loop the others."""
+
+    started_at: float = 0.0
+    packed_at: float = 0.0  # its arrays are on the device
+    computed_at: float = 0.0  # its results are on the host
+
+
 class ScheduledBatch:
     """The sequences of one forward pass, numbered consecutively over its slices."""
 
     def __init__(self, slices: Many[GroupSlice]) -> None:
         self.slices = slices
+        self.times = BatchTimes()
         self.num_seqs = sum(item.end - item.start for item in slices)
 
     def __len__(self) -> int:
@@ -187,6 +197,7 @@ class GroupResult(NamedTuple):
     inputs: TokenizedInputs
     indices: Int64Array
     rows: tuple[RaggedRows, ...]  # one for each spec
+    times: BatchTimes | None = None  # of the batch that computed them; None: from the cache
 
     def unbind(self) -> list[Many[Tensor]]:
         """Return for each spec one tensor per input."""
@@ -213,7 +224,7 @@ class GroupResult(NamedTuple):
 
     def slice(self, start: int, end: int) -> GroupResult:
         rows = tuple(spec_rows.slice(start, end) for spec_rows in self.rows)
-        return GroupResult(self.inputs.slice(start, end), self.indices[start:end], rows)
+        return GroupResult(self.inputs.slice(start, end), self.indices[start:end], rows, self.times)
 
 
 class ResultReceiver(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,23 +13,52 @@ from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Sco
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds a request spent in each stage; created with the request and filled in by the engine."""
+    """Seconds a request spent in each stage; created with the request and filled in on its way.
+
+    The stages follow each other: parse, tokenize, wire, queue, pack, device, deliver, encode. `inference_s` is not
+    a stage of its own: it covers pack, device and the part of deliver in the engine thread.
+    """
 
     queue_s: float = 0.0  # from admission to the first batch, without tokenization
     tokenize_s: float = 0.0
     inference_s: float = 0.0  # from the start of the first batch to the last result
+    parse_s: float = 0.0  # from the end of the body to the call of the engine, or the start of tokenization
+    wire_s: float = 0.0  # between front-end and engine process, both ways
+    pack_s: float = 0.0  # from the start of the first batch until its arrays are on the device
+    device_s: float = 0.0  # from there to the end of the last batch, with its results on the host
+    deliver_s: float = 0.0  # from there to the handler, without the wire
+    encode_s: float = 0.0  # from there to the headers of the response
+    # monotonic times, which all processes of a machine share; 0.0: not known
+    received_at: float = 0.0  # when this process had the complete request
+    answered_at: float = 0.0  # when the last result came to the thread or process of the caller
 
     def add_sequential(self, other: Timing) -> None:
         """Add the times of a sub-request that ran after this one."""
         self.queue_s += other.queue_s
         self.tokenize_s += other.tokenize_s
         self.inference_s += other.inference_s
+        self.pack_s += other.pack_s
+        self.device_s += other.device_s
+        self.deliver_s += other.deliver_s
+        self.answered_at = max(self.answered_at, other.answered_at)
 
     def add_parallel(self, other: Timing) -> None:
         """Merge the times of a sub-request that ran at the same time."""
         self.queue_s = max(self.queue_s, other.queue_s)
         self.tokenize_s += other.tokenize_s
         self.inference_s = max(self.inference_s, other.inference_s)
+        self.pack_s = max(self.pack_s, other.pack_s)
+        self.device_s = max(self.device_s, other.device_s)
+        self.deliver_s = max(self.deliver_s, other.deliver_s)
+        self.answered_at = max(self.answered_at, other.answered_at)
+
+    def mark_delivered(self) -> float:
+        """End the stage deliver, when the caller runs again; return the time."""
+        now = time.monotonic()
+        if self.answered_at:
+            self.deliver_s += now - self.answered_at
+            self.answered_at = 0.0
+        return now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

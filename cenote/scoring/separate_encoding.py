@@ -36,9 +36,12 @@ async def score_separately(
             return document
         return make_score_result(query, document, model, similarity(query.data.float(), document.data.float()))
 
-    started_at = time.monotonic()
+    timing = request.timing
+    started_at = timing.mark_delivered()
     scores = await context.run_in_thread(lambda: list(map(score, queries, documents)))
-    request.timing.inference_s += time.monotonic() - started_at
+    timing.answered_at = time.monotonic()
+    timing.inference_s += timing.answered_at - started_at
+    timing.device_s += timing.answered_at - started_at
     return scores
 
 

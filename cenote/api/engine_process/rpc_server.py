@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from cenote.api.encoding import Float32Array
@@ -90,7 +91,7 @@ class EngineRpcServer:
             task.cancel()
 
     async def _handle(self, request: RpcRequest) -> None:
-        timing = Timing()
+        timing = Timing(received_at=time.monotonic())
         try:
             response, arrays = await self._dispatch(request, timing)
             await self.channel.wait_writable()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +20,7 @@ from cenote.api.wire.codec_results import encode_error, encode_timing
 from cenote.api.wire.messages import ArrayBytes, ErrorResponse, Shapes
 from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
 from cenote.api.wire.token_messages import (
+    BatchTimesTuple,
     OptionsRegistered,
     RegisterOptions,
     TokenBatch,
@@ -29,7 +33,7 @@ from cenote.protocol.requests import PoolRequest, Timing
 
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
     from cenote.engine.engine import PoolingEngine
-    from cenote.engine.sequence_group import GroupResult
+    from cenote.engine.sequence_group import BatchTimes, GroupResult
     from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 
 logger = logging.getLogger("cenote")
@@ -68,11 +72,12 @@ class TokenLink:
         )
 
     def on_batch(self, message: TokenBatch, array_bytes: ArrayBytes) -> None:
+        received_at = time.monotonic()
         try:
             inputs = decode_inputs(message, array_bytes)
             if len(message.num_inputs) != len(message.call_ids) or min(message.num_inputs) < 1:
                 raise ValueError("a call without inputs")
-            self.batcher.add(self.options[message.options_id], CallGroup(self, message, inputs))
+            self.batcher.add(self.options[message.options_id], CallGroup(self, message, inputs, received_at))
         except PoolingError as error:
             self.send_errors(message.call_ids, error)
         except Exception:
@@ -101,6 +106,7 @@ class CallGroup(NamedTuple):
     link: TokenLink
     message: TokenBatch
     inputs: TokenizedInputs
+    received_at: float
 
 
 class TokenBatcher:
@@ -190,9 +196,8 @@ class TokenBatcher:
         for batch, groups in results:
             if (calls := self._calls.get(batch)) is None:
                 continue  # cancelled or failed in the meantime
-            times = (batch.admitted_at, batch.started_at or batch.finished_at, batch.finished_at)
             for group in groups:
-                calls.send_results(group, times)
+                calls.send_results(group, batch.finished_at)
                 self._count(batch, calls, len(group.indices))
 
     def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
@@ -226,6 +231,8 @@ class MergedCalls:
         num_inputs = [count for group in groups for count in group.message.num_inputs]
         call_links = [numbers[group.link] for group in groups for _ in group.message.call_ids]
         self.call_ids: Int64Array = np.array([call_id for group in groups for call_id in group.message.call_ids])
+        # of each link: rarely more than one message of a front-end arrives within the window
+        self.received_at = [fmean([group.received_at for group in groups if group.link is link]) for link in self.links]
         self.num_open = len(self.inputs)
         if self.num_open == len(num_inputs):  # one input each, as in most requests
             self.request_indices: Int64Array = np.arange(self.num_open)
@@ -236,16 +243,16 @@ class MergedCalls:
             self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
         self.input_links: Int64Array = np.array(call_links)[self.request_indices]
 
-    def send_results(self, group: GroupResult, times: tuple[float, float, float]) -> None:
+    def send_results(self, group: GroupResult, finished_at: float) -> None:
         """Send each front-end its part of the results."""
         if len(self.links) == 1:
-            self._send_part(self.links[0], group.indices, group, None, times)
+            self._send_part(0, group.indices, group, None, finished_at)
             return
         links = self.input_links[group.indices]
-        for number, link in enumerate(self.links):
+        for number in range(len(self.links)):
             positions = np.flatnonzero(links == number)
             if len(positions):
-                self._send_part(link, group.indices[positions], group, positions, times)
+                self._send_part(number, group.indices[positions], group, positions, finished_at)
 
     def send_error(self, index: int, error: PoolingError) -> None:
         """Send the error of one input, or of all inputs for -1."""
@@ -261,13 +268,13 @@ class MergedCalls:
 
     def _send_part(
         self,
-        link: TokenLink,
+        link_number: int,
         indices: Int64Array,
         group: GroupResult,
         positions: Int64Array | None,
-        times: tuple[float, float, float],
+        finished_at: float,
     ) -> None:
-        """Send the results at some positions of a group, which are those of `indices`; None: all."""
+        """Send a front-end the results at some positions of a group, which are those of `indices`; None: all."""
         shapes: list[Shapes] = []
         arrays: list[Array] = [self.call_ids[self.request_indices[indices]], self.input_numbers[indices]]
         for rows in group.rows:
@@ -281,4 +288,14 @@ class MergedCalls:
                 parts = [to_float32_array(tensors[position]) for position in chosen]
                 shapes.append(get_shapes(parts))
                 arrays += parts
-        link.channel.send(TokenResults(len(indices), shapes, times), arrays)
+        times = make_times(self.received_at[link_number], group.times, finished_at)
+        self.links[link_number].channel.send(TokenResults(len(indices), shapes, times), arrays)
+
+
+def make_times(received_at: float, times: BatchTimes | None, finished_at: float) -> BatchTimesTuple:
+    """Return the times of results that are sent now; each is at least the one before."""
+    if times is None:  # from the cache: all the time until then was spent waiting
+        return (received_at, finished_at, finished_at, finished_at, finished_at, time.monotonic())
+    known = (received_at, times.started_at, times.packed_at, times.computed_at, finished_at, time.monotonic())
+    received, started, packed, computed, finished, sent = accumulate(known, max)  # duplicates join a started batch
+    return received, started, packed, computed, finished, sent

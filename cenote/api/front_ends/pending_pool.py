@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import NO_IDS
 from cenote.api.wire.messages import Cancel
+from cenote.api.wire.token_messages import BatchTimesTuple
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
@@ -54,6 +56,16 @@ class PendingPool:
         self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
         self._num_open = self.num_inputs
         self._is_sent = False
+        self._created_at = time.monotonic()
+        self._sent_at = 0.0
+        self._first_times: BatchTimesTuple | None = None  # of the first batch, if there may be several
+
+    def mark_rendered(self, started_at: float, ended_at: float) -> None:
+        """Record the time of tokenization, with other requests of the same turn of the event loop."""
+        timing = self.request.timing
+        timing.parse_s += started_at - self._created_at  # meanwhile the other requests were parsed
+        timing.tokenize_s += ended_at - started_at
+        self._sent_at = ended_at
 
     def set_counts(self, counts: TokenCounts, start: int) -> None:
         """Take the token counts of inputs without errors, which begin at `start` of those rendered together."""
@@ -71,7 +83,9 @@ class PendingPool:
         self._is_sent = not self.future.done() and self.num_sent > 0
         return self._is_sent
 
-    def add_result(self, input_number: int, data: Array, extra: Sequence[Any], times: tuple[float, ...]) -> None:
+    def add_result(
+        self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
+    ) -> None:
         if self.future.done():
             return
         index = self._indices[input_number]
@@ -79,11 +93,20 @@ class PendingPool:
         if extra:
             self._extra[index] = extra
         self._num_open -= 1
+        if self.num_inputs > 1 and (self._first_times is None or times < self._first_times):
+            self._first_times = times
         if self._num_open == 0:
-            received_at, started_at, finished_at = times
-            timing = self.request.timing
-            timing.queue_s, timing.inference_s = started_at - received_at, finished_at - started_at
+            self._record_times(self._first_times or times, times, arrived_at)
             self.future.set_result(self._make_results())
+
+    def _record_times(self, first: BatchTimesTuple, last: BatchTimesTuple, arrived_at: float) -> None:
+        received_at, started_at, packed_at, *_ = first
+        *_, computed_at, finished_at, engine_sent_at = last
+        timing = self.request.timing
+        timing.wire_s = max(0.0, received_at - self._sent_at) + max(0.0, arrived_at - engine_sent_at)
+        timing.queue_s, timing.inference_s = started_at - received_at, finished_at - started_at
+        timing.pack_s, timing.device_s = packed_at - started_at, max(0.0, computed_at - packed_at)
+        timing.deliver_s, timing.answered_at = engine_sent_at - computed_at, arrived_at
 
     def add_error(self, input_number: int, error: Exception) -> None:
         """Take the error of one input, or of all for -1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from cenote.api.wire.codec_results import (
     decode_model_info,
     decode_pool_results,
     decode_score_results,
+    set_timing,
 )
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
@@ -278,6 +280,7 @@ class RemoteEngine:
         self._pending[request.call_id] = future
         try:
             await channel.wait_writable()
+            sent_at = time.monotonic()
             self._send(channel, request)
             response, array_bytes = await future
         except asyncio.CancelledError:
@@ -288,7 +291,7 @@ class RemoteEngine:
         if timing is not None and isinstance(
             response, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
         ):
-            timing.queue_s, timing.tokenize_s, timing.inference_s = response.timing
+            set_timing(timing, response.timing, sent_at)
         if isinstance(response, ErrorResponse):
             raise decode_error(response.error)
         assert isinstance(response, expected), f"got {type(response).__name__} for {type(request).__name__}"

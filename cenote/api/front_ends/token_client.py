@@ -164,9 +164,10 @@ class TokenClient:
     def on_results(self, message: TokenResults, array_bytes: ArrayBytes) -> None:
         call_ids, input_numbers, results = decode_results(message, array_bytes)
         columns = zip(call_ids.tolist(), input_numbers.tolist(), *results, strict=True)
+        arrived_at = time.monotonic()
         for call_id, input_number, data, *extra in columns:
             if (pending := self._pending.get(call_id)) is not None:
-                pending.add_result(input_number, data, extra, message.times)
+                pending.add_result(input_number, data, extra, message.times, arrived_at)
 
     def on_errors(self, message: TokenErrors) -> None:
         for call_id, input_number, serialized in message.errors:
@@ -207,9 +208,9 @@ class TokenClient:
             inputs = [item for pending in calls for item in pending.request.inputs]
             started_at = time.monotonic()
             rendered = self._render(key, inputs)
-            elapsed_s = time.monotonic() - started_at
+            ended_at = time.monotonic()
             for pending in calls:
-                pending.request.timing.tokenize_s += elapsed_s
+                pending.mark_rendered(started_at, ended_at)
             if rendered.errors:
                 for pending in self._set_rendered(calls, rendered):
                     self._send(pending.options_id, [pending], pending.inputs)
@@ -253,7 +254,7 @@ class TokenClient:
             parts.append(await loop.run_in_executor(self._executor, part))
             if pending.future.done():  # the engine process has exited
                 return
-        pending.request.timing.tokenize_s += time.monotonic() - started_at
+        pending.mark_rendered(started_at, time.monotonic())
         if pending.set_rendered(RenderResult.concat(parts)):
             self._send(pending.options_id, [pending], pending.inputs)
 

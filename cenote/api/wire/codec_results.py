@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,7 +157,26 @@ def decode_error(serialized: SerializedError) -> Exception:
 
 
 def encode_timing(timing: Timing) -> TimingTuple:
-    return (timing.queue_s, timing.tokenize_s, timing.inference_s)
+    """Return the times of a request in the engine process, which ends here."""
+    now = timing.mark_delivered()
+    return (
+        timing.queue_s,
+        timing.tokenize_s,
+        timing.inference_s,
+        timing.pack_s,
+        timing.device_s,
+        timing.deliver_s,
+        now - timing.received_at if timing.received_at else 0.0,
+    )
+
+
+def set_timing(timing: Timing, seconds: TimingTuple, sent_at: float) -> None:
+    """Set the times of a request in the front-end, which sent it at `sent_at` and now has the response."""
+    timing.queue_s, timing.tokenize_s, timing.inference_s, timing.pack_s, timing.device_s, timing.deliver_s, total_s = (
+        seconds
+    )
+    timing.answered_at = time.monotonic()
+    timing.wire_s = max(0.0, timing.answered_at - sent_at - total_s)
 
 
 def decode_model_info(message: EngineReady | ModelInfoUpdate) -> ModelInfo:

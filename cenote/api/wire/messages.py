@@ -8,7 +8,8 @@ from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Tas
 from cenote.protocol.results import Entity
 from cenote.utils.metrics import MetricFamily
 
-TimingTuple = tuple[float, float, float]  # queue, tokenize, inference
+# seconds: queue, tokenize, inference, pack, device, deliver, and in the engine process altogether
+TimingTuple = tuple[float, float, float, float, float, float, float]
 ArrayBytes = bytearray | memoryview  # the raw arrays after a message
 JSONBytes = bytes  # any JSON value, encoded; unlike msgpack, its integers have no size limit
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from cenote.api.wire.messages import JSONBytes, Message, SerializedError, Shapes
 from cenote.protocol.params import PoolingParams, Task
 
+# monotonic: the batch was received, started, packed, computed (results on the host), passed on to be sent, and sent
+BatchTimesTuple = tuple[float, float, float, float, float, float]
+
 # from a front-end to the engine process
 
 
@@ -54,7 +57,7 @@ class TokenResults(Message):
 
     num_results: int
     shapes: list[Shapes]  # for each task: one for all results, or one each
-    times: tuple[float, float, float]  # monotonic: received, start of the first batch, end of the last
+    times: BatchTimesTuple
 
 
 class TokenErrors(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -48,6 +49,7 @@ class LocalExecutor:
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         packed = self.prefix_sharing.apply(pack_inputs(batch.inputs, self.device, batch.lora_names), batch)
+        batch.times.packed_at = time.monotonic()
         groups: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.query_embeddings)
         return groups
 

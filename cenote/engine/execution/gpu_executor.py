@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ class GPUExecutor(LocalExecutor):
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         """Run a small batch as a CUDA graph: one launch instead of hundreds."""
         if batch.num_tokens <= self.graphs.max_tokens and batch.lora_names is None:
+            batch.times.packed_at = time.monotonic()  # the graph copies its inputs itself
             groups = self.graphs(batch.inputs, batch.specs)
             if groups is not None:
                 return groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -165,6 +166,30 @@ def test_timing_is_reported_remotely(llm: LLM) -> None:
     asyncio.run(pool_remotely())
     assert timing.tokenize_s > 0
     assert timing.inference_s > 0
+
+
+def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
+    pool, score = Timing(), Timing()
+    elapsed_s: list[float] = []
+
+    async def call_remotely() -> None:
+        async with connect_remote(llm.engine) as (remote, _):
+            await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
+            for timing, call in (
+                (pool, remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=pool))),
+                (score, remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=score))),
+            ):
+                started_at = time.monotonic()
+                await call
+                elapsed_s.append(timing.mark_delivered() - started_at)
+
+    asyncio.run(call_remotely())
+    for timing, elapsed in zip((pool, score), elapsed_s, strict=True):
+        waiting = timing.parse_s + timing.tokenize_s + timing.queue_s + timing.wire_s
+        engine = timing.pack_s + timing.device_s + timing.deliver_s
+        assert min(timing.wire_s, timing.pack_s, timing.device_s, timing.deliver_s) > 0
+        assert timing.pack_s + timing.device_s <= timing.inference_s
+        assert 0.5 * elapsed <= waiting + engine <= elapsed + 0.005
 
 
 def test_a_text_that_cannot_be_encoded_is_a_bad_request(llm: LLM) -> None:

@@ -197,11 +197,11 @@ def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ..
         )
         for index, shape in enumerate(shapes)
     ]
-    message, arrays = encode_pool_results(5, Timing(0.25, 0.5, 1.5), results)
+    message, arrays = encode_pool_results(5, Timing(0.25, 0.5, 1.5, pack_s=0.125, device_s=1.25), results)
 
     ((received, raw),) = send_and_receive([(message, arrays)])
 
-    assert (received.call_id, received.timing) == (5, (0.25, 0.5, 1.5))
+    assert (received.call_id, received.timing) == (5, (0.25, 0.5, 1.5, 0.125, 1.25, 0.0, 0.0))
     for before, after in zip(results, decode_pool_results(received, raw), strict=True):
         assert isinstance(before, PoolResult) and isinstance(after, PoolResult)
         assert np.array_equal(np.asarray(before.data), np.asarray(after.data))
@@ -248,7 +248,7 @@ def test_an_error_of_every_class_is_decoded_unchanged(error_class: type[PoolingE
     error = error_class("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    decoded = decode_error(roundtrip(ErrorResponse(1, (0, 0, 0), encode_error(error)), EngineMessage).error)
+    decoded = decode_error(roundtrip(ErrorResponse(1, (0,) * 7, encode_error(error)), EngineMessage).error)
 
     assert type(decoded) is error_class
     assert isinstance(decoded, PoolingError)
@@ -271,7 +271,7 @@ def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
     error = roundtrip(
-        ErrorResponse(1, (0, 0, 0), encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
+        ErrorResponse(1, (0,) * 7, encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
     ).error
 
     assert (error.message, error.value) == ("bad \\ud800", "\\udfff")
