@@ -40,7 +40,7 @@ SETTLE_S = 0.3  # idle OpenMP threads spin for about this long
 
 def run_serve(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, or 1 if no request succeeded."""
-    _raise_open_file_limit()
+    raise_open_file_limit()
     backend, load = BACKENDS[args.backend], make_load(args)
     settings = _make_request_settings(args, backend)
     groups, workload = make_texts(args, backend, load.num_requests)
@@ -177,7 +177,7 @@ def _make_request_settings(args: argparse.Namespace, backend: Backend) -> Reques
     )
 
 
-def _raise_open_file_limit() -> None:
+def raise_open_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < limit:

@@ -205,7 +205,18 @@ def explain(argv: Sequence[str]) -> int:
         "explain",
         "[MODEL]",
         "Measure the limits of this machine and the speed of a model on it, and list settings that would help.",
-        ["cenote explain", "cenote explain FOLDER --length 32 --length 256 --dtype float32", "cenote explain --json"],
+        [
+            "cenote explain",
+            "cenote explain FOLDER --length 32 --length 256 --dtype float32",
+            "cenote explain --json",
+            "cenote explain FOLDER --http --connections 64 --api-server-count 2",
+        ],
+    )
+    parser.add_argument(
+        "--http",
+        action="store_true",
+        help="start the server and measure where the time of a request goes; takes the options of cenote serve, and "
+        "others of its own: cenote explain --http --help",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
@@ -217,6 +228,10 @@ def explain(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
     add_engine_flags(parser, without=("model",))
+    if "--http" in argv:
+        from cenote.cli.explain_http import explain_http, parse_http_options
+
+        return explain_http(*parse_http_options(argv))
     args = parser.parse(argv)
 
     from cenote.cli.explain import explain_model

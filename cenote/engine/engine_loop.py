@@ -109,7 +109,9 @@ class EngineLoop:
 
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
         failure = try_run(batch, lambda _: wait())
-        if failure is not None:
+        if failure is None:
+            self.metrics.on_computed(batch.times)
+        else:
             self._retry(batch, failure)
 
     def _retry(self, batch: ScheduledBatch, failure: Exception) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.request_state import RequestState
+from cenote.engine.sequence_group import BatchTimes
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.utils.metrics import BATCH_BUCKETS, LATENCY_BUCKETS, TOKEN_BUCKETS, MetricsRegistry
@@ -65,6 +66,11 @@ class EngineMetrics:
         self.on_out_of_memory = metrics.counter(
             "cenote_out_of_memory_total", "Batches that did not fit the memory of the device and were run in parts."
         )
+        self._count_device_s = metrics.counter(
+            "cenote_device_seconds_total", "Seconds in which the device computed batches."
+        )
+        self._count_device_s(by=0.0)
+        self._last_computed_at = 0.0
         self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens per batch.", BATCH_BUCKETS)
         self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences per batch.", BATCH_BUCKETS)
 
@@ -100,6 +106,12 @@ class EngineMetrics:
     def on_batch(self, num_seqs: int, num_tokens: int) -> None:
         self._observe_batch_seqs(num_seqs)
         self._observe_batch_tokens(num_tokens)
+
+    def on_computed(self, times: BatchTimes) -> None:
+        """Count the time of a batch on the device; one batch ahead waits there until the batch before has finished."""
+        began_at = max(times.started_at, times.packed_at, self._last_computed_at)
+        self._count_device_s(by=max(0.0, times.computed_at - began_at))
+        self._last_computed_at = times.computed_at
 
     def requests_in_flight(self) -> list[RequestState | TokenizedBatch]:
         with self._lock:

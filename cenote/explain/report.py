@@ -33,7 +33,7 @@ def _iter_sections(findings: ExplainResults, advice: Sequence[Advice]) -> Iterat
     ]
     yield ["Machine", *_align_columns(list(_iter_hardware(findings)))]
     yield ["Settings", *_align_columns([(each.name, each.value, each.reason) for each in findings.settings])]
-    yield [_speed_of_light_title(findings), *_align_table(list(_iter_speeds(findings)))]
+    yield [_speed_of_light_title(findings), *align_table(list(_iter_speeds(findings)))]
     yield [*_iter_time_shares(findings)]
     yield ["Advice", *([_format_advice(each) for each in advice] or ["  none"])]
 
@@ -92,7 +92,7 @@ def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
 
 def _iter_time_shares(findings: ExplainResults) -> Iterator[str]:
     yield "Share of time, each part measured alone"
-    yield from _align_table(
+    yield from align_table(
         [
             ["texts of", *(name.split(",")[0] for name in TIME_PARTS.values()), "model/run"],
             *(
@@ -143,7 +143,7 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(word.ljust(widths[at]) for at, word in enumerate(row)).rstrip() for row in rows]
 
 
-def _align_table(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Align the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [

@@ -107,6 +107,7 @@ def test_an_example_of_the_help_works(
         monkeypatch.setattr(
             "cenote.cli.explain.explain_model", lambda options, **kwargs: calls.append((options, kwargs)) or 0
         )
+        monkeypatch.setattr("cenote.cli.explain_http.explain_http", lambda *args: calls.append(args) or 0)
     if source is not None:
         pipe((work_folder / source).read_bytes())
 

@@ -88,6 +88,10 @@ def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) 
     assert second.queue_s >= 0.04  # it waited for the first
     assert 0 < first.tokenize_s < elapsed_s
     assert second.queue_s + second.tokenize_s + second.inference_s <= elapsed_s + 0.01
+    for timing in (first, second):
+        assert timing.device_s >= 0.05 and timing.pack_s >= 0 and timing.deliver_s >= 0
+        assert timing.pack_s + timing.device_s + timing.deliver_s >= timing.inference_s - 1e-6
+    assert 0.1 <= get_value(engine, "cenote_device_seconds_total") <= elapsed_s  # two batches
 
 
 def test_a_score_request_gets_its_timing(make_engine: MakeEngine) -> None:
