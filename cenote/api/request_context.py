@@ -144,7 +144,7 @@ class RequestContext:
 
     def _mark_parsed(self) -> None:
         timing = self.timing
-        if timing.received_at and not timing.parse_s:  # a handler may call the engine more than once
+        if not timing.parse_s and timing.received_at:  # a handler may call the engine more than once
             timing.parse_s = time.monotonic() - timing.received_at
 
     def _record_usage(self, results: Sequence[Any]) -> list[Any]:

@@ -96,16 +96,19 @@ class PendingPool:
         if self.num_inputs > 1 and (self._first_times is None or times < self._first_times):
             self._first_times = times
         if self._num_open == 0:
-            self._record_times(self._first_times or times, times, arrived_at)
+            self._record_times(times, arrived_at)
             self.future.set_result(self._make_results())
 
-    def _record_times(self, first: BatchTimesTuple, last: BatchTimesTuple, arrived_at: float) -> None:
-        received_at, started_at, packed_at, *_ = first
-        *_, computed_at, finished_at, engine_sent_at = last
+    def _record_times(self, last: BatchTimesTuple, arrived_at: float) -> None:
+        received_at, started_at, packed_at, computed_at, finished_at, engine_sent_at = last
+        if self._first_times is not None:
+            received_at, started_at, packed_at = self._first_times[:3]
         timing = self.request.timing
-        timing.wire_s = max(0.0, received_at - self._sent_at) + max(0.0, arrived_at - engine_sent_at)
+        # `received_at` is the mean of the messages that were merged, some of which may have been sent after it
+        inbound_s = received_at - self._sent_at if received_at > self._sent_at else 0.0
+        timing.wire_s = inbound_s + arrived_at - engine_sent_at
         timing.queue_s, timing.inference_s = started_at - received_at, finished_at - started_at
-        timing.pack_s, timing.device_s = packed_at - started_at, max(0.0, computed_at - packed_at)
+        timing.pack_s, timing.device_s = packed_at - started_at, computed_at - packed_at
         timing.deliver_s, timing.answered_at = engine_sent_at - computed_at, arrived_at
 
     def add_error(self, input_number: int, error: Exception) -> None:
