@@ -389,7 +389,7 @@ def test_the_banner_and_explain_say_which_late_interaction_is_on(tmp_path: Path)
     with opened(tmp_path) as llm:
         app_state = AppState(ServerConfig())
         app_state.set_engine(llm.engine)
-        banner = make_banner_rows(app_state, "an address")
+        banner = make_banner_rows(app_state, "an address", llm.engine.model_info)
         settings = {setting.name: setting for setting in iter_settings(llm.engine, resolve_settings(llm.engine))}
 
     expected = "MaxSim with markers, query expansion, skiplist, length limits"
