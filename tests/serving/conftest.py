@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +12,22 @@ from .server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 
-
 ARRANGEMENTS = {"supervised": (), "in-process": ("--in-process-engine",)}
+# modules whose tests always run in both arrangements; SERVER_ARRANGEMENTS="supervised in-process" runs all in both
+IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets")
 
 
-@pytest.fixture(params=ARRANGEMENTS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = os.environ.get("SERVER_ARRANGEMENTS", "supervised").split()
+    if metafunc.module.__name__ in IN_BOTH:
+        names = list(ARRANGEMENTS)
+    for fixture in ("start_server", "shared_server"):
+        if fixture in metafunc.fixturenames:
+            scope = "session" if fixture == "shared_server" else None
+            metafunc.parametrize(fixture, names, indirect=True, scope=scope)
+
+
+@pytest.fixture
 def start_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterator[StartServer]:
     """Start `cenote serve` with the default model; processes that still run at the end are killed."""
     running: list[ServerProcess] = []
@@ -31,7 +43,7 @@ def start_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterat
         server.wait()
 
 
-@pytest.fixture(scope="session", params=ARRANGEMENTS)
+@pytest.fixture(scope="session")
 def shared_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     server = ServerProcess(*ARRANGEMENTS[request.param]).wait_until_ready()
     yield server
