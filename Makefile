@@ -48,7 +48,8 @@ check: setup ## lint, format, types and import order
 	$(BIN)/lint-imports
 
 # tests without servers, timing and threads run in two processes
-PARALLEL := tests/api tests/config tests/inputs tests/layers tests/loading tests/models tests/pooling tests/protocol tests/scoring tests/utils
+PARALLEL := tests/api tests/cli tests/config tests/files tests/inputs tests/layers tests/layouts tests/loading tests/models tests/pooling tests/protocol \
+	tests/scoring tests/utils tests/vllm_programs
 
 test: check ## check, then all tests
 	@echo "== tests in two processes =="

@@ -28,7 +28,7 @@ def test_the_cpu_of_a_child_is_counted_apart_from_its_main_thread() -> None:
 
     usage = {process.pid: process for process in compute_usage(before, after, seconds, 10)}
     spinning, own = usage[child.pid], usage[os.getpid()]
-    assert own.role == "server" and spinning.role == "other"
+    assert spinning.role == "other"
     assert own.cores < spinning.cores <= 1.1 and spinning.cores > 0.1
     assert spinning.main_thread_cores < 0.05
     assert spinning.us_per_request == pytest.approx(1e6 * spinning.cores * seconds / 10)
