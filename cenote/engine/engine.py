@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -43,12 +44,11 @@ from cenote.engine.tasks.entity_recognizer import EntityRecognizer, make_unsuppo
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
 from cenote.engine.tasks.scoring import ScoringService
 from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
-from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
+from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
-from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
+from cenote.errors import EngineStopped, PoolingError, Unsupported
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
-from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
@@ -358,46 +358,26 @@ class PoolingEngine:
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
             return self.routes[role].submit(request, check_capacity=check_capacity, query_embeddings=query_embeddings)
         state = self.admission.prepare(request, self.model_info, query_embeddings)
-        with self._lock:
-            if self.dead_error is not None:
-                raise self.dead_error.with_traceback(None)  # raising it would add to its traceback at every call
+        with self._admitting():
             if check_capacity:
                 self.admission.check_capacity(state.num_chars)
             self.metrics.on_admit(state)
         self.tokenizer_worker.add(state)
         return state
 
-    def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
-        """Check the options of a request without inputs, for batches that a front-end tokenizes."""
-        if self.routes:
-            raise Unsupported("queries and documents of this model are encoded by different modules")
-        return self.admission.resolve_options(request)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a batch runs or waits; reading it needs no lock."""
-        return self.loop.step_started_at is not None or len(self.loop.scheduler) > 0
-
-    def check_tokenized(self, inputs: TokenizedInputs) -> None:
-        """Raise if arrays are not valid for the model: the device would read outside of its tables."""
-        lengths, ids, vocab_size = inputs.lengths, inputs.token_ids, self.renderer.vocab_size
-        if lengths.min() < 1 or lengths.max() > self.max_model_len:
-            raise BadRequest(f"each input must have between 1 and {self.max_model_len} tokens")
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
-
-    def submit_tokenized(self, batch: TokenizedBatch) -> None:
-        """Queue inputs that front-ends have tokenized and `check_tokenized` has checked."""
-        if (adapter := batch.options.input_options.adapter) is not None:
-            self.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
-        with self._lock:
-            if self.dead_error is not None:
-                raise self.dead_error.with_traceback(None)
+    def admit_batch(self, batch: TokenizedBatch) -> None:
+        """Count a batch of front-ends as in flight; raise Overloaded when too much is."""
+        with self._admitting():
             self.admission.check_capacity(batch.num_tokens)
             self.metrics.on_admit_batch(batch)
-        dedup = self.tokenizer_worker.dedup
-        if (group := dedup.filter_new(batch.make_group(dedup.make_receiver(batch)))) is not None:
-            self.loop.submit([group])
+
+    @contextmanager
+    def _admitting(self) -> Iterator[None]:
+        """Hold the lock while a request is admitted: `stop` fails those that are in flight by then."""
+        with self._lock:
+            if self.dead_error is not None:
+                raise self.dead_error.with_traceback(None)  # raising it would add to its traceback at every call
+            yield
 
     @property
     def status(self) -> EngineStatus:

@@ -78,15 +78,20 @@ def clip(config: HFConfig) -> Architecture:
                 single_modality_name="CLIP",
                 patch_size=vision.patch_size,
                 chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-                options={
-                    "image_size": side,
-                    "size": {"shortest_edge": side},
-                    "do_center_crop": True,
-                    "crop_size": {"height": side, "width": side},
-                },
+                options=center_crop_options(side),
             ),
         ),
     )
+
+
+def center_crop_options(side: int) -> dict[str, Any]:
+    """Return the options of an image processor that resizes the shorter side and crops a square from the middle."""
+    return {
+        "image_size": side,
+        "size": {"shortest_edge": side},
+        "do_center_crop": True,
+        "crop_size": {"height": side, "width": side},
+    }
 
 
 def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm: bool = True) -> Backbone:

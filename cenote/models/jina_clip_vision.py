@@ -14,7 +14,7 @@ from cenote.layers.pooling_towers import ClsPatchEmbedding, ClsTokenTower
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import HFConfig
-from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE
+from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, center_crop_options
 from cenote.models.eva import check_values, image_rope
 from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
@@ -50,7 +50,7 @@ VISION_DEFAULTS = {
 def jina_clip_vision(config: HFConfig, text_size: int) -> VisionSpec:
     """Return the image encoder; its vectors have the size of the text encoder's."""
     check_values(config, FIXED_VISION_VALUES | {"embed_dim": config.width, "width": text_size})
-    side, spec = config.image_size, _image_encoder_spec(config)
+    spec = _image_encoder_spec(config)
     embedding = partial(ClsPatchEmbedding, patch_dim=3 * config.patch_size**2, bias=True, has_norm=False)
     return VisionSpec(
         make_tower=lambda: ClsTokenTower(
@@ -65,12 +65,7 @@ def jina_clip_vision(config: HFConfig, text_size: int) -> VisionSpec:
             single_modality_name="jina-clip",
             patch_size=config.patch_size,
             chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-            options={
-                "image_size": side,
-                "size": {"shortest_edge": side},
-                "do_center_crop": True,
-                "crop_size": {"height": side, "width": side},
-            },
+            options=center_crop_options(config.image_size),
         ),
     )
 

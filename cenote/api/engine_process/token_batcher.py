@@ -111,9 +111,10 @@ class CallGroup(NamedTuple):
 
 class TokenBatcher:
     def __init__(self, engine: PoolingEngine) -> None:
+        from cenote.engine.token_intake import TokenIntake
         from cenote.engine.tokenized_batch import BatchReceiver
 
-        self.engine = engine
+        self.intake = TokenIntake(engine)
         self._loop = asyncio.get_running_loop()
         self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
         self._receiver = BatchReceiver(self._on_results, self._on_error)
@@ -133,14 +134,14 @@ class TokenBatcher:
             priority=message.priority,
             tenant=message.tenant,
         )
-        options = self.engine.resolve_options(request)
+        options = self.intake.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:
             self._interned.clear()
         return self._interned.setdefault(options, options)
 
     def add(self, options: ResolvedOptions, group: CallGroup) -> None:
         """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
-        self.engine.check_tokenized(group.inputs)
+        self.intake.check(group.inputs)
         if len(group.message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS:
             batch = self._submit(options, [group])
             if batch is not None:
@@ -149,7 +150,7 @@ class TokenBatcher:
         self._arrived.setdefault(id(options), (options, []))[1].append(group)
         if not self._is_submit_scheduled:
             self._is_submit_scheduled = True
-            if self.engine.is_busy:
+            if self.intake.is_busy:
                 self._loop.call_later(MERGE_WINDOW_S, self._submit_arrived)
             else:
                 self._loop.call_soon(self._submit_arrived)
@@ -167,7 +168,7 @@ class TokenBatcher:
         batch = TokenizedBatch(calls.inputs, calls.request_indices, options, self._receiver)
         self._calls[batch] = calls
         try:
-            self.engine.submit_tokenized(batch)
+            self.intake.submit(batch)
         except Exception as error:
             self.forget(batch)
             batch.abort()  # it may have been admitted before the failure

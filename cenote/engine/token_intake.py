@@ -1,0 +1,51 @@
+"""TokenIntake: how inputs that front-ends have tokenized enter an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
+from cenote.errors import BadRequest, Unsupported
+from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.protocol.requests import PoolRequest
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
+
+
+class TokenIntake:
+    """Checks options and arrays of front-ends, and submits batches to the scheduler of one engine."""
+
+    def __init__(self, engine: PoolingEngine) -> None:
+        self.engine = engine
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch runs or waits; reading it needs no lock."""
+        loop = self.engine.loop
+        return loop.step_started_at is not None or len(loop.scheduler) > 0
+
+    def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
+        """Check the options of a request without inputs."""
+        if self.engine.routes:
+            raise Unsupported("queries and documents of this model are encoded by different modules")
+        return self.engine.admission.resolve_options(request)
+
+    def check(self, inputs: TokenizedInputs) -> None:
+        """Raise if arrays are not valid for the model: the device would read outside of its tables."""
+        lengths, ids = inputs.lengths, inputs.token_ids
+        max_model_len, vocab_size = self.engine.max_model_len, self.engine.renderer.vocab_size
+        if lengths.min() < 1 or lengths.max() > max_model_len:
+            raise BadRequest(f"each input must have between 1 and {max_model_len} tokens")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
+
+    def submit(self, batch: TokenizedBatch) -> None:
+        """Queue a batch whose inputs have been checked; its receiver gets the results."""
+        engine = self.engine
+        if (adapter := batch.options.input_options.adapter) is not None:
+            engine.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
+        engine.admit_batch(batch)
+        dedup = engine.tokenizer_worker.dedup
+        if (group := dedup.filter_new(batch.make_group(dedup.make_receiver(batch)))) is not None:
+            engine.loop.submit([group])
