@@ -118,17 +118,17 @@ def tiny(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def shared_server(folder: Path) -> Iterator[FrontEndServers]:
+def two_front_ends(folder: Path) -> Iterator[FrontEndServers]:
     server = FrontEndServers(folder, "--disable-access-log").wait_until_ready()
     yield server
     assert server.stop() == 0
 
 
 @pytest.fixture
-def server(shared_server: FrontEndServers) -> Iterator[FrontEndServers]:
+def server(two_front_ends: FrontEndServers) -> Iterator[FrontEndServers]:
     """The server shared by the tests of this module; a front-end that a test kills is restarted."""
-    yield shared_server
-    shared_server.close_connections()
+    yield two_front_ends
+    two_front_ends.close_connections()
 
 
 @pytest.fixture
