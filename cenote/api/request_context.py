@@ -16,6 +16,7 @@ from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.protocol.scheduling import SchedulingParams
 
 ResultT = TypeVar("ResultT", PoolResult, ScoreResult)
 # adapter of a score request, or of a pool request, which may have one for each input
@@ -72,7 +73,7 @@ class RequestContext:
         self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
-        request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        request = replace(request, adapter=adapter, scheduling=self._complete(request.scheduling), timing=self.timing)
         self._mark_parsed()
         return self._record_usage(await self.engine.pool(request))
 
@@ -80,14 +81,15 @@ class RequestContext:
         self.check_num_items(len(request.queries), "queries")
         self.check_num_items(len(request.documents), "documents")
         adapter = self._resolve_adapter(request.adapter)
-        request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        request = replace(request, adapter=adapter, scheduling=self._complete(request.scheduling), timing=self.timing)
         self._mark_parsed()
         return self._record_usage(await self.engine.score(request))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         self.check_num_items(len(request.pool_request.inputs), "input")
         adapter = self._resolve_adapter(request.pool_request.adapter)
-        pool = replace(request.pool_request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        scheduling = self._complete(request.pool_request.scheduling)
+        pool = replace(request.pool_request, adapter=adapter, scheduling=scheduling, timing=self.timing)
         self._mark_parsed()
         return self._record_usage(await self.engine.entities(replace(request, pool_request=pool)))
 
@@ -99,7 +101,8 @@ class RequestContext:
 
     async def process(self, request: PluginRequest) -> Any:
         self._mark_parsed()
-        processed = await self.engine.process(replace(request, tenant=self.tenant, timing=self.timing))
+        request = replace(request, scheduling=self._complete(request.scheduling), timing=self.timing)
+        processed = await self.engine.process(request)
         self._engine_done_at = self.timing.mark_delivered()
         self.num_items += processed.num_inputs
         self.num_tokens += processed.num_tokens
@@ -141,6 +144,10 @@ class RequestContext:
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
         ]
+
+    def _complete(self, scheduling: SchedulingParams) -> SchedulingParams:
+        """Add what the server knows about the request to what the body says."""
+        return replace(scheduling, tenant=self.tenant)
 
     def _mark_parsed(self) -> None:
         timing = self.timing

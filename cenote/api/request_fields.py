@@ -16,6 +16,7 @@ from cenote.protocol.input_types import Conversation, Input, ScoreInput
 from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # Every optional field may also be null: clients send null for unset fields.
@@ -172,7 +173,7 @@ class PromptFields(ActivationFields, kw_only=True):
             tokenization=self.resolve_tokenization_params(),
             adapter=self.adapter,
             mm_processor_kwargs=self.mm_processor_kwargs or {},
-            priority=self.priority or 0,
+            scheduling=SchedulingParams(self.priority or 0),
             **extra_fields,
         )
 
@@ -304,5 +305,5 @@ class ScoringFields(ActivationFields, kw_only=True):
             instruction=self.instruction,
             adapter=self.adapter,
             mm_processor_kwargs=self.mm_processor_kwargs or {},
-            priority=self.priority or 0,
+            scheduling=SchedulingParams(self.priority or 0),
         )

@@ -83,7 +83,7 @@ class Admission:
         limits = self.resolve_limits(request.task) if not request.extra_tasks else Limits(self.max_model_len)
         (specs,) = self.build_pooling_specs(request)
         (adapter,) = self.adapters.resolve(request.adapter, 1)
-        return ResolvedOptions(InputOptions(specs, adapter), limits, request.priority, request.tenant)
+        return ResolvedOptions(InputOptions(specs, adapter), limits, request.scheduling)
 
     def check_task(self, task: str) -> None:
         """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""

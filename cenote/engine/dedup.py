@@ -116,7 +116,7 @@ class InflightDedup:
             original is None
             or original.is_closed
             or original.state.is_aborted
-            or original.state.priority > group.priority  # it may wait longer in the queue
+            or original.state.scheduling.priority > group.scheduling.priority  # it may wait longer in the queue
             or self.num_waiting_duplicates >= MAX_WAITING_DUPLICATES
         ):
             self.in_flight[key] = receiver  # later duplicates in the group attach to this input
@@ -142,7 +142,7 @@ class DedupReceiver:
     def __init__(self, dedup: InflightDedup, state: RequestState | TokenizedBatch) -> None:
         self.dedup = dedup
         self.state = state
-        self.tenant = state.tenant if dedup.cache is None or not dedup.cache.is_shared else ""
+        self.tenant = state.scheduling.tenant if dedup.cache is None or not dedup.cache.is_shared else ""
         self.started_at: float | None = None
         self.is_closed = False  # accepts no more duplicates
         self.in_flight_keys: dict[int, DedupKey] = {}  # by index, of its inputs that are being computed

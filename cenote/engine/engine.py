@@ -303,7 +303,7 @@ class PoolingEngine:
         processed = IOProcessorResult()
 
         async def pool(part: PoolRequest) -> PoolResults:
-            results = await self.pool(replace(part, tenant=request.tenant))
+            results = await self.pool(replace(part, deadline_at=request.deadline_at))
             processed.add_usage(results)
             request.timing.add_parallel(part.timing)
             return results
@@ -312,7 +312,7 @@ class PoolingEngine:
             request.data,
             pool,
             request_id=request.request_id,
-            priority=request.priority,
+            scheduling=request.scheduling,
             tokenization=request.tokenization,
         )
         return processed

@@ -26,6 +26,7 @@ from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.params import Task
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
+from cenote.protocol.scheduling import SchedulingParams
 
 PoolResults = list[PoolResult | PoolingError]
 T = TypeVar("T")
@@ -82,12 +83,8 @@ class RequestState:
         self.future.add_done_callback(lambda _: result_queue.put(None))
 
     @property
-    def tenant(self) -> str:
-        return self.request.tenant
-
-    @property
-    def priority(self) -> int:
-        return self.request.priority
+    def scheduling(self) -> SchedulingParams:
+        return self.request.scheduling
 
     @property
     def is_aborted(self) -> bool:

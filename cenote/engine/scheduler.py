@@ -8,11 +8,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, Protocol
 
+from cenote.protocol.scheduling import SchedulingParams
+
 
 class Schedulable(Protocol):
     """A SequenceGroup as the scheduler sees it."""
 
-    priority: int
+    scheduling: SchedulingParams
 
     @property
     def is_aborted(self) -> bool: ...
@@ -52,7 +54,7 @@ class Scheduler:
 
     def add(self, groups: Iterable[Schedulable]) -> None:
         for group in groups:
-            rank = group.priority if self.by_priority else 0
+            rank = group.scheduling.priority if self.by_priority else 0
             arrival = next(self._arrival_counter)
             for length, start, end in group.equal_length_runs():
                 if length not in self._queues:

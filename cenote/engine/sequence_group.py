@@ -16,6 +16,7 @@ from torch import Tensor
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.scheduling import SchedulingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +30,7 @@ class SequenceGroup:
     indices: Int64Array  # of the inputs in their request
     specs: tuple[PoolingSpec, ...]  # almost always one
     receiver: ResultReceiver
-    priority: int = 0
+    scheduling: SchedulingParams = SchedulingParams()
     adapter: str | None = None
     query_embeddings: Many[Tensor] | None = None  # for MaxSim: for each input the token embeddings of its query
 

@@ -15,6 +15,7 @@ from cenote.engine.sequence_group import GroupResult, SequenceGroup
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.protocol.scheduling import SchedulingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,7 @@ class ResolvedOptions:
 
     input_options: InputOptions
     limits: Limits
-    priority: int = 0
-    tenant: str = ""
+    scheduling: SchedulingParams = SchedulingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,14 @@ class TokenizedBatch:
         self._lock = threading.Lock()  # results come from the engine thread and, if cached, from the submitting one
 
     @property
-    def tenant(self) -> str:
-        return self.options.tenant
-
-    @property
-    def priority(self) -> int:
-        return self.options.priority
+    def scheduling(self) -> SchedulingParams:
+        return self.options.scheduling
 
     def make_group(self, receiver: object) -> SequenceGroup:
         """Return all inputs as one group, sorted by length as the scheduler expects it."""
         order = np.argsort(self.inputs.lengths, kind="stable")
         specs, adapter = self.options.input_options
-        return SequenceGroup(self.inputs.select(order), order, specs, receiver, self.priority, adapter)  # type: ignore[arg-type]
+        return SequenceGroup(self.inputs.select(order), order, specs, receiver, self.scheduling, adapter)  # type: ignore[arg-type]
 
     def abort(self) -> None:
         """Drop what has not run: nobody waits for it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, ScoreType, Task, TokenizationParams
+from cenote.protocol.scheduling import SchedulingParams
 
 
 @dataclass(slots=True)
@@ -77,8 +78,8 @@ class PoolRequest:
     embedding_task: str | None = None  # use of the embeddings: selects the adapter of that name and its prompt
     adapter: str | Sequence[str | None] | None = None  # one for all inputs, or one per input; None: the default
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # override the model's image processor files
-    priority: int = 0  # lower runs earlier, with scheduling_policy "priority"
-    tenant: str = ""  # separates the result cache and deduplication of different API keys
+    scheduling: SchedulingParams = SchedulingParams()
+    deadline_at: float = 0.0  # monotonic time after which nobody waits for the results; 0.0: none
     return_exceptions: bool = False  # return the errors of inputs in the list instead of failing the request
     timing: Timing = field(default_factory=Timing)
 
@@ -99,8 +100,8 @@ class ScoreRequest:
     instruction: str | None = None  # for instruction-aware rerankers
     adapter: str | None = None
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    priority: int = 0
-    tenant: str = ""
+    scheduling: SchedulingParams = SchedulingParams()
+    deadline_at: float = 0.0
     return_exceptions: bool = False
     timing: Timing = field(default_factory=Timing)
 
@@ -129,6 +130,6 @@ class PluginRequest:
     data: Any
     request_id: str
     tokenization: TokenizationParams | None = None  # None: as the plugin specifies
-    priority: int = 0
-    tenant: str = ""
+    scheduling: SchedulingParams = SchedulingParams()
+    deadline_at: float = 0.0
     timing: Timing = field(default_factory=Timing)

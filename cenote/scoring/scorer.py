@@ -120,8 +120,8 @@ def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]
         tokenization=request.tokenization,
         adapter=request.adapter,
         mm_processor_kwargs=request.mm_processor_kwargs,
-        priority=request.priority,
-        tenant=request.tenant,
+        scheduling=request.scheduling,
+        deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
         timing=request.timing,
     )

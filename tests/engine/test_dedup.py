@@ -14,6 +14,7 @@ from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
 from cenote.protocol.params import PoolingParams
+from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
 
 MARKER = 666
@@ -183,7 +184,8 @@ def test_inputs_of_different_tenants_are_not_duplicates(make_engine: MakeEngine)
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
     states = [
-        wait_until_queued(engine, engine.submit(make_request([[5]], tenant=tenant))) for tenant in ("a", "b", "a")
+        wait_until_queued(engine, engine.submit(make_request([[5]], scheduling=SchedulingParams(tenant=tenant))))
+        for tenant in ("a", "b", "a")
     ]
     gate.opened.set()
 
@@ -195,8 +197,8 @@ def test_an_urgent_input_does_not_wait_for_a_duplicate_of_lower_priority(make_en
     gate = BatchGate()
     engine = make_engine(fault=gate, scheduling_policy="priority", max_num_batched_tokens=1)
     block_engine(engine, gate)
-    normal = wait_until_queued(engine, engine.submit(make_request([[5], [6]], priority=9)))
-    urgent = wait_until_queued(engine, engine.submit(make_request([[6]], priority=1)))
+    normal = wait_until_queued(engine, engine.submit(make_request([[5], [6]], scheduling=SchedulingParams(9))))
+    urgent = wait_until_queued(engine, engine.submit(make_request([[6]], scheduling=SchedulingParams(1))))
     gate.opened.set()
 
     assert echoed_token_ids(urgent.wait()) == [[6]]

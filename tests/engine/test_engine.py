@@ -22,6 +22,7 @@ from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
 from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PoolRequest
+from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
 
 
@@ -219,7 +220,7 @@ def test_with_the_priority_policy_urgent_requests_run_first(make_engine: MakeEng
     waiting = [engine.submit(make_request([[9]]))]
     assert gate.reached.wait(10)
     for number, priority in ((1, 5), (2, 0), (3, -5), (4, 0)):
-        waiting.append(engine.submit(make_request([[number] * 4], priority=priority)))
+        waiting.append(engine.submit(make_request([[number] * 4], scheduling=SchedulingParams(priority))))
     wait_until(lambda: len(engine.loop.scheduler) == 4)
     gate.opened.set()
     for state in waiting:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cenote.engine.scheduler import Scheduler
+from cenote.protocol.scheduling import SchedulingParams
 
 
 @dataclass(eq=False)
@@ -18,7 +19,7 @@ class FakeGroup:
     """Sequences of one request; mostly a single one."""
 
     lengths: list[int]
-    priority: int = 0
+    scheduling: SchedulingParams = SchedulingParams()
     is_aborted: bool = False
     arrival: int = 0
 
@@ -137,19 +138,24 @@ def test_aborted_groups_are_dropped_with_their_tokens() -> None:
 
 
 def test_priority_matters_only_with_the_priority_policy() -> None:
-    late_but_urgent = [FakeGroup([5]), FakeGroup([5]), FakeGroup([5], priority=-1), FakeGroup([5], priority=1)]
+    late_but_urgent = [
+        FakeGroup([5]),
+        FakeGroup([5]),
+        FakeGroup([5], SchedulingParams(-1)),
+        FakeGroup([5], SchedulingParams(1)),
+    ]
     by_arrival = Scheduler(token_budget=5, max_num_seqs=8)
     by_priority = Scheduler(token_budget=5, max_num_seqs=8, by_priority=True)
     by_arrival.add(late_but_urgent)
     by_priority.add(late_but_urgent)
 
-    assert [batch[0][0].priority for batch in drain(by_arrival)] == [0, 0, -1, 1]
-    assert [batch[0][0].priority for batch in drain(by_priority)] == [-1, 0, 0, 1]
+    assert [batch[0][0].scheduling.priority for batch in drain(by_arrival)] == [0, 0, -1, 1]
+    assert [batch[0][0].scheduling.priority for batch in drain(by_priority)] == [-1, 0, 0, 1]
 
 
 def test_equal_priorities_run_in_order_of_arrival() -> None:
     scheduler = Scheduler(token_budget=1, max_num_seqs=1, by_priority=True)
-    waiting = [FakeGroup([3], priority=index % 2, arrival=index) for index in range(10)]
+    waiting = [FakeGroup([3], SchedulingParams(index % 2), arrival=index) for index in range(10)]
     scheduler.add(waiting)
 
     assert [batch[0][0].arrival for batch in drain(scheduler)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
@@ -168,7 +174,7 @@ def test_random_groups_run_exactly_once_and_the_oldest_runs_next(seed: int, larg
     while num_added < 120 or waiting:
         for _ in range(rng.randrange(12) if num_added < 120 else 0):
             lengths = sorted(rng.randint(1, max_length) for _ in range(rng.randint(1, largest)))
-            group = FakeGroup(lengths, priority=rng.randrange(3), arrival=num_added)
+            group = FakeGroup(lengths, SchedulingParams(rng.randrange(3)), arrival=num_added)
             num_added += len(lengths)
             waiting[group] = set(range(len(lengths)))
             scheduler.add([group])
@@ -186,7 +192,9 @@ def test_random_groups_run_exactly_once_and_the_oldest_runs_next(seed: int, larg
         assert bool(batch) == bool(waiting)
         if not batch:
             continue
-        assert batch[0][0] is min(waiting, key=lambda group: ((group.priority if by_priority else 0), group.arrival))
+        assert batch[0][0] is min(
+            waiting, key=lambda group: ((group.scheduling.priority if by_priority else 0), group.arrival)
+        )
         for group, start, end in batch:
             assert set(range(start, end)) <= waiting[group], "a sequence ran twice"
             waiting[group] -= set(range(start, end))

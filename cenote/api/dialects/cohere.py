@@ -33,6 +33,7 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
+from cenote.protocol.scheduling import SchedulingParams
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # huge texts are counted only up to here: by then they exceed every model's maximum length
@@ -113,7 +114,7 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
         embedding_task=body.task,
         adapter=body.adapter,
         mm_processor_kwargs=body.mm_processor_kwargs or {},
-        priority=body.priority or 0,
+        scheduling=SchedulingParams(body.priority or 0),
     )
     if content_parts := make_content_parts(body, context.model_info):
         request = replace_inputs(request, content_parts, context.model_info)

@@ -15,6 +15,7 @@ from cenote.errors import Unsupported
 from cenote.protocol.params import AggregationStrategy
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import Entity, EntityResult
+from cenote.protocol.scheduling import SchedulingParams
 
 Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -62,7 +63,7 @@ async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
         inputs=texts,
         tokenization=body.make_tokenization_params(add_special_tokens=body.add_special_tokens is not False),
         adapter=body.adapter,
-        priority=body.priority or 0,
+        scheduling=SchedulingParams(body.priority or 0),
     )
     return await entities_reply(
         context,

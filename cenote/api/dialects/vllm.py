@@ -32,6 +32,7 @@ from cenote.protocol.names import resolve_task_names
 from cenote.protocol.params import AggregationStrategy, Task
 from cenote.protocol.requests import PluginRequest
 from cenote.protocol.results import PoolResult
+from cenote.protocol.scheduling import SchedulingParams
 from cenote.protocol.score_inputs import parse_score_inputs
 
 # names of the query and document fields, in order of precedence
@@ -173,7 +174,10 @@ async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
     else:
         result = await context.process(
             PluginRequest(
-                data=body.data, request_id=response_id, tokenization=tokenization, priority=body.priority or 0
+                data=body.data,
+                request_id=response_id,
+                tokenization=tokenization,
+                scheduling=SchedulingParams(body.priority or 0),
             )
         )
     return json_reply(PluginAnswer(response_id, context.created, result))

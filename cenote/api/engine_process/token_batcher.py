@@ -131,8 +131,7 @@ class TokenBatcher:
             extra_tasks=message.extra_tasks,
             params=message.params,
             adapter=message.adapter,
-            priority=message.priority,
-            tenant=message.tenant,
+            scheduling=message.scheduling,
         )
         options = self.intake.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:

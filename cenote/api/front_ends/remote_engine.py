@@ -180,7 +180,12 @@ class RemoteEngine:
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         data = to_json(request.data)
         call = ProcessCall(
-            next(self._call_ids), data, request.request_id, request.tokenization, request.priority, request.tenant
+            next(self._call_ids),
+            data,
+            request.request_id,
+            request.tokenization,
+            request.scheduling,
+            request.deadline_at,
         )
         response, _ = await self._call(call, ProcessResponse, request.timing)
         return IOProcessorResult(

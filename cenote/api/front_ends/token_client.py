@@ -180,14 +180,14 @@ class TokenClient:
         params = request.params
         assert params is None or isinstance(params, PoolingParams), "checked by can_render"
         encoded_params = None if params is None else msgspec.msgpack.encode(params)
-        key = (request.task, request.extra_tasks, encoded_params, adapter, request.priority, request.tenant)
+        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling)
         if (registered := self._registered.get(key)) is not None:
             return registered
         future: asyncio.Future[OptionsRegistered] = asyncio.get_running_loop().create_future()
         options_id = call_id = self._next_call_id()
-        task, extra_tasks, _, _, priority, tenant = key
+        task, extra_tasks, _, _, scheduling = key
         # first, because it raises if a value cannot be encoded: later requests must not wait for an answer
-        self._channel.send(RegisterOptions(call_id, options_id, task, extra_tasks, params, adapter, priority, tenant))
+        self._channel.send(RegisterOptions(call_id, options_id, task, extra_tasks, params, adapter, scheduling))
         self._registering[call_id] = future
         self._registered[key] = registered = RegisteredOptions(options_id, future)
         if len(self._registered) > MAX_REGISTERED:

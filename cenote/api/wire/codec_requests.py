@@ -57,8 +57,8 @@ def encode_pool(call_id: int, request: PoolRequest) -> PoolCall:
         embedding_task=request.embedding_task,
         adapter=request.adapter if request.adapter is None or isinstance(request.adapter, str) else [*request.adapter],
         mm_processor_kwargs=to_json(request.mm_processor_kwargs),
-        priority=request.priority,
-        tenant=request.tenant,
+        scheduling=request.scheduling,
+        deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
     )
 
@@ -77,8 +77,8 @@ def decode_pool(message: PoolCall, timing: Timing) -> PoolRequest:
         embedding_task=message.embedding_task,
         adapter=message.adapter,
         mm_processor_kwargs=from_json(message.mm_processor_kwargs),
-        priority=message.priority,
-        tenant=message.tenant,
+        scheduling=message.scheduling,
+        deadline_at=message.deadline_at,
         return_exceptions=message.return_exceptions,
         timing=timing,
     )
@@ -89,8 +89,8 @@ def decode_plugin(message: ProcessCall, timing: Timing) -> PluginRequest:
         data=from_json(message.data),
         request_id=message.request_id,
         tokenization=message.tokenization,
-        priority=message.priority,
-        tenant=message.tenant,
+        scheduling=message.scheduling,
+        deadline_at=message.deadline_at,
         timing=timing,
     )
 
@@ -110,8 +110,8 @@ def encode_score(call_id: int, request: ScoreRequest) -> ScoreCall:
         instruction=request.instruction,
         adapter=request.adapter,
         mm_processor_kwargs=to_json(request.mm_processor_kwargs),
-        priority=request.priority,
-        tenant=request.tenant,
+        scheduling=request.scheduling,
+        deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
     )
 
@@ -130,8 +130,8 @@ def decode_score(message: ScoreCall, timing: Timing) -> ScoreRequest:
         instruction=message.instruction,
         adapter=message.adapter,
         mm_processor_kwargs=from_json(message.mm_processor_kwargs),
-        priority=message.priority,
-        tenant=message.tenant,
+        scheduling=message.scheduling,
+        deadline_at=message.deadline_at,
         return_exceptions=message.return_exceptions,
         timing=timing,
     )

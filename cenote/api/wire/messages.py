@@ -6,6 +6,7 @@ import msgspec
 
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Task, TokenizationParams
 from cenote.protocol.results import Entity
+from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily
 
 # seconds: queue, tokenize, inference, pack, device, deliver, and in the engine process altogether
@@ -81,8 +82,8 @@ class PoolCall(Message):
     embedding_task: str | None
     adapter: str | list[str | None] | None
     mm_processor_kwargs: JSONBytes
-    priority: int
-    tenant: str
+    scheduling: SchedulingParams
+    deadline_at: float
     return_exceptions: bool
 
 
@@ -100,8 +101,8 @@ class ScoreCall(Message):
     instruction: str | None
     adapter: str | None
     mm_processor_kwargs: JSONBytes
-    priority: int
-    tenant: str
+    scheduling: SchedulingParams
+    deadline_at: float
     return_exceptions: bool
 
 
@@ -133,8 +134,8 @@ class ProcessCall(Message):
     data: JSONBytes
     request_id: str
     tokenization: TokenizationParams | None
-    priority: int
-    tenant: str
+    scheduling: SchedulingParams
+    deadline_at: float
 
 
 class LoadAdapter(Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cenote.api.wire.messages import JSONBytes, Message, SerializedError, Shapes
 from cenote.protocol.params import PoolingParams, Task
+from cenote.protocol.scheduling import SchedulingParams
 
 # monotonic: the batch was received, started, packed, computed (results on the host), passed on to be sent, and sent
 BatchTimesTuple = tuple[float, float, float, float, float, float]
@@ -20,8 +21,7 @@ class RegisterOptions(Message):
     extra_tasks: tuple[Task, ...]
     params: PoolingParams | None
     adapter: str | None
-    priority: int
-    tenant: str
+    scheduling: SchedulingParams
 
 
 class TokenBatch(Message):

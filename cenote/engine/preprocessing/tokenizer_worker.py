@@ -179,8 +179,8 @@ class TokenizerWorker:
         """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
         inputs, indices = result.inputs, result.indices + first_index
         if len(inputs) == 1 == state.num_inputs and inputs.lengths[0] <= self.max_model_len:  # fast path
-            (specs, adapter), priority = state.input_options[0], state.request.priority
-            yield SequenceGroup(inputs, indices, specs, receiver, priority, adapter, state.query_embeddings)
+            (specs, adapter), scheduling = state.input_options[0], state.scheduling
+            yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, state.query_embeddings)
             return
         long = inputs.lengths > self.max_model_len
         if inputs.images is not None:  # inputs with images are not chunked and may be longer than texts
@@ -199,7 +199,7 @@ class TokenizerWorker:
                 indices[short],
                 options.specs,
                 receiver,
-                state.request.priority,
+                state.scheduling,
                 options.adapter,
                 queries,
             )
@@ -214,4 +214,4 @@ class TokenizerWorker:
             chunks = replace(chunks, inputs_embeds=text.inputs_embeds[0].split(self.max_model_len))
         receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
         indices = np.full(len(chunks), index)
-        return SequenceGroup(chunks, indices, options.specs, receiver, state.request.priority, options.adapter)
+        return SequenceGroup(chunks, indices, options.specs, receiver, state.scheduling, options.adapter)

@@ -29,6 +29,7 @@ from cenote.plugins.json_values import to_json_value
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams
 from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
@@ -107,13 +108,13 @@ class IOProcessorRunner:
         pool: Callable[[PoolRequest], Awaitable[PoolResultSequence]],
         *,
         request_id: str,
-        priority: int = 0,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         tokenization: TokenizationParams | None = None,
     ) -> Any:
         """Return the result as a JSON value, for a server to send."""
         if data is None:
             raise BadRequest(NO_DATA_MESSAGE, param="data")
-        parsed, requests = await self._preprocess_async(data, request_id, tokenization, priority)
+        parsed, requests = await self._preprocess_async(data, request_id, tokenization, scheduling)
         results = await asyncio.gather(*map(pool, requests.requests))
         return await self._postprocess_async(parsed, requests, results, request_id)
 
@@ -138,23 +139,23 @@ class IOProcessorRunner:
         params: PoolingParamsArg,
         request_id: str | None,
         tokenization: TokenizationParams | None,
-        priority: int = 0,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> tuple[Any, PluginPoolRequests]:
         parsed = self._parse_data(data, request_id)
         with self._wrap_plugin_errors("pre_process", request_id, can_reject=True):
             prompts = get_method(self.plugin, "pre_process")(parsed, request_id=request_id)
-        return parsed, self._make_requests(prompts, params, request_id, tokenization, priority)
+        return parsed, self._make_requests(prompts, params, request_id, tokenization, scheduling)
 
     async def _preprocess_async(
-        self, data: object, request_id: str, tokenization: TokenizationParams | None, priority: int
+        self, data: object, request_id: str, tokenization: TokenizationParams | None, scheduling: SchedulingParams
     ) -> tuple[Any, PluginPoolRequests]:
         if not has_override(self.plugin, "pre_process_async"):
-            return await self._run_in_thread(self._preprocess, data, None, request_id, tokenization, priority)
+            return await self._run_in_thread(self._preprocess, data, None, request_id, tokenization, scheduling)
         parsed = await self._run_in_thread(self._parse_data, data, request_id)
         with self._wrap_plugin_errors("pre_process_async", request_id, can_reject=True):
             prompts = await self.plugin.pre_process_async(parsed, request_id=request_id)
         # without an await in between: a plugin may store state in pre_process that merge_pooling_params reads
-        return parsed, self._make_requests(prompts, None, request_id, tokenization, priority)
+        return parsed, self._make_requests(prompts, None, request_id, tokenization, scheduling)
 
     def _make_requests(
         self,
@@ -162,12 +163,12 @@ class IOProcessorRunner:
         params_arg: PoolingParamsArg,
         request_id: str | None,
         tokenization: TokenizationParams | None,
-        priority: int,
+        scheduling: SchedulingParams,
     ) -> PluginPoolRequests:
         inputs = parse_prompts(prompts)
         params = self._merge_params(params_arg, len(inputs), request_id)
         return PluginPoolRequests.from_prompts(
-            inputs, params, [self._resolve_tasks(item.task) for item in params], tokenization, priority
+            inputs, params, [self._resolve_tasks(item.task) for item in params], tokenization, scheduling
         )
 
     def _parse_data(self, data: object, request_id: str | None) -> Any:

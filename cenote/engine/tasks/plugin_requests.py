@@ -13,6 +13,7 @@ from cenote.protocol.input_types import Input
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from cenote.protocol.scheduling import SchedulingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class PluginPoolRequests:
         params: Sequence[PoolingParams],
         tasks: Sequence[Sequence[Task]],
         tokenization: TokenizationParams | None,
-        priority: int,
+        scheduling: SchedulingParams,
     ) -> PluginPoolRequests:
         indices_by_tasks: dict[tuple[Task, ...], list[int]] = {}
         for index, prompt_tasks in enumerate(tasks):
@@ -41,7 +42,7 @@ class PluginPoolRequests:
                 inputs=[inputs[index] for index in indices],
                 params=[replace(params[index], task=None) for index in indices],
                 tokenization=tokenization or TokenizationParams(params[indices[0]].truncate_prompt_tokens),
-                priority=priority,
+                scheduling=scheduling,
             )
             for request_tasks, indices in indices_by_tasks.items()
         ]

@@ -24,6 +24,7 @@ from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import IOProcessorResult, PoolResult, ScoreResult
+from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
 
 TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
@@ -299,13 +300,13 @@ def test_plugin_data_is_sent_and_returned_as_plain_values(llm: LLM) -> None:
 
         async def process(self, request: PluginRequest) -> IOProcessorResult:
             request.timing.inference_s = 1.5
-            assert request.tokenization == tokenization and request.tenant == "t"
+            assert request.tokenization == tokenization and request.scheduling.tenant == "t"
             output = {"twice": [request.data, request.data], "id": request.request_id, "large": 2**80}
-            return IOProcessorResult(output, num_inputs=request.priority, num_tokens=8, num_truncated=1)
+            return IOProcessorResult(output, num_inputs=request.scheduling.priority, num_tokens=8, num_truncated=1)
 
     data = {"a": [1, None, 1.5, "☃"]}
     tokenization = TokenizationParams(truncate_prompt_tokens=4)
-    request = PluginRequest(data=data, request_id="r", priority=3, tenant="t", tokenization=tokenization)
+    request = PluginRequest(data=data, request_id="r", scheduling=SchedulingParams(3, "t"), tokenization=tokenization)
 
     async def process() -> IOProcessorResult:
         async with connect_remote(DoublingEngine()) as (remote, _):  # type: ignore[arg-type]

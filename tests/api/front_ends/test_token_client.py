@@ -20,6 +20,7 @@ from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest
+from cenote.protocol.scheduling import SchedulingParams
 from tests.api.front_ends.test_remote_engine import call_both, connect_remote, wait_until
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # a fixture
 from tests.engine.test_engine_metrics import get_series, get_value
@@ -180,7 +181,7 @@ def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine: Make
         async with connect_remote(make_engine()) as (remote, _):
             for _ in range(2):
                 with pytest.raises(OverflowError):
-                    await asyncio.wait_for(embed(remote, [[7]], priority=2**70), 5)
+                    await asyncio.wait_for(embed(remote, [[7]], scheduling=SchedulingParams(2**70)), 5)
             assert not get_client(remote)._registering
 
     asyncio.run(refuse())

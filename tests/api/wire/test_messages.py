@@ -52,6 +52,7 @@ from cenote.protocol.input_types import ContentParts, Conversation, TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
+from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
 UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
@@ -145,8 +146,8 @@ def test_a_pool_request_is_encoded_completely() -> None:
         prompt_name="query",
         role="query",
         mm_processor_kwargs={"max_pixels": 2**70},
-        priority=-(2**63),
-        tenant="a",
+        scheduling=SchedulingParams(-(2**63), "a", 2.0, "bulk"),
+        deadline_at=1.5,
         return_exceptions=True,
     )
     timing = request.timing
@@ -167,8 +168,7 @@ def test_a_score_request_is_encoded_completely() -> None:
         template="{{ query }}",
         template_kwargs={"instruction": "☃", "n": 2**70},
         mm_processor_kwargs={"max_pixels": [1, None]},
-        priority=3,
-        tenant="b",
+        scheduling=SchedulingParams(3, "b"),
         return_exceptions=True,
     )
 
