@@ -35,14 +35,17 @@ HARMLESS = {  # large or unusual, but valid
 
 def resident_bytes() -> int:
     """Resident memory of this process and its children."""
-    processes = [os.getpid()]
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has exited
-            processes += map(int, (task / "children").read_text().split())
+    processes = [Path("/proc/self")]
+    command = (processes[0] / "cmdline").read_bytes()
+    for task in (processes[0] / "task").iterdir():
+        with suppress(OSError):  # the thread or the child has exited
+            children = [Path("/proc") / pid for pid in (task / "children").read_text().split()]
+            # between fork and exec a child has the command of this process, and shares all its memory with it
+            processes += [child for child in children if (child / "cmdline").read_bytes() != command]
     num_pages = 0
     for process in processes:
         with suppress(OSError, IndexError):
-            num_pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+            num_pages += int((process / "statm").read_text().split()[1])
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
