@@ -8,6 +8,7 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import Conversation, Input, ListwiseInput
 
 DOCUMENT_TOKEN, QUERY_TOKEN = "<|embed_token|>", "<|rerank_token|>"
+MARKERS, MARKER_END = (DOCUMENT_TOKEN.encode(), QUERY_TOKEN.encode()), b">"
 SYSTEM_PROMPT = (
     "You are a search relevance expert who can determine a ranking of the passages based on how relevant they are to "
     "the query. If the query is a question, how relevant a passage is depends on how well it answers the question. If "
@@ -33,10 +34,20 @@ def render_listwise_prompt(query: str, documents: Sequence[str], instruction: st
 
 
 def strip_special_tokens(text: str) -> str:
-    """Remove marker tokens from a text, repeatedly: a removal may join the parts of another one."""
-    while DOCUMENT_TOKEN in text or QUERY_TOKEN in text:
-        text = text.replace(DOCUMENT_TOKEN, "").replace(QUERY_TOKEN, "")
-    return text
+    """Remove marker tokens from a text, also those that a removal joins from their parts; linear in its length."""
+    if DOCUMENT_TOKEN not in text and QUERY_TOKEN not in text:
+        return text
+    # a marker can only be completed by its last character, and no end of one is the start of another: removing each as
+    # soon as it is complete leaves the same text as any other order
+    kept = bytearray()
+    *parts, rest = text.encode("utf-8", "surrogatepass").split(MARKER_END)
+    for part in parts:
+        kept += part
+        kept += MARKER_END
+        for marker in MARKERS:
+            if kept.endswith(marker):
+                del kept[-len(marker) :]
+    return (kept + rest).decode("utf-8", "surrogatepass")
 
 
 def parse_listwise_input(inputs: Sequence[Input], architecture: str) -> ListwiseInput:
