@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from datetime import datetime
 from typing import Any
 
@@ -89,6 +90,105 @@ def test_an_endless_template_is_stopped(template: str, message: str) -> None:
         run(template)
 
     assert time.thread_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '%0200000000d' % 1 }}",
+        "{{ '%*d' % (200000000, 1) }}",
+        "{{ '%.200000000f' % 1 }}",
+        "{{ '%(a)0200000000d' % {'a': 1} }}",
+        "{{ '%(a(b))0200000000d' % {'a(b)': 1} }}",
+        "{{ '%0200000000d' | format(1) }}",
+        "{{ ['%0200000000d'] | map('format', 1) | list }}",
+        "{{ '{:0200000000d}'.format(1) }}",
+        "{{ '{:{}}'.format('a', 200000000) }}",
+        "{{ '{a:{b}}'.format(a='a', b=200000000) }}",
+        "{{ '{a:200000000}'.format_map({'a': 1}) }}",
+        "{{ ('{:200000000}' | attr('format'))('a') }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a'.center(1000000000) }}{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a'.zfill(1000000000) }}",
+        "{{ '\t'.expandtabs(1000000000) }}",
+        "{{ (1).to_bytes(1000000000, 'big') }}",
+        "{{ 'a\nb' | indent(1000000000) }}",
+        "{{ ('\n' * 100000) | indent(100000) }}",
+        "{{ ('\n' * 100000) | indent('x' * 100000) }}",
+        "{{ ('a ' * 4000000) | wordwrap(1) }}",
+        "{{ ('a ' * 1000) | wordwrap(1, wrapstring='x' * 100000) }}",
+        "{{ ('a' * 7000000).replace('a', 'b' * 1000) }}",
+        "{{ 'aaaa' * 100000 | replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
+        "{{ ('b' * 100000).join(range(10000) | map('string')) }}",
+        "{{ range(10000) | join('b' * 100000) }}",
+        "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",
+        "{{ [0] | batch(1000000000, 0) | list }}",
+        "{{ [0] | slice(1000000000) | list }}",
+        "{{ 1.5 | round(-1000000000) }}{{ 1.5 | round(1000000000, 'ceil') }}",
+        "{{ [[[1]]] | tojson(indent=1000000000) }}",
+        "{{ range(1000) | list | tojson(separators=('x' * 100000, ':')) }}",
+        "{{ ([('a' * 5000000)] * 1000) }}",
+        "{{ ([('a' * 5000000)] * 1000) | string }}",
+        "{{ ([('a' * 5000000)] * 1000) | upper }}",
+        "{{ ([('a' * 5000000)] * 1000) | tojson }}",
+        "{{ ([('a' * 5000000)] * 1000) | join }}",
+        "{{ '%s' % [[('a' * 5000000)] * 1000] }}",
+        "{{ '' ~ [('a' * 5000000)] * 1000 }}",
+        "{% set x = 'a' * 5000000 %}{{ (" + " ~ ".join(["x"] * 1000) + ") | length }}",
+        "{% set ns = namespace(x='abc') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='abc') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
+        "{% set ns = namespace(x={}) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}",
+        "{% set x = 'abc' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+        "{% set ns = namespace(x='a' * 5000000, y=[]) %}{% for i in range(9999) %}{% set ns.y = ns.y + [ns.x[1:]] %}"
+        "{% endfor %}",
+        "{% set y %}{% for a in range(99999) %}" + "x" * 10000 + "{% endfor %}{% endset %}",
+        "{% set ns = namespace(n=0) %}{% for a in range(99) %}{% set ns.n = ns.n + ('ab ' * 300000).split()|length %}"
+        "{% endfor %}",
+        "{% set a = ['a' * 5000000] * 5000000 %}{% set b = ['a' * 5000000] * 5000000 %}{{ a == b }}",
+        "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
+        "{{ lipsum(n=1000000) }}",
+    ],
+    ids=lambda value: value[:60],
+)
+def test_memory_and_time_of_one_operation_are_limited(template: str) -> None:
+    tracemalloc.start()
+    start = time.thread_time()
+    try:
+        with pytest.raises(BadRequest, match="the chat template failed"):
+            run(template)
+        assert tracemalloc.get_traced_memory()[1] < 350 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - start < 4  # the measurement of memory takes most of it
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ '%05d|%s|%(a)s' | replace('|%(a)s', '') | format(7, 'x') }}", "00007|x"),
+        ("{{ '%s is %d%%' % ('it', 5) }} {{ '%(a)s' % {'a': 1} }}", "it is 5% 1"),
+        ("{{ '{:>5}|{a}'.format('x', a=[1]) }} {{ '{a}'.format_map({'a': 2}) }}", "    x|[1] 2"),
+        ("{{ 'a' | center(5) }}|{{ 'a\nb' | indent(2) }}|{{ 'aa bb' | wordwrap(2) }}", "  a  |a\n  b|aa\nbb"),
+        ("{{ ['a', 1] | join(', ') }} {{ 'a-b'.replace('-', '+') }} {{ ' x '.strip() }}", "a, 1 a+b x"),
+        ("{{ 'a' ~ 1 ~ none ~ [2] }} {{ 'abc'[1:] ~ 'abc'[::-1] ~ 'abc'[:-1] }}", "a1None[2] bccbaab"),
+        ("{{ [1, 2, 3] | sum }} {{ [[1], [2]] | sum(start=[]) }} {{ 2.567 | round(1) }}", "6 [1, 2] 2.6"),
+        ("{% set m = [{'r': 'u', 'c': 'x'}] %}{{ m | selectattr('r', 'equalto', 'u') | map(attribute='c') | list }}",
+         "['x']"),
+        ("{% for k, v in {'a': 1} | dictsort %}{{ k }}={{ v }}{% endfor %} {{ [3, 1] | sort | first }}", "a=1 1"),
+        ("{% set a, b = 1, x %}{{ a }}{{ b }} {{ a == b }} {{ x is undefined }} {{ [a, a] == [1, 1] }}",
+         "1 False True True"),
+    ],
+)  # fmt: skip
+def test_operations_of_ordinary_size_are_not_limited(template: str, expected: str) -> None:
+    assert run(template) == expected
+
+
+def test_a_template_is_limited_in_length() -> None:
+    with pytest.raises(BadRequest, match="it has 2000000 characters; the limit is 1000000"):
+        run("x" * 2_000_000)
 
 
 def test_the_deadline_grows_with_the_length_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
