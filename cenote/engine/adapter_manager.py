@@ -41,6 +41,10 @@ class AdapterManager:
         """Return whether an adapter is None or part of the checkpoint; the weights of others may be replaced."""
         return adapter is None or (self.registry is not None and adapter in self.registry.builtin)
 
+    def get_generation(self, adapter: str | None) -> int:
+        """Return a number that changes whenever the weights of an adapter are loaded, also after it was unloaded."""
+        return 0 if self.registry is None or adapter is None else self.registry.generations.get(adapter, 0)
+
     def add(self, name: str, path: str) -> None:
         """Load an adapter from a folder or the hub; do nothing if one of that name is loaded."""
         if self.registry is None:

@@ -44,10 +44,12 @@ class InflightDedup:
         resubmit: Callable[[SequenceGroup], None],
         cache: ResultCache | None = None,
         is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
+        get_generation: Callable[[str | None], int] = lambda adapter: 0,
     ) -> None:
         self.resubmit = resubmit  # called with duplicates whose original request was aborted
         self.cache = cache
         self.is_cacheable = is_cacheable  # whether results computed with an adapter may be cached
+        self.get_generation = get_generation  # changes when the weights of an adapter are replaced
         self.num_deduplicated = 0
         self.num_waiting_duplicates = 0
         self.in_flight: dict[DedupKey, DedupReceiver] = {}
@@ -127,8 +129,8 @@ class InflightDedup:
         return True
 
     def _make_key_prefix(self, group: SequenceGroup, receiver: DedupReceiver) -> bytes:
-        """Return the id of the group's specs, adapter and tenant, the prefix of its keys."""
-        combination = (group.specs, group.adapter, receiver.tenant)
+        """Return the id of the group's specs, adapter weights and tenant, the prefix of its keys."""
+        combination = (group.specs, group.adapter, self.get_generation(group.adapter), receiver.tenant)
         if combination not in self._spec_ids:
             self._spec_ids[combination] = struct.pack("<Q", next(self._spec_id_counter))
             if len(self._spec_ids) > MAX_SPEC_IDS:  # inputs in flight under the oldest id get no more duplicates

@@ -156,6 +156,7 @@ class PoolingEngine:
             on_exit=self._on_thread_exit,
             cache=self.result_cache,
             is_cacheable=self.adapters.is_builtin,
+            get_adapter_generation=self.adapters.get_generation,
             busy_stages=self.busy_stages,
         )
         if metrics is None:

@@ -114,6 +114,7 @@ class LoRARegistry:
     hf_token: str | None  # for downloads
     builtin: tuple[str, ...]  # adapters that come with the checkpoint
     added_paths: dict[str, str] = field(default_factory=dict)  # other adapters -> their paths
+    generations: dict[str, int] = field(default_factory=dict)  # how often weights were loaded under a name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,6 +128,7 @@ class LoRARegistry:
 
     def load(self, name: str, checkpoint: Checkpoint) -> None:
         self.context.adapters[name] = self.loader.load(checkpoint)
+        self.generations[name] = self.generations.get(name, 0) + 1  # not before: batches use the old weights until then
         self.added_paths[name] = checkpoint.name
 
     def free_weights(self, name: str) -> None:

@@ -260,6 +260,27 @@ def test_an_adapter_is_freed_only_after_its_requests_finish(tuned: TunedModel) -
         engine.stop()
 
 
+def test_a_request_after_an_adapter_was_replaced_does_not_share_an_input_computed_before(tuned: TunedModel) -> None:
+    gate = BatchGate()
+    engine = PoolingEngine(tuned.llm.engine.model, tuned.llm.config, EchoExecutor(gate))
+    try:
+        engine.add_adapter("late", str(tuned.late))
+        old = engine.submit(PoolRequest(task="embed", inputs=[[5, 6]], adapter="late"))
+        assert gate.reached.wait(20)
+        asyncio.run(engine.load_adapter("late", str(tuned.first), in_place=True))
+        new = [engine.submit(PoolRequest(task="embed", inputs=[[5, 6]], adapter="late")) for _ in range(2)]
+        wait_until(lambda: engine.tokenizer_worker.dedup.num_deduplicated == 1)
+        gate.opened.set()
+        for state in (old, *new):
+            state.wait()
+
+        assert gate.token_ids == [5, 6, 5, 6]  # once with each set of weights
+    finally:
+        gate.opened.set()
+        engine.stop()
+        asyncio.run(engine.unload_adapter("late"))
+
+
 def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> None:
     engine, loaded = tuned.llm.engine, tuned.llm.engine.model.adapters
     assert loaded is not None

@@ -62,6 +62,7 @@ class TokenizerWorker:
         on_exit: Callable[[BaseException | None], None],
         cache: ResultCache | None = None,
         is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
+        get_adapter_generation: Callable[[str | None], int] = lambda adapter: 0,
         busy_stages: BusyStages | None = None,
     ) -> None:
         self.busy_stages = busy_stages or BusyStages()
@@ -72,7 +73,10 @@ class TokenizerWorker:
         self.max_waiting_tokens = max_waiting_tokens
         self.on_exit = on_exit
         self.dedup = InflightDedup(
-            lambda group: self._enqueue(partial(self._dedup_and_submit, group)), cache, is_cacheable
+            lambda group: self._enqueue(partial(self._dedup_and_submit, group)),
+            cache,
+            is_cacheable,
+            get_adapter_generation,
         )
         self.queue: deque[WorkItem | TokenizeJob] = deque()
         self.condition = threading.Condition()
