@@ -16,7 +16,7 @@ from cenote.protocol.input_types import Conversation, Input, ScoreInput
 from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
 from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # Every optional field may also be null: clients send null for unset fields.
@@ -66,10 +66,14 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: Annotated[Priority | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
     cache_salt: Annotated[
-        str | None, doc("Accepted for compatibility, ignored. The result cache is separated by API key.")
+        str | None,
+        doc("Results are shared only with requests of the same salt, in the cache and between equal inputs."),
     ] = None
     return_token_counts: Annotated[bool | None, doc("Return the token counts of every input.")] = None
     adapter: Annotated[str | None, ADAPTER_DOC] = None
+
+    def make_scheduling_params(self) -> SchedulingParams:
+        return SchedulingParams(self.priority or 0, cache_salt=hash_cache_salt(self.cache_salt))
 
     def make_tokenization_params(self, *, add_special_tokens: bool = True) -> TokenizationParams:
         return TokenizationParams(
@@ -173,7 +177,7 @@ class PromptFields(ActivationFields, kw_only=True):
             tokenization=self.resolve_tokenization_params(),
             adapter=self.adapter,
             mm_processor_kwargs=self.mm_processor_kwargs or {},
-            scheduling=SchedulingParams(self.priority or 0),
+            scheduling=self.make_scheduling_params(),
             **extra_fields,
         )
 
@@ -305,5 +309,5 @@ class ScoringFields(ActivationFields, kw_only=True):
             instruction=self.instruction,
             adapter=self.adapter,
             mm_processor_kwargs=self.mm_processor_kwargs or {},
-            scheduling=SchedulingParams(self.priority or 0),
+            scheduling=self.make_scheduling_params(),
         )

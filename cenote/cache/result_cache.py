@@ -22,11 +22,11 @@ CachedResult: TypeAlias = tuple[Array, ...]
 
 
 class CacheKeyBuilder:
-    """Build the cache keys of inputs with the same model, tenant, pooling specs and adapter."""
+    """Build the cache keys of inputs with the same model, sharing key, pooling specs and adapter."""
 
-    def __init__(self, fingerprint: bytes, tenant: str, specs: str, adapter: str | None) -> None:
+    def __init__(self, fingerprint: bytes, sharing_key: str, specs: str, adapter: str | None) -> None:
         self._hasher = blake2b(digest_size=KEY_BYTES)
-        for part in (FORMAT_VERSION, fingerprint, *(str(text).encode() for text in (tenant, specs, adapter))):
+        for part in (FORMAT_VERSION, fingerprint, *(str(text).encode() for text in (sharing_key, specs, adapter))):
             self._hasher.update(struct.pack("<I", len(part)) + part)  # lengths make the concatenation unambiguous
 
     def make_key(self, token_ids: bytes, metadata: bytes = b"") -> bytes:
@@ -59,8 +59,8 @@ class ResultCache:
         self.num_hits = 0
         self.num_misses = 0
 
-    def make_key_builder(self, tenant: str, specs: str, adapter: str | None) -> CacheKeyBuilder:
-        return CacheKeyBuilder(self.fingerprint, "" if self.is_shared else tenant, specs, adapter)
+    def make_key_builder(self, sharing_key: str, specs: str, adapter: str | None) -> CacheKeyBuilder:
+        return CacheKeyBuilder(self.fingerprint, sharing_key, specs, adapter)
 
     def get(self, keys: Sequence[bytes]) -> list[CachedResult | None]:
         values = self.memory.get(keys)

@@ -23,7 +23,7 @@ from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 
 # limit on inputs that wait for the result of an identical one; further ones are computed, to bound memory
 MAX_WAITING_DUPLICATES = 1 << 16
-# combinations of specs, adapter and tenant with a numeric id
+# combinations of specs, adapter, tenant and salt with a numeric id
 MAX_SPEC_IDS = 4096
 
 DedupKey: TypeAlias = bytes
@@ -72,7 +72,7 @@ class InflightDedup:
         input_keys = make_input_keys(group.inputs)
         cache = self.cache if self.is_cacheable(group.adapter) else None
         if cache is not None:
-            key_builder = cache.make_key_builder(receiver.tenant, repr(group.specs), group.adapter)
+            key_builder = cache.make_key_builder(receiver.sharing_key, repr(group.specs), group.adapter)
             input_keys = [key_builder.make_key(key) for key in input_keys]
             misses = self._serve_cached(cache, group, receiver.state, input_keys)
             input_keys = [input_keys[offset] for offset in misses]
@@ -129,8 +129,8 @@ class InflightDedup:
         return True
 
     def _make_key_prefix(self, group: SequenceGroup, receiver: DedupReceiver) -> bytes:
-        """Return the id of the group's specs, adapter weights and tenant, the prefix of its keys."""
-        combination = (group.specs, group.adapter, self.get_generation(group.adapter), receiver.tenant)
+        """Return the id of the group's specs, adapter weights, tenant and salt, the prefix of its keys."""
+        combination = (group.specs, group.adapter, self.get_generation(group.adapter), receiver.sharing_key)
         if combination not in self._spec_ids:
             self._spec_ids[combination] = struct.pack("<Q", next(self._spec_id_counter))
             if len(self._spec_ids) > MAX_SPEC_IDS:  # inputs in flight under the oldest id get no more duplicates
@@ -144,7 +144,11 @@ class DedupReceiver:
     def __init__(self, dedup: InflightDedup, state: RequestState | TokenizedBatch) -> None:
         self.dedup = dedup
         self.state = state
-        self.tenant = state.scheduling.tenant if dedup.cache is None or not dedup.cache.is_shared else ""
+        scheduling, is_shared = state.scheduling, dedup.cache is not None and dedup.cache.is_shared
+        # inputs of requests share results if both are equal
+        self.sharing_key = (
+            f"{'' if is_shared else scheduling.tenant}{scheduling.cache_salt and '/'}{scheduling.cache_salt}"
+        )
         self.started_at: float | None = None
         self.is_closed = False  # accepts no more duplicates
         self.in_flight_keys: dict[int, DedupKey] = {}  # by index, of its inputs that are being computed

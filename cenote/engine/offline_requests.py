@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, Unsupported
-from cenote.inputs.prompt_parsing import parse_prompts, parse_tokenization_kwargs
+from cenote.inputs.prompt_parsing import parse_cache_salt, parse_prompts, parse_tokenization_kwargs
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
+from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
 from cenote.protocol.score_inputs import parse_score_inputs
 
 logger = logging.getLogger("cenote")
@@ -54,6 +55,8 @@ def make_pool_request(
             raise Unsupported(
                 "compressed_token_type_ids is not supported; use LLM.score for pairs of texts", param="extra_kwargs"
             )
+    if isinstance(prompts, Iterator):
+        prompts = list(prompts)
     return PoolRequest(
         task=tasks[0],
         extra_tasks=tuple(tasks[1:]),
@@ -61,6 +64,7 @@ def make_pool_request(
         params=params,
         tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
         adapter=_resolve_adapters(engine, lora_request),
+        scheduling=SchedulingParams(cache_salt=hash_cache_salt(parse_cache_salt(prompts))),
         **request_kwargs,
     )
 

@@ -13,6 +13,7 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.images import ImageSource
 from cenote.protocol.input_types import Input, MultimodalPrompt, PromptEmbeds, TensorInput
 from cenote.protocol.params import TokenizationParams
+from cenote.protocol.scheduling import hash_cache_salt
 
 logger = logging.getLogger("cenote")
 
@@ -33,6 +34,19 @@ def parse_prompts(prompts: Any) -> list[Input]:
     if set(map(type, prompts)) <= PLAIN_TYPES:
         return list(prompts)
     return [parse_prompt(prompt) for prompt in prompts]
+
+
+def parse_cache_salt(prompts: Any) -> str | None:
+    """Return the `cache_salt` of the prompts of one call; several of them are combined."""
+    if not isinstance(prompts, Mapping | list | tuple):
+        return None
+    if isinstance(prompts, list | tuple) and set(map(type, prompts)) <= PLAIN_TYPES:
+        return None
+    mappings = [
+        prompt for prompt in ([prompts] if isinstance(prompts, Mapping) else prompts) if isinstance(prompt, Mapping)
+    ]
+    salts = [hash_cache_salt(salt) for prompt in mappings if (salt := prompt.get("cache_salt")) is not None]
+    return " ".join(sorted(set(salts))) or None
 
 
 def parse_prompt(prompt: Any) -> Input:

@@ -15,7 +15,7 @@ class TextPrompt(TypedDict):
     prompt: str
     multi_modal_data: NotRequired[Mapping[str, Any]]  # {"image": one image or a list of them}
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
-    cache_salt: NotRequired[str]  # accepted for compatibility and ignored
+    cache_salt: NotRequired[str]  # results are shared only with calls that have the same salts
 
 
 class TokensPrompt(TypedDict):

@@ -78,16 +78,6 @@ def test_a_key_depends_on_everything_that_affects_a_result() -> None:
     assert key() == key()
 
 
-def test_tenants_have_separate_keys_unless_the_cache_is_shared() -> None:
-    separate, shared = (ResultCache(b"m", memory_bytes=10_000, is_shared=is_shared) for is_shared in (False, True))
-
-    def keys(cache: ResultCache) -> list[bytes]:
-        return [cache.make_key_builder(tenant, "embed", None).make_key(IDS) for tenant in ("a", "b")]
-
-    assert len(set(keys(separate))) == 2
-    assert len(set(keys(shared))) == 1
-
-
 def test_entries_of_another_format_version_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_cache() -> tuple[ResultCache, bytes]:
         cache = ResultCache(b"m", folder=tmp_path, disk_bytes=1024**2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
 
 MARKER = 666
+SHARED = {"result_cache_bytes": 1 << 20, "result_cache_shared": True}
 
 
 def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
@@ -179,18 +182,23 @@ def test_inputs_with_different_specs_are_not_duplicates(make_engine: MakeEngine)
     assert gate.token_ids == [5, 5]
 
 
-def test_inputs_of_different_tenants_are_not_duplicates(make_engine: MakeEngine) -> None:
+SENDERS = [SchedulingParams(tenant=tenant, cache_salt=salt) for salt in ("", "salt") for tenant in "aba"]
+
+
+@pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])
+def test_inputs_of_other_tenants_and_salts_are_not_duplicates(
+    make_engine: MakeEngine, options: dict[str, Any], num_computed: int
+) -> None:
     gate = BatchGate()
-    engine = make_engine(fault=gate)
+    engine = make_engine(fault=gate, **options)
     block_engine(engine, gate)
     states = [
-        wait_until_queued(engine, engine.submit(make_request([[5]], scheduling=SchedulingParams(tenant=tenant))))
-        for tenant in ("a", "b", "a")
+        wait_until_queued(engine, engine.submit(make_request([[5]], scheduling=scheduling))) for scheduling in SENDERS
     ]
     gate.opened.set()
 
-    assert [echoed_token_ids(state.wait()) for state in states] == [[[5]]] * 3
-    assert gate.token_ids == [7, 5, 5]
+    assert [echoed_token_ids(state.wait()) for state in states] == [[[5]]] * 6
+    assert gate.token_ids == [7] + [5] * num_computed
 
 
 def test_an_urgent_input_does_not_wait_for_a_duplicate_of_lower_priority(make_engine: MakeEngine) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from cenote import LLM, LoadError, PoolingParams
 from cenote.protocol.results import PoolResult
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.engine.conftest import MakeEngine, echoed_token_ids, make_request
 from tests.tiny import TEXTS, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
@@ -141,6 +141,32 @@ def test_each_api_key_has_its_own_cached_results(tmp_path: Path) -> None:
                 num_hits.append(cache_counts(llm)[0])
 
             assert num_hits == hits
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_results_are_shared_only_between_requests_of_the_same_salt(shared: bool, tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    with load_llm(tmp_path, result_cache_bytes=MIB, result_cache_shared=shared) as llm:
+        client, num_hits = make_client(llm), []
+        for salt in (None, "a", "b", "a", None, "b" * 100_000):
+            body = {"input": "the cat"} | ({} if salt is None else {"cache_salt": salt})
+            assert client.post("/v1/embeddings", json=body).status_code == 200
+            num_hits.append(cache_counts(llm)[0])
+        reply = client.post("/v1/embeddings", json={"input": "the cat", "cache_salt": ""})
+
+        assert num_hits == [0, 0, 0, 1, 2, 2]
+        assert_refused(reply, "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+
+
+def test_salts_of_prompts_in_python_separate_calls(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    with load_llm(tmp_path, result_cache_bytes=MIB) as llm:
+        num_hits = []
+        for salts in (["a"], ["b"], ["a"], ["a", "b"], ["b", "a"]):
+            llm.embed([{"prompt": "the cat", "cache_salt": salt} for salt in salts], use_tqdm=False)
+            num_hits.append(cache_counts(llm)[0])
+
+        assert num_hits == [0, 0, 1, 1, 3]
 
 
 def test_an_unusable_cache_folder_makes_loading_fail(tmp_path: Path) -> None:

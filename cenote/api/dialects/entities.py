@@ -15,7 +15,6 @@ from cenote.errors import Unsupported
 from cenote.protocol.params import AggregationStrategy
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import Entity, EntityResult
-from cenote.protocol.scheduling import SchedulingParams
 
 Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -63,7 +62,7 @@ async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
         inputs=texts,
         tokenization=body.make_tokenization_params(add_special_tokens=body.add_special_tokens is not False),
         adapter=body.adapter,
-        scheduling=SchedulingParams(body.priority or 0),
+        scheduling=body.make_scheduling_params(),
     )
     return await entities_reply(
         context,

@@ -32,7 +32,6 @@ from cenote.protocol.names import resolve_task_names
 from cenote.protocol.params import AggregationStrategy, Task
 from cenote.protocol.requests import PluginRequest
 from cenote.protocol.results import PoolResult
-from cenote.protocol.scheduling import SchedulingParams
 from cenote.protocol.score_inputs import parse_score_inputs
 
 # names of the query and document fields, in order of precedence
@@ -177,7 +176,7 @@ async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
                 data=body.data,
                 request_id=response_id,
                 tokenization=tokenization,
-                scheduling=SchedulingParams(body.priority or 0),
+                scheduling=body.make_scheduling_params(),
             )
         )
     return json_reply(PluginAnswer(response_id, context.created, result))

@@ -23,6 +23,7 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import SchedulingParams
 from tests.api.front_ends.test_remote_engine import call_both, connect_remote, wait_until
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # a fixture
+from tests.engine.test_dedup import SENDERS, SHARED
 from tests.engine.test_engine_metrics import get_series, get_value
 from tests.scoring.test_listwise import DOCUMENTS, QUERY, JinaReranker, jina  # noqa: F401  # a fixture
 
@@ -102,6 +103,29 @@ def test_the_state_is_kept_if_it_is_reported_before_the_end_of_the_link(
             assert (remote.status, remote.status_reason) == (status, reason)
 
     asyncio.run(report())
+
+
+@pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])
+def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
+    make_engine: MakeEngine,  # noqa: F811
+    options: dict[str, Any],
+    num_computed: int,
+) -> None:
+    gate = BatchGate()
+
+    async def send() -> None:
+        engine = make_engine(fault=gate, **options)
+        async with connect_remote(engine) as (remote, _):
+            tasks = [embed(remote, [[7]])]
+            await wait_until(gate.reached.is_set)
+            tasks += [embed(remote, [[5]], scheduling=scheduling) for scheduling in SENDERS]
+            dedup = engine.tokenizer_worker.dedup
+            await wait_until(lambda: len(dedup.in_flight) + dedup.num_waiting_duplicates == 7)
+            gate.opened.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(send())
+    assert gate.token_ids == [7] + [5] * num_computed
 
 
 def test_a_large_request_fails_when_the_engine_exits_while_it_is_tokenized(make_engine: MakeEngine) -> None:  # noqa: F811
