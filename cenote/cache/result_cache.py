@@ -62,24 +62,25 @@ class ResultCache:
     def make_key_builder(self, sharing_key: str, specs: str, adapter: str | None) -> CacheKeyBuilder:
         return CacheKeyBuilder(self.fingerprint, sharing_key, specs, adapter)
 
-    def get(self, keys: Sequence[bytes]) -> list[CachedResult | None]:
-        values = self.memory.get(keys)
+    def get(self, keys: Sequence[bytes], tenant: str = "") -> list[CachedResult | None]:
+        values = self.memory.get(keys, tenant)
         missing = [key for key, value in zip(keys, values, strict=True) if value is None]
         if missing and self.disk is not None:
-            on_disk = self.disk.get(missing)
-            self.memory.put(on_disk.items())
+            on_disk = self.disk.get(missing, tenant)
+            self.memory.put(on_disk.items(), tenant)
             values = [on_disk.get(key) if value is None else value for key, value in zip(keys, values, strict=True)]
         num_missing = sum(value is None for value in values)
         self.num_misses += num_missing
         self.num_hits += len(keys) - num_missing
         return [None if value is None else deserialize(value) for value in values]
 
-    def put(self, keys: Sequence[bytes], results: Sequence[CachedResult]) -> None:
+    def put(self, keys: Sequence[bytes], results: Sequence[CachedResult], tenant: str = "") -> None:
+        """Store results; `tenant` is whose share of the cache they take."""
         serialized = ((key, serialize(result)) for key, result in zip(keys, results, strict=True))
         entries = [(key, value) for key, value in serialized if value is not None]
-        self.memory.put(entries)
+        self.memory.put(entries, tenant)
         if self.disk is not None:
-            self.disk.put(entries)
+            self.disk.put(entries, tenant)
 
     def close(self) -> None:
         if self.disk is not None:

@@ -9,12 +9,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# the rowid as primary key appends values at the end of the file; only the keys are kept in an index
+# the rowid as primary key appends values at the end of the file; only the keys are kept in indices; triggers count the
+# bytes of each tenant, also those that other processes write; `results` is the table of earlier versions
 SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 PRAGMA journal_size_limit = 8388608;
-CREATE TABLE IF NOT EXISTS results (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, value BLOB NOT NULL);
+PRAGMA recursive_triggers = ON;
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, key BLOB NOT NULL UNIQUE, value BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS entries_by_tenant ON entries (tenant, id);
+CREATE TABLE IF NOT EXISTS tenants (tenant TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL, used_at REAL NOT NULL);
+CREATE TRIGGER IF NOT EXISTS count_inserted AFTER INSERT ON entries BEGIN
+    INSERT INTO tenants VALUES (NEW.tenant, length(NEW.value), 0)
+        ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
+END;
+CREATE TRIGGER IF NOT EXISTS count_deleted AFTER DELETE ON entries BEGIN
+    UPDATE tenants SET num_bytes = num_bytes - length(OLD.value) WHERE tenant = OLD.tenant;
+END;
+DROP TABLE IF EXISTS results;
 """
 CORRUPTION_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 

@@ -74,7 +74,7 @@ class InflightDedup:
         if cache is not None:
             key_builder = cache.make_key_builder(receiver.sharing_key, repr(group.specs), group.adapter)
             input_keys = [key_builder.make_key(key) for key in input_keys]
-            misses = self._serve_cached(cache, group, receiver.state, input_keys)
+            misses = self._serve_cached(cache, group, receiver, input_keys)
             input_keys = [input_keys[offset] for offset in misses]
             group = _select(group, misses)
         with self.lock:  # the tokenizer thread and the thread of the front-ends' batches add inputs
@@ -91,15 +91,15 @@ class InflightDedup:
         return group if indices else None
 
     def _serve_cached(
-        self, cache: ResultCache, group: SequenceGroup, state: RequestState | TokenizedBatch, keys: list[bytes]
+        self, cache: ResultCache, group: SequenceGroup, receiver: DedupReceiver, keys: list[bytes]
     ) -> Int64Array:
         """Deliver cached results and return the offsets of the inputs that are not cached."""
-        cached = cache.get(keys)
+        cached = cache.get(keys, receiver.tenant)
         hits = [offset for offset, result in enumerate(cached) if result is not None]
         if hits:
             hit_group = _select(group, np.array(hits))
             results = [result for result in cached if result is not None]
-            state.receive([GroupResult(hit_group.inputs, hit_group.indices, _rows_from_cache(results))])
+            receiver.state.receive([GroupResult(hit_group.inputs, hit_group.indices, _rows_from_cache(results))])
         return np.array([offset for offset, result in enumerate(cached) if result is None], dtype=np.int64)
 
     def _filter_in_flight(
@@ -144,11 +144,10 @@ class DedupReceiver:
     def __init__(self, dedup: InflightDedup, state: RequestState | TokenizedBatch) -> None:
         self.dedup = dedup
         self.state = state
-        scheduling, is_shared = state.scheduling, dedup.cache is not None and dedup.cache.is_shared
-        # inputs of requests share results if both are equal
-        self.sharing_key = (
-            f"{'' if is_shared else scheduling.tenant}{scheduling.cache_salt and '/'}{scheduling.cache_salt}"
-        )
+        is_shared = dedup.cache is not None and dedup.cache.is_shared
+        self.tenant = "" if is_shared else state.scheduling.tenant
+        salt = state.scheduling.cache_salt
+        self.sharing_key = f"{self.tenant}/{salt}" if salt else self.tenant  # inputs share results if it is equal
         self.started_at: float | None = None
         self.is_closed = False  # accepts no more duplicates
         self.in_flight_keys: dict[int, DedupKey] = {}  # by index, of its inputs that are being computed
@@ -221,7 +220,7 @@ class DedupReceiver:
         entries = [(key, input_tensors) for key, input_tensors in zip(keys, tensors, strict=True) if key]
         if all(tensor.dtype is not torch.bfloat16 for tensor in entries[0][1]):  # NumPy has no bfloat16
             arrays = [tuple(tensor.numpy() for tensor in input_tensors) for _, input_tensors in entries]
-            cache.put([key for key, _ in entries], arrays)
+            cache.put([key for key, _ in entries], arrays, self.tenant)
 
     def _close(self) -> None:
         with self.dedup.lock:

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cenote.cache import disk_cache
 from cenote.cache.disk_cache import DiskCache
 from cenote.cache.result_cache import ResultCache
 
@@ -159,6 +161,35 @@ def test_the_file_stays_within_its_limit_and_the_oldest_entries_are_evicted_firs
     assert disk.num_evicted > 1000
     assert len(disk.get([b"39 %d" % part for part in range(40)])) == 40
     assert not disk.get([b"0 %d" % part for part in range(40)])
+    disk.close()
+
+
+def test_a_tenant_that_fills_the_file_evicts_its_own_entries(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path, MIB)
+    disk.put([(b"mine %d" % number, os.urandom(2000)) for number in range(100)], "small")
+    for number in range(30):
+        disk.put([(b"%d %d" % (number, part), os.urandom(2000)) for part in range(40)], "large")
+        disk.flush()
+
+    assert disk.num_bytes <= MIB and disk.num_evicted > 500
+    assert len(disk.get([b"mine %d" % number for number in range(100)])) == 100
+    assert len(disk.get([b"29 %d" % part for part in range(40)])) == 40
+    disk.close()
+
+
+def test_entries_of_inactive_tenants_are_evicted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskCache(tmp_path, MIB)
+    for tenant in ("gone", "here"):
+        disk.put([(b"%s %d" % (tenant.encode(), part), os.urandom(2000)) for part in range(200)], tenant)
+        disk.flush()
+        monkeypatch.setattr(disk_cache, "ACTIVE_S", 0.05)
+        time.sleep(0.1)
+    for number in range(5):
+        disk.put([(b"new %d %d" % (number, part), os.urandom(2000)) for part in range(20)], "here")
+        disk.flush()
+
+    assert len(disk.get([b"here %d" % part for part in range(200)])) == 200
+    assert 20 < len(disk.get([b"gone %d" % part for part in range(200)])) < 170
     disk.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cenote.cache import result_cache
+from cenote.cache import memory_cache, result_cache
 from cenote.cache.memory_cache import ENTRY_OVERHEAD_BYTES, MemoryCache
 from cenote.cache.result_cache import CacheKeyBuilder, ResultCache
 from cenote.cache.serialization import deserialize, serialize
@@ -61,6 +61,38 @@ def test_the_least_recently_used_entries_are_evicted() -> None:
     remaining = [name for name in (b"a", b"b", b"c", b"d", b"huge") if memory.get([name]) != [None]]
     assert remaining == [b"a", b"c", b"d"]
     assert memory.num_bytes <= memory.max_bytes and memory.num_evicted == 1
+
+
+def test_a_tenant_above_its_share_evicts_its_own_entries() -> None:
+    memory = MemoryCache(12 * (100 + ENTRY_OVERHEAD_BYTES))
+
+    def put(tenant: str, count: int) -> None:
+        for number in range(count):
+            memory.put([(f"{tenant} {number}".encode(), bytes(100))], tenant)
+
+    def num_kept(tenant: str, count: int) -> int:
+        return sum(value is not None for value in memory.get([f"{tenant} {n}".encode() for n in range(count)], tenant))
+
+    put("large", 12)
+    assert num_kept("large", 12) == 12  # alone, it may use all of the cache
+    put("small", 3)
+    put("large", 1000)
+    assert (num_kept("small", 3), num_kept("large", 1000)) == (3, 9)
+    put("medium", 1000)
+    assert (num_kept("small", 3), num_kept("medium", 1000), num_kept("large", 1000)) == (3, 4, 5)
+    assert memory.get([b"large 999"]) == [None]  # an entry of another tenant
+    assert memory.num_bytes <= memory.max_bytes and len(memory) == 12
+
+
+def test_entries_of_inactive_tenants_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, now = MemoryCache(4 * (100 + ENTRY_OVERHEAD_BYTES)), 1000.0
+    monkeypatch.setattr(memory_cache.time, "monotonic", lambda: now)
+    memory.put([(b"a", bytes(100)), (b"b", bytes(100))], "gone")
+    now += memory_cache.ACTIVE_S
+    memory.put([(b"%d" % number, bytes(100)) for number in range(4)], "here")
+
+    assert memory.get([b"a", b"b"], "gone") == [None, None]
+    assert None not in memory.get([b"%d" % number for number in range(4)], "here")
 
 
 def test_a_key_depends_on_everything_that_affects_a_result() -> None:
