@@ -51,6 +51,7 @@ class InflightDedup:
         self.is_cacheable = is_cacheable  # whether results computed with an adapter may be cached
         self.get_generation = get_generation  # changes when the weights of an adapter are replaced
         self.num_deduplicated = 0
+        self.num_deduplicated_tokens = self.num_cached_tokens = 0  # of inputs that were not computed
         self.num_waiting_duplicates = 0
         self.in_flight: dict[DedupKey, DedupReceiver] = {}
         self.lock = threading.Lock()  # the tokenizer thread adds inputs, the engine thread delivers results
@@ -99,6 +100,7 @@ class InflightDedup:
         if hits:
             hit_group = _select(group, np.array(hits))
             results = [result for result in cached if result is not None]
+            self.num_cached_tokens += len(hit_group.inputs.token_ids)
             receiver.state.receive([GroupResult(hit_group.inputs, hit_group.indices, _rows_from_cache(results))])
         return np.array([offset for offset, result in enumerate(cached) if result is None], dtype=np.int64)
 
@@ -207,6 +209,7 @@ class DedupReceiver:
         for group, sources, offsets in by_group.values():
             assert isinstance(group.receiver, DedupReceiver), "only groups of a DedupReceiver have duplicates"
             state, selected = group.receiver.state, _select(group, np.array(offsets))
+            self.dedup.num_deduplicated_tokens += len(selected.inputs.token_ids)
             state.mark_started(max(self.started_at or 0.0, state.admitted_at))
             rows = tuple(_copy_rows(spec_rows, sources) for spec_rows in result.rows)
             state.receive([GroupResult(selected.inputs, selected.indices, rows, result.times)])

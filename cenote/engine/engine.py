@@ -162,6 +162,7 @@ class PoolingEngine:
         if metrics is None:
             prefix_sharing = getattr(self.loop.executor, "prefix_sharing", None)
             self.metrics.register_dedup(self.tokenizer_worker.dedup, prefix_sharing)
+            self._register_queues()
         self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, self._on_thread_exit)
         self.pid = os.getpid()  # threads do not survive a fork
         self.dead_error: PoolingError | None = None
@@ -213,7 +214,11 @@ class PoolingEngine:
             await asyncio.wrap_future(state.future)
             return state.get_results()
 
-        calls = PoolCalls(self.image_workers.preprocess, self.image_workers.start_preprocess, submit, collect)
+        async def preprocess(first: PoolRequest) -> PoolRequest:
+            with self._counting_refusals():  # by the image workers; `submit` counts its own
+                return await self.image_workers.preprocess(first)
+
+        calls = PoolCalls(preprocess, self.image_workers.start_preprocess, submit, collect)
         return await run_sub_requests(self._split(request, query_embeddings), calls, request.timing)
 
     def pool_sync(
@@ -341,6 +346,16 @@ class PoolingEngine:
                 self.model_info, adapters=registry.names, external_adapters=dict(registry.added_paths)
             )
 
+    def _register_queues(self) -> None:
+        self.metrics.queues |= {
+            "tokenizer": lambda: len(self.tokenizer_worker.queue),
+            "scheduler": lambda: len(self.loop.scheduler),
+            "duplicates": lambda: self.tokenizer_worker.dedup.num_waiting_duplicates,
+            "images": lambda: self.image_workers.num_waiting,
+        }
+        if (processor := self.io_processor) is not None:
+            self.metrics.queues["plugin"] = lambda: processor.num_waiting
+
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
@@ -358,19 +373,28 @@ class PoolingEngine:
             )
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
             return self.routes[role].submit(request, check_capacity=check_capacity, query_embeddings=query_embeddings)
-        state = self.admission.prepare(request, self.model_info, query_embeddings)
-        with self._admitting():
-            if check_capacity:
-                self.admission.check_capacity(state.num_chars)
-            self.metrics.on_admit(state)
+        with self._counting_refusals():
+            state = self.admission.prepare(request, self.model_info, query_embeddings)
+            with self._admitting():
+                if check_capacity:
+                    self.admission.check_capacity(state.num_chars)
+                self.metrics.on_admit(state)
         self.tokenizer_worker.add(state)
         return state
 
     def admit_batch(self, batch: TokenizedBatch) -> None:
         """Count a batch of front-ends as in flight; raise Overloaded when too much is."""
-        with self._admitting():
+        with self._counting_refusals(batch.num_requests), self._admitting():
             self.admission.check_capacity(batch.num_tokens)
             self.metrics.on_admit_batch(batch)
+
+    @contextmanager
+    def _counting_refusals(self, num_requests: int = 1) -> Iterator[None]:
+        try:
+            yield
+        except PoolingError as error:
+            self.metrics.on_refused(error, num_requests)
+            raise
 
     @contextmanager
     def _admitting(self) -> Iterator[None]:

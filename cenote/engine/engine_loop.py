@@ -108,7 +108,7 @@ class EngineLoop:
         return None
 
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
-        failure = try_run(batch, lambda _: wait())
+        failure = try_run(batch, lambda _: self._count_tokens(batch, wait()))
         if failure is None:
             self.metrics.on_computed(batch.times)
         else:
@@ -137,4 +137,10 @@ class EngineLoop:
 
     def _run_batch(self, batch: ScheduledBatch) -> BatchOutput:
         self.step_started_at = batch.times.started_at = time.monotonic()
-        return self.executor.start(batch)()
+        return self._count_tokens(batch, self.executor.start(batch)())
+
+    def _count_tokens(self, batch: ScheduledBatch, output: BatchOutput) -> BatchOutput:
+        """Count what the model has read, before the callers get their results."""
+        num_failed = sum(int(batch.inputs.lengths[index]) for index in output.failed_indices)
+        self.metrics.on_tokens_computed(by=batch.num_tokens - num_failed)
+        return output

@@ -40,10 +40,13 @@ class EngineMetrics:
             "Characters and token ids of requests in flight.",
             lambda: self.num_in_flight_chars,
         )
-        self._count_outcome = metrics.counter("cenote_requests_total", "Finished requests, by outcome.", "outcome")
+        self.count_outcome = metrics.counter("cenote_requests_total", "Finished requests, by outcome.", "outcome")
         for outcome in OUTCOMES:
-            self._count_outcome(outcome, by=0.0)  # expose every outcome from the start, so that rates see the first
-        self._count_tokens = metrics.counter("cenote_prompt_tokens_total", "Prompt tokens processed.")
+            self.count_outcome(outcome, by=0.0)  # expose every outcome from the start, so that rates see the first
+        self.on_tokens_computed = metrics.counter(
+            "cenote_prompt_tokens_total",
+            "Tokens that the model has read: of inputs that were computed and did not fail.",
+        )
         self._count_inputs = metrics.counter("cenote_inputs_total", "Inputs with a result.")
         self._count_truncated = metrics.counter("cenote_truncated_inputs_total", "Inputs that were truncated.")
         self._observe_duration = metrics.histogram(
@@ -71,6 +74,10 @@ class EngineMetrics:
         )
         self._count_device_s(by=0.0)
         self._last_computed_at = 0.0
+        self.queues: dict[str, Callable[[], float]] = {}  # the number of what waits in each queue
+        metrics.labelled_gauge(
+            "cenote_queue_length", "What waits in each queue of the engine.", "queue", self._read_queue_lengths
+        )
         self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens per batch.", BATCH_BUCKETS)
         self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences per batch.", BATCH_BUCKETS)
 
@@ -82,6 +89,18 @@ class EngineMetrics:
             "cenote_shared_inputs_total",
             "Inputs that received the result of an identical input in flight.",
             lambda: dedup.num_deduplicated,
+            "counter",
+        )
+        self.registry.gauge(
+            "cenote_deduplicated_tokens_total",
+            "Tokens of inputs that received the result of an identical input in flight.",
+            lambda: dedup.num_deduplicated_tokens,
+            "counter",
+        )
+        self.registry.gauge(
+            "cenote_cached_tokens_total",
+            "Tokens of inputs found in the result cache.",
+            lambda: dedup.num_cached_tokens,
             "counter",
         )
         self.registry.gauge(
@@ -102,6 +121,10 @@ class EngineMetrics:
             self.in_flight.add(batch)
             self.num_in_flight_chars += batch.num_tokens
         batch.on_finished = self._on_batch_finished
+
+    def on_refused(self, error: Exception, num_requests: int = 1) -> None:
+        """Count requests that were not admitted: a limit or their content is the reason, else they have failed."""
+        self.count_outcome(classify_error(error), by=num_requests)
 
     def on_batch(self, num_seqs: int, num_tokens: int) -> None:
         self._observe_batch_seqs(num_seqs)
@@ -124,8 +147,7 @@ class EngineMetrics:
         if state is None:
             return
         outcome = _classify_outcome(future)
-        self._count_outcome(outcome)
-        self._count_tokens(by=state.num_tokens)
+        self.count_outcome(outcome)
         self._count_inputs(by=state.num_done)
         self._count_truncated(by=state.num_truncated)
         if outcome != "answered":  # the times of other requests say nothing about the engine's speed
@@ -146,10 +168,9 @@ class EngineMetrics:
         failed = batch.failed_requests if outcome == "answered" else set()
         num_requests = batch.num_requests - len(failed)
         if num_requests:
-            self._count_outcome(outcome, by=num_requests)
+            self.count_outcome(outcome, by=num_requests)
         if failed:
-            self._count_outcome("failed", by=len(failed))
-        self._count_tokens(by=batch.num_done_tokens)
+            self.count_outcome("failed", by=len(failed))
         self._count_inputs(by=batch.num_done)
         self._count_truncated(by=batch.num_done_truncated)
         if outcome != "answered" or not num_requests:
@@ -162,6 +183,9 @@ class EngineMetrics:
         if batch.started_at is not None:
             self._observe_queue(batch.started_at - batch.admitted_at, times=num_requests)
             self._observe_inference(batch.finished_at - batch.started_at, times=num_requests)
+
+    def _read_queue_lengths(self) -> dict[str, float]:
+        return {name: read() for name, read in self.queues.items()}
 
     def _num_running(self) -> float:
         return sum(state.num_requests for state in self.requests_in_flight() if state.started_at is not None)
@@ -180,4 +204,8 @@ def _classify_outcome(future: Future[Any]) -> str:
     error = future.exception()
     if error is None:
         return "answered"
+    return classify_error(error)
+
+
+def classify_error(error: BaseException) -> str:
     return "refused" if isinstance(error, PoolingError) and error.status < 500 else "failed"

@@ -54,7 +54,7 @@ class TokenizedBatch:
         self.finished_at = 0.0
         self.is_aborted = False
         self.on_finished: Callable[[TokenizedBatch, str], None] = lambda batch, outcome: None
-        self.num_done = self.num_done_tokens = self.num_done_truncated = 0  # of inputs with a result
+        self.num_done = self.num_done_truncated = 0  # of inputs with a result
         self.failed_requests: set[int] = set()  # numbers of requests with an error of their own
         self._num_open = len(inputs)
         self._lock = threading.Lock()  # results come from the engine thread and, if cached, from the submitting one
@@ -101,7 +101,6 @@ class TokenizedBatch:
         num_done = sum(len(result.indices) for result in results)
         with self._lock:
             self.num_done += num_done
-            self.num_done_tokens += sum(len(result.inputs.token_ids) for result in results)
             self.num_done_truncated += sum(result.inputs.num_truncated for result in results)
             self._num_open -= num_done + num_failed
             is_finished = self._num_open == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,6 +44,7 @@ class MetricsRegistry:
         self._families: dict[str, MetricFamily] = {}
         self._series: dict[tuple[str, LabelValues], MetricSeries] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
+        self._labelled_gauges: dict[str, Callable[[], Mapping[str, float]]] = {}
 
     def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
         """Declare a counter and return the function that increments it: `add(*label_values, by=1)`."""
@@ -78,9 +79,17 @@ class MetricsRegistry:
         self._declare(MetricFamily(name, help_text, kind))
         self._gauges[name] = read_value
 
+    def labelled_gauge(
+        self, name: str, help_text: str, label_name: str, read_values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Declare a gauge with a value for each value of a label, read by a callback on each snapshot."""
+        self._declare(MetricFamily(name, help_text, "gauge", (label_name,)))
+        self._labelled_gauges[name] = read_values
+
     def snapshot(self) -> list[MetricFamily]:
         """Return a copy of all metrics, in the order of declaration."""
         values = {name: read() for name, read in self._gauges.items()}
+        labelled_values = {name: read() for name, read in self._labelled_gauges.items()}
         with self._lock:
             copies = {
                 name: MetricFamily(family.name, family.help, family.kind, family.label_names, family.bounds)
@@ -90,6 +99,8 @@ class MetricsRegistry:
                 copies[name].series.append(MetricSeries(labels, series.value, list(series.counts)))
         for name, value in values.items():
             copies[name].series.append(MetricSeries((), value))
+        for name, by_label in labelled_values.items():
+            copies[name].series += [MetricSeries((label,), value) for label, value in by_label.items()]
         return list(copies.values())
 
     def _declare(self, family: MetricFamily) -> None:

@@ -37,6 +37,51 @@ def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine)
     assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of successful requests
 
 
+def test_prompt_tokens_are_those_that_the_model_has_read(make_engine: MakeEngine) -> None:
+    engine = make_engine(fault=raise_on_tokens(666), result_cache_bytes=1 << 20)
+    for inputs in ([[1, 2, 3], [1, 2, 3], [4]], [[4], [5, 6]], [[666, 7], [8]]):
+        engine.pool_sync(make_request(inputs, return_exceptions=True))
+
+    assert get_value(engine, "cenote_prompt_tokens_total") == 3 + 1 + 2 + 1
+    assert get_value(engine, "cenote_deduplicated_tokens_total") == 3
+    assert get_value(engine, "cenote_cached_tokens_total") == 1
+    assert get_value(engine, "cenote_inputs_total") == 7  # with the failed one, which has an error as its result
+
+
+def test_requests_that_are_not_admitted_count_as_refused(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_waiting_chars=10)
+
+    async def overload() -> None:
+        first = asyncio.create_task(engine.pool(make_request([[1] * 9])))
+        await asyncio.sleep(0.01)
+        for request in (make_request([[2] * 9]), make_request([]), make_request([[1]], adapter="none")):
+            with pytest.raises(PoolingError):
+                await engine.pool(request)
+        gate.opened.set()
+        await first
+
+    asyncio.run(overload())
+    assert get_value(engine, "cenote_requests_total", "refused") == 3
+    assert get_value(engine, "cenote_requests_total", "answered") == 1
+
+
+def test_every_queue_has_a_length(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
+    engine = make_engine(fault=gate)
+    states = [engine.submit(make_request([[1]]))]
+    assert gate.reached.wait(20)
+    states += [engine.submit(make_request(inputs)) for inputs in ([[2], [3, 4]], [[2]])]
+    wait_until(lambda: get_value(engine, "cenote_queue_length", "duplicates") == 1)
+
+    assert get_value(engine, "cenote_queue_length", "scheduler") == 2
+    assert {series.labels for series in get_series(engine, "cenote_queue_length")} >= {("tokenizer",), ("images",)}
+    gate.opened.set()
+    for state in states:
+        state.wait()
+    assert get_value(engine, "cenote_queue_length", "scheduler") == 0
+
+
 def test_a_truncated_input_is_counted(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.pool_sync(make_request([[1, 2, 3], [4]], tokenization=TokenizationParams(truncate_prompt_tokens=2)))

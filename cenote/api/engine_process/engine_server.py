@@ -39,7 +39,7 @@ from cenote.api.wire.messages import (
     ModelInfoAck,
     ModelInfoUpdate,
 )
-from cenote.api.wire.token_messages import RegisterOptions, RendererInfo, TokenBatch
+from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, TokenBatch
 from cenote.protocol.engine import Engine
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ class EngineServer:
         self.renderer_info = make_renderer_info(engine)
         if self.renderer_info is not None:
             self.token_batcher = TokenBatcher(cast("PoolingEngine", engine))
+        if hasattr(engine, "metrics"):
+            engine.metrics.queues["wire"] = lambda: sum(link.channel.num_unsent_bytes for link in self.links)
         self.control.send(EngineLoaded(to_json(engine.model_info)))
         for link in self.links:
             link.set_engine(engine, self)
@@ -219,6 +221,10 @@ class FrontEndLink:
                 acknowledged.set_result(None)
             return
         assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
+        if isinstance(message, RefusedRequests):
+            if self._token_link is not None:
+                self._token_link.on_refused_requests(message)
+            return
         if isinstance(message, TokenBatch | RegisterOptions | Cancel) and self._token_link is not None:
             if isinstance(message, TokenBatch):
                 self._token_link.on_batch(message, array_bytes)

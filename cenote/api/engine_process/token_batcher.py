@@ -22,6 +22,7 @@ from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
 from cenote.api.wire.token_messages import (
     BatchTimesTuple,
     OptionsRegistered,
+    RefusedRequests,
     RegisterOptions,
     TokenBatch,
     TokenErrors,
@@ -71,6 +72,11 @@ class TokenLink:
             OptionsRegistered(message.call_id, limits.max_tokens, limits.name, limits.is_bounded, limits.is_chunked)
         )
 
+    def on_refused_requests(self, message: RefusedRequests) -> None:
+        for outcome, num_requests in message.outcomes.items():
+            if outcome in ("refused", "failed"):
+                self.batcher.intake.engine.metrics.count_outcome(outcome, by=num_requests)
+
     def on_batch(self, message: TokenBatch, array_bytes: ArrayBytes) -> None:
         received_at = time.monotonic()
         try:
@@ -79,6 +85,7 @@ class TokenLink:
                 raise ValueError("a call without inputs")
             self.batcher.add(self.options[message.options_id], CallGroup(self, message, inputs, received_at))
         except PoolingError as error:
+            self.batcher.intake.engine.metrics.on_refused(error, len(message.call_ids))
             self.send_errors(message.call_ids, error)
         except Exception:
             logger.exception("a batch of a front-end cannot be read")

@@ -67,6 +67,11 @@ class PendingPool:
         timing.tokenize_s += ended_at - started_at
         self._sent_at = ended_at
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether the engine has it, and counts its outcome."""
+        return self._is_sent
+
     def set_counts(self, counts: TokenCounts, start: int) -> None:
         """Take the token counts of inputs without errors, which begin at `start` of those rendered together."""
         self._counts, self._counts_start, self._is_sent = counts, start, True

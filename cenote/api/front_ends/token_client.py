@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -23,6 +24,7 @@ from cenote.api.wire.messages import ArrayBytes
 from cenote.api.wire.token_codec import decode_results, encode_inputs
 from cenote.api.wire.token_messages import (
     OptionsRegistered,
+    RefusedRequests,
     RegisterOptions,
     RendererInfo,
     TokenBatch,
@@ -49,6 +51,8 @@ MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # a larger request is rendered in slices of about this many characters, so that others do not wait for all of it
 SLICE_CHARS = 64 * 1024
 MAX_REGISTERED = 4096
+# requests that are refused here are reported to the engine at this interval
+REFUSED_REPORT_S = 0.1
 
 RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None]
 OptionsKey = tuple[Any, ...]
@@ -82,6 +86,7 @@ class TokenClient:
         self._registered: dict[OptionsKey, RegisteredOptions] = {}
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
         self._is_render_scheduled = False
+        self._refused: Counter[str] = Counter()  # by outcome, since the last report
         self._closed_error: Exception | None = None  # set when the engine process has exited
         # one thread: the tokenizers library uses several threads by itself for many texts
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cenote-tokenizer")
@@ -100,20 +105,13 @@ class TokenClient:
 
     async def pool(self, request: PoolRequest, model_info: ModelInfo) -> list[Any]:
         """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them."""
-        selection = select_prompt(request, model_info)
-        options = self._find_options(request, selection)
-        limits = await options.get_limits()
-        if limits.is_chunked:
-            raise NeedsEngine
-        check_tokenization_params(request.tokenization, limits)
-        await self._channel.wait_writable()
-        if self._closed_error is not None:  # while this request waited: nobody would answer it
-            raise copy(self._closed_error)
-        pending = PendingPool(self._next_call_id(), request, options.options_id)
+        try:
+            pending, key, num_chars = await self._prepare(request, model_info)
+        except PoolingError as error:
+            self._count_refused(error)
+            raise
         self._pending[pending.call_id] = pending
         try:
-            key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role)
-            num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * pending.num_inputs
             if (
                 num_chars <= MAX_INLINE_CHARS
                 and pending.num_inputs <= MAX_INLINE_INPUTS
@@ -126,8 +124,38 @@ class TokenClient:
         except asyncio.CancelledError:
             pending.cancel(self._channel)
             raise
+        except PoolingError as error:
+            if not pending.is_sent:
+                self._count_refused(error)
+            raise
         finally:
             del self._pending[pending.call_id]
+
+    async def _prepare(self, request: PoolRequest, model_info: ModelInfo) -> tuple[PendingPool, RenderKey, int]:
+        """Check a request; return it with the settings of rendering and the characters to render."""
+        selection = select_prompt(request, model_info)
+        options = self._find_options(request, selection)
+        limits = await options.get_limits()
+        if limits.is_chunked:
+            raise NeedsEngine
+        check_tokenization_params(request.tokenization, limits)
+        await self._channel.wait_writable()
+        if self._closed_error is not None:  # while this request waited: nobody would answer it
+            raise copy(self._closed_error)
+        pending = PendingPool(self._next_call_id(), request, options.options_id)
+        key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role)
+        num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * pending.num_inputs
+        return pending, key, num_chars
+
+    def _count_refused(self, error: PoolingError) -> None:
+        """Count a request that is not sent; the engine exposes the sum of all front-ends."""
+        if not self._refused:
+            asyncio.get_running_loop().call_later(REFUSED_REPORT_S, self._report_refused)
+        self._refused["refused" if error.status < 500 else "failed"] += 1
+
+    def _report_refused(self) -> None:
+        outcomes, self._refused = dict(self._refused), Counter()
+        self._channel.send(RefusedRequests(outcomes))
 
     def forget_options(self) -> None:
         """Register options again before they are used: adapters have changed."""

@@ -65,6 +65,12 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Bytes that wait until the peer has read others."""
+        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return buffered + sum(map(len, self._unsent))
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Queue a message and its arrays for sending; do nothing if the channel is closed."""
         frame = bytearray(FRAME_HEADER.size)

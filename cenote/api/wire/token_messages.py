@@ -38,6 +38,12 @@ class TokenBatch(Message):
     has_row_mask: bool
 
 
+class RefusedRequests(Message):
+    """The number of requests that the front-end has answered with an error and not sent, by outcome."""
+
+    outcomes: dict[str, int]
+
+
 # from the engine process to a front-end
 
 
@@ -74,5 +80,5 @@ class RendererInfo(Message):
     renderer_settings: JSONBytes
 
 
-TokenRequest = RegisterOptions | TokenBatch
+TokenRequest = RegisterOptions | TokenBatch | RefusedRequests
 TokenResponse = OptionsRegistered | TokenResults | TokenErrors | RendererInfo

@@ -50,6 +50,11 @@ class ImageWorkerPool:
         self._is_closed = False
 
     @property
+    def num_waiting(self) -> int:
+        """The number of inputs that wait for a worker thread."""
+        return self._executor._work_queue.qsize()
+
+    @property
     def sub_request_size(self) -> int:
         """The number of inputs that are preprocessed together."""
         return compute_sub_request_size(

@@ -102,6 +102,11 @@ class IOProcessorRunner:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cenote-plugin")
         self._sync_lock = threading.RLock()
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for the plugin's thread."""
+        return self._executor._work_queue.qsize()
+
     async def process(
         self,
         data: object,
