@@ -10,6 +10,7 @@ from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.config.server import ServerConfig
 from cenote.errors import EngineStopped, NotReady
 from cenote.protocol.engine import Engine, EngineStatus
+from cenote.utils.bounded_executor import BoundedExecutor
 
 ServerStatus = EngineStatus | Literal["draining"]
 
@@ -23,6 +24,7 @@ class AppState:
         self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
         self.metrics: ServerMetrics = LocalServerMetrics()
+        self.metrics_executor = BoundedExecutor("metrics", num_threads=1, max_waiting=64)
         self.are_front_ends_ready = True  # False while another front-end process is starting
         self._engine: Engine | None = None
         self.is_draining = False  # set by start_draining

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -126,7 +125,7 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
     async def metrics(http: Request) -> Reply:
         families = await app_state.metrics.collect(app_state.engine)
         model_name = get_served_names(app_state.settings, app_state.engine.model_info)[0]
-        return await asyncio.to_thread(metrics_reply, families, model_name)
+        return await app_state.metrics_executor.run(metrics_reply, families, model_name)
 
     system_routes = [
         make_route("/health", healthy),

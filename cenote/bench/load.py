@@ -14,6 +14,7 @@ import numpy as np
 
 from cenote.bench.backends import InvalidReply, parse_error, parse_num_tokens
 from cenote.bench.client import HttpClient, NoResponse
+from cenote.utils.bounded_executor import BoundedExecutor
 
 PARSE_EVERY = 16  # parse at least one of this many responses
 
@@ -190,10 +191,12 @@ async def _open_loop(sender: RequestSender, load: LoadPattern) -> None:
 
     arrivals = load.arrival_times()
     sender.started_at = time.perf_counter()
+    schedule_executor = BoundedExecutor("schedule", num_threads=1, max_waiting=1)
     try:
-        await asyncio.to_thread(run_schedule)
+        await schedule_executor.run(run_schedule)
     finally:
         stopped.set()
+        schedule_executor.close()
     await asyncio.gather(*tasks)
 
 

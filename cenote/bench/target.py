@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_ht
 from cenote.bench.client_processes import ClientProcesses
 from cenote.bench.load import EncodedRequest, LoadPattern, RequestSender, run_load
 from cenote.bench.load_stats import LoadRound
+from cenote.utils.bounded_executor import BoundedExecutor
 
 WARM_UP_CLIENTS = 8
 
@@ -88,7 +88,9 @@ class LoadTarget:
 
     async def run_round(self, load: LoadPattern, num_warmups: int) -> LoadRound:
         if self.processes is not None:
-            round_ = await asyncio.to_thread(self.processes.run_round, load, num_warmups)
+            executor = BoundedExecutor("rounds", num_threads=1, max_waiting=1)
+            round_ = await executor.run(self.processes.run_round, load, num_warmups)
+            executor.close()
             self.rounds.append(round_)
             return round_
         async with self.make_client() as client:

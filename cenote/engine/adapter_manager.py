@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.errors import BadRequest, LoadError, UnknownModel, Unsupported
 from cenote.loading.checkpoint import find_adapter
 from cenote.loading.lora import LoRARegistry
 
-# how often unload_when_idle checks for requests that still use the adapter
-POLL_INTERVAL_S = 0.02
-
 
 class AdapterManager:
     def __init__(self, registry: LoRARegistry | None, metrics: EngineMetrics) -> None:
         self.registry = registry  # None: LoRA is not enabled
         self.metrics = metrics
-        self._lock = threading.Lock()
+        self._loading: set[str] = set()  # names whose weights are downloaded or read, without holding the lock
+        self._condition = threading.Condition()
 
     def resolve(self, names: str | Sequence[str | None] | None, num_inputs: int) -> Sequence[str | None]:
         """Return the adapter names of a request: one for all inputs, or one per input."""
@@ -49,7 +47,7 @@ class AdapterManager:
         """Load an adapter from a folder or the hub; do nothing if one of that name is loaded."""
         if self.registry is None:
             raise Unsupported(f"Got lora_request {name} but LoRA is not enabled!", param="lora_request")
-        with self._lock:
+        with self._changing(name):
             if name not in self.registry.names:
                 self.registry.add(name, path)
 
@@ -57,7 +55,7 @@ class AdapterManager:
         """Load an adapter for the server's route, with vLLM's errors; `in_place` replaces one of the same name."""
         if self.registry is None:
             raise Unsupported("LoRA is not enabled; start the server with --enable-lora", param="lora_name")
-        with self._lock:
+        with self._changing(name):
             if name in self.registry.builtin or (name in self.registry.added_paths and not in_place):
                 raise BadRequest(
                     f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
@@ -77,7 +75,7 @@ class AdapterManager:
 
     def unregister(self, name: str) -> None:
         """Reject the adapter in new requests."""
-        with self._lock:
+        with self._condition:
             if self.registry is None or name not in self.registry.added_paths:
                 raise UnknownModel(f"The lora adapter '{name}' cannot be found.", param="lora_name")
             if name == self.registry.default_name:
@@ -86,12 +84,27 @@ class AdapterManager:
                 )
             del self.registry.added_paths[name]
 
-    def unload_when_idle(self, name: str) -> None:
-        """Wait until no request in flight uses the adapter, then free its weights."""
-        while any(
+    def is_in_use(self, name: str) -> bool:
+        """Return whether a request in flight uses the adapter, or its weights are being loaded again."""
+        return name in self._loading or any(
             name == options.adapter for state in self.metrics.requests_in_flight() for options in state.input_options
-        ):
-            time.sleep(POLL_INTERVAL_S)
-        with self._lock:
+        )
+
+    def free_weights(self, name: str) -> None:
+        """Free the weights of an adapter, unless one of that name has been loaded since."""
+        with self._condition:
             if self.registry is not None:
                 self.registry.free_weights(name)
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """Load one adapter of a name at a time; a download takes minutes, and other names do not wait for it."""
+        with self._condition:
+            self._condition.wait_for(lambda: name not in self._loading)
+            self._loading.add(name)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._loading.discard(name)
+                self._condition.notify_all()

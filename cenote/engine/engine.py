@@ -18,6 +18,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.admission import Admission
+from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.executor import Executor
@@ -74,6 +75,8 @@ MAX_QUEUED_BATCHES = 16
 THREAD_JOIN_TIMEOUT_S = 5.0
 # how often a request with many images checks whether its next sub-request can be admitted
 CAPACITY_POLL_S = 0.02
+# how often unload_adapter checks for requests that still use the adapter
+ADAPTER_POLL_S = 0.02
 
 
 def make_route_config(config: EngineConfig) -> EngineConfig:
@@ -118,6 +121,8 @@ class PoolingEngine:
         self.media_loader = MediaLoader(make_media_policy(config, trust_callers=trust_callers))
         multimodal = make_multimodal_processor(model, config, self.tokenizer, self.media_loader)
         self.busy_stages = BusyStages()
+        self.executors = EngineExecutors()
+        self._adapter_tasks: set[asyncio.Task[None]] = set()
         self.image_workers = ImageWorkerPool(multimodal, config.max_waiting_chars, self.busy_stages)
         self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal)
         self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
@@ -259,14 +264,16 @@ class PoolingEngine:
 
     async def score(self, request: ScoreRequest) -> ScoreResults:
         """Return a score for every pair, in the order of the documents."""
-        return await self.scoring.score(request, EngineCalls(self.pool, asyncio.to_thread))
+        return await self.scoring.score(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
 
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
         return run_coroutine_sync(self.scoring.score(request, self._blocking_calls(on_progress)))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         """Return the entities of every text, in the order of the texts."""
-        return await self._get_recognizer().recognize(request, EngineCalls(self.pool, asyncio.to_thread))
+        return await self._get_recognizer().recognize(
+            request, EngineCalls(self.pool, self.executors.scoring.make_runner())
+        )
 
     def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
         return run_coroutine_sync(self._get_recognizer().recognize(request, self._blocking_calls(on_progress)))
@@ -298,10 +305,10 @@ class PoolingEngine:
                 ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens)
                 return TokenizeResult(ids, self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None)
 
-        return await asyncio.to_thread(run_tokenizer)
+        return await self.executors.select_tokenizer(compute_input_size(prompt)).run(run_tokenizer)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await asyncio.to_thread(self.tokenizer.detokenize, token_ids)
+        return await self.executors.select_tokenizer(len(token_ids)).run(self.tokenizer.detokenize, token_ids)
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         if self.io_processor is None:
@@ -333,12 +340,21 @@ class PoolingEngine:
             self.adapters.load(name, path, in_place=in_place)
             self._update_adapter_info()
 
-        await asyncio.to_thread(load)
+        await self.executors.adapters.run(load)
 
     async def unload_adapter(self, name: str) -> None:
         self.adapters.unregister(name)
         self._update_adapter_info()
-        await asyncio.to_thread(self.adapters.unload_when_idle, name)
+
+        async def free_when_idle() -> None:
+            while self.adapters.is_in_use(name):
+                await asyncio.sleep(ADAPTER_POLL_S)
+            self.adapters.free_weights(name)
+
+        task = asyncio.create_task(free_when_idle())  # runs to its end even if the caller is cancelled
+        self._adapter_tasks.add(task)
+        task.add_done_callback(self._adapter_tasks.discard)
+        await asyncio.shield(task)
 
     def _update_adapter_info(self) -> None:
         if (registry := self.adapters.registry) is not None:
@@ -353,6 +369,8 @@ class PoolingEngine:
             "duplicates": lambda: self.tokenizer_worker.dedup.num_waiting_duplicates,
             "images": lambda: self.image_workers.num_waiting,
         }
+        for executor in self.executors.all:
+            self.metrics.queues[executor.name] = partial(getattr, executor, "num_waiting")
         if (processor := self.io_processor) is not None:
             self.metrics.queues["plugin"] = lambda: processor.num_waiting
 
@@ -445,6 +463,7 @@ class PoolingEngine:
         for route in self.routes.values():
             route.stop(reason)
         self.image_workers.close()
+        self.executors.close()
         self.media_loader.close()
         if self.result_cache is not None:
             self.result_cache.close()

@@ -21,5 +21,5 @@ def run_coroutine_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def run_inline(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function as `asyncio.to_thread` does, but in the calling thread."""
+    """Call a function in the calling thread, where others run it in a thread of its own."""
     return function(*args, **kwargs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from cenote.engine.preprocessing.tokenizer_worker import MIN_SLICE_TOKENS
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
+from cenote.inputs.renderer import Renderer
 from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import PoolRequest
+from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
 
@@ -302,3 +305,30 @@ def test_a_request_above_the_in_flight_limit_is_refused_and_can_be_retried(make_
 
     asyncio.run(call())
     assert engine.metrics.num_in_flight_chars == 0
+
+
+def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, opened, tokenize = make_engine(), threading.Event(), Renderer.tokenize
+
+    def tokenize_slowly(renderer: Renderer, prompt: Any, **options: Any) -> Any:
+        assert len(prompt) < 100_000 or opened.wait(20)
+        return tokenize(renderer, prompt[:100], **options)
+
+    monkeypatch.setattr(Renderer, "tokenize", tokenize_slowly)
+
+    async def call_all() -> None:
+        long = [
+            asyncio.create_task(engine.tokenize("a " * (1 << 20)))
+            for _ in range(engine.executors.tokenize_long.max_waiting + 1)
+        ]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="16 calls wait for the tokenize-long threads"):
+            await engine.tokenize("a " * (1 << 20))
+        request = ScoreRequest(queries=["a b"], documents=["c d"] * 3, score_type="bi-encoder")
+        assert len(await asyncio.wait_for(engine.score(request), 10)) == 3
+        assert (await asyncio.wait_for(engine.tokenize("a b"), 10)).token_ids
+        assert await asyncio.wait_for(engine.collect_metrics(), 10)
+        opened.set()
+        await asyncio.gather(*long)
+
+    asyncio.run(call_all())

@@ -30,6 +30,7 @@ from cenote.api.wire.control_messages import (
 from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
 from cenote.errors import PoolingError
+from cenote.utils.bounded_executor import BoundedExecutor
 from cenote.utils.metrics import MetricFamily
 from cenote.utils.shared_memory import make_shared_memory
 
@@ -69,6 +70,7 @@ class FrontEndManager:
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
         self.on_failed = on_failed  # called when front-ends cannot be started
         self.running: dict[int, FrontEndHandle] = {}
+        self.exit_waits = BoundedExecutor("exit-waits", num_threads=count, max_waiting=count)
         self.any_listening = asyncio.Event()
         self.model_info = b""  # as JSON, once an engine has loaded the model
         self._engine_state: EngineState | None = None
@@ -239,10 +241,10 @@ class FrontEndHandle:
     async def wait_exit_status(self) -> str:
         """Return the exit status or signal; kill a process that closed its channel but does not exit."""
         try:
-            code = await asyncio.to_thread(self.process.wait, EXIT_MARGIN_S)
+            code = await self.manager.exit_waits.run_admitted(self.process.wait, EXIT_MARGIN_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            code = await asyncio.to_thread(self.process.wait)
+            code = await self.manager.exit_waits.run_admitted(self.process.wait)
         self._links.close()
         return describe_exit(code)
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 from cenote.engine.request_state import PoolResults
 from cenote.protocol.requests import PoolRequest
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class RunInThread(Protocol):
-    """`asyncio.to_thread`, or `run_inline` where the caller blocks anyway."""
-
-    def __call__(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+from cenote.utils.bounded_executor import RunInThread
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import logging
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
@@ -30,6 +29,7 @@ from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams
+from cenote.utils.bounded_executor import BoundedExecutor
 from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
@@ -37,6 +37,9 @@ logger = logging.getLogger("cenote")
 T = TypeVar("T")
 PoolResultSequence = Sequence[PoolResult | PoolingError]
 PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one per prompt
+
+# requests that wait for the plugin's thread; each may take seconds
+MAX_WAITING_CALLS = 256
 
 NO_PLUGIN_MESSAGE = (
     "No IOProcessor plugin installed. Install a package that has one and name it with io_processor_plugin "
@@ -99,13 +102,13 @@ class IOProcessorRunner:
         self.tasks = description.plan.tasks
         self.default_task = description.default_task
         self.is_cross_encoder = "classify" in self.tasks and description.num_labels == 1
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cenote-plugin")
+        self._executor = BoundedExecutor("plugin", num_threads=1, max_waiting=MAX_WAITING_CALLS)
         self._sync_lock = threading.RLock()
 
     @property
     def num_waiting(self) -> int:
         """The number of calls that wait for the plugin's thread."""
-        return self._executor._work_queue.qsize()
+        return self._executor.num_waiting
 
     async def process(
         self,
@@ -155,8 +158,8 @@ class IOProcessorRunner:
         self, data: object, request_id: str, tokenization: TokenizationParams | None, scheduling: SchedulingParams
     ) -> tuple[Any, PluginPoolRequests]:
         if not has_override(self.plugin, "pre_process_async"):
-            return await self._run_in_thread(self._preprocess, data, None, request_id, tokenization, scheduling)
-        parsed = await self._run_in_thread(self._parse_data, data, request_id)
+            return await self._run_first(self._preprocess, data, None, request_id, tokenization, scheduling)
+        parsed = await self._run_first(self._parse_data, data, request_id)
         with self._wrap_plugin_errors("pre_process_async", request_id, can_reject=True):
             prompts = await self.plugin.pre_process_async(parsed, request_id=request_id)
         # without an await in between: a plugin may store state in pre_process that merge_pooling_params reads
@@ -243,12 +246,16 @@ class IOProcessorRunner:
                 f"the IO processor plugin {self.name!r} returned a value that cannot be sent as JSON{reason}"
             ) from None
 
-    async def _run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        def run() -> T:
-            with self.busy_stages.track("plugin"):
-                return function(*args)
+    async def _run_first(self, function: Callable[..., T], *args: Any) -> T:
+        """Run the first step of a request, which is refused if too many wait."""
+        return await self._executor.run(self._run_tracked, function, *args)
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+    async def _run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._executor.run_admitted(self._run_tracked, function, *args)
+
+    def _run_tracked(self, function: Callable[..., T], *args: Any) -> T:
+        with self.busy_stages.track("plugin"):
+            return function(*args)
 
     @contextmanager
     def _wrap_plugin_errors(self, step: str, request_id: str | None, *, can_reject: bool = False) -> Iterator[None]:
