@@ -8,6 +8,7 @@ PoolingError            500
 │   ├── TruncationTooLong     truncate_prompt_tokens above the maximum length
 │   └── Unsupported           the loaded model does not support the request
 ├── Unauthorized        401   missing or unknown API key
+├── Forbidden           403   the API key may not do this
 ├── UnknownModel        404
 ├── RouteNotFound       404   route that does not exist for the loaded model
 ├── BodyTooLarge        413
@@ -16,6 +17,7 @@ PoolingError            500
 ├── NotOffered          501   route of a task that the loaded model does not support
 ├── NotReady            503   the model is loading, or the server is shutting down
 ├── EngineStopped       503   the engine stopped before the request finished
+├── DeadlineExceeded    504   the deadline of the request has passed, or would
 └── LoadError                 raised at startup, never while serving
 """
 
@@ -88,8 +90,14 @@ class Unauthorized(PoolingError):
     status = 401
 
 
+class Forbidden(PoolingError):
+    """The API key is valid, but may not do this."""
+
+    status = 403
+
+
 class BodyTooLarge(PoolingError):
-    """The body exceeds the size limit of the server."""
+    """The body, or what the request needs, exceeds a limit of the server."""
 
     status = 413
 
@@ -123,6 +131,13 @@ class Overloaded(PoolingError):
     """Too much is in flight; the same request may succeed later."""
 
     status = 429
+    retry_after_s = 1.0  # when it may
+
+
+class DeadlineExceeded(PoolingError):
+    """The deadline of the request has passed, or would pass before it is computed."""
+
+    status = 504
 
 
 class NumericalError(PoolingError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
 from cenote.api.dialects.dialect import Dialect, Route
@@ -23,10 +27,11 @@ from cenote.api.replies import Reply, error_reply, internal_error_reply, send_re
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext
 from cenote.api.system_routes import make_system_routes
-from cenote.errors import BodyTooLarge, NotOffered, PoolingError, RouteNotFound
+from cenote.errors import BodyTooLarge, Forbidden, NotOffered, PoolingError, RouteNotFound
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
+MAX_INLINE_BYTES = 256 * 1024  # larger bodies are not parsed in the event loop
 MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
@@ -68,49 +73,81 @@ class Endpoint:
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app_state = self.app_state
+        admission = RequestAdmission(app_state.admission, app_state.api_keys, scope.get("api_key"))
         try:
-            reply = await self._handle(scope, receive)
-        except PoolingError as error:
-            reply = error_reply(error)
-        if reply is None:  # the client disconnected
-            reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
-        context: RequestContext | None = scope.get("context")
-        has_headers = context is not None and reply.status != CLIENT_CLOSED_REQUEST
-        await send_reply(reply, context.response_headers() if context and has_headers else (), send)
+            try:
+                reply = await self._handle(scope, receive, admission)
+            except PoolingError as error:
+                reply = error_reply(error)
+            if reply is None:  # the client disconnected
+                reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
+            admission.hold_instead(len(reply.content))
+            context: RequestContext | None = scope.get("context")
+            has_headers = context is not None and reply.status != CLIENT_CLOSED_REQUEST
+            await send_reply(reply, context.response_headers() if context and has_headers else (), send)
+        finally:
+            admission.hold_instead(0)
 
-    async def _handle(self, scope: Scope, receive: Receive) -> Reply | None:
+    async def _handle(self, scope: Scope, receive: Receive, admission: RequestAdmission) -> Reply | None:
         app_state, route = self.app_state, self.route
         scope["handler"] = route.paths[0]
         engine = app_state.engine
         if not route.is_supported(engine.model_info):
             raise unsupported_route_error(route, self.routes, engine.model_info)
+        if route.needs_admin and not app_state.api_keys.may_administer(admission.key):
+            raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
         check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
-        raw = await read_body(get_header(scope, b"content-length"), receive, app_state.settings.max_body_bytes)
+        settings = app_state.settings
+        content_length = get_header(scope, b"content-length")
+        check_content_length(content_length, settings.max_body_bytes)
+        admission.read_headers(scope["headers_by_name"], settings.request_timeout_s)
+        raw = await read_body(receive, settings.max_body_bytes, admission)
         if raw is None:
             return None
         received_at = time.monotonic()
-        check_raw_body(raw)
-        body = parse_body(route.body_type, raw)
-        context = RequestContext(engine, app_state.settings, scope["request_id"], scope.get("tenant") or "")
+        body = await parse_large_body(route, raw) if len(raw) > MAX_INLINE_BYTES else parse_raw_body(route, raw)
+        context = RequestContext(engine, settings, scope["request_id"], admission)
         context.timing.received_at = received_at
+        context.read_options(body)
         scope["context"] = context
-        return await run_until_disconnect(receive, route.handler(body, context))
+        return await run_until_disconnect(receive, route.handler(body, context), admission)
 
 
-async def read_body(content_length: str | None, receive: Receive, max_bytes: int) -> bytes | None:
-    """Return the body, or None if the client disconnects; raise as soon as it exceeds `max_bytes`."""
+def parse_raw_body(route: Route, raw: bytes) -> Any:
+    check_raw_body(raw)
+    return parse_body(route.body_type, raw)
+
+
+async def parse_large_body(route: Route, raw: bytes) -> Any:
+    """Parse in a thread of its own: between its steps, the event loop gets the interpreter."""
+    return await asyncio.get_running_loop().run_in_executor(get_parser_thread(), parse_raw_body, route, raw)
+
+
+@cache
+def get_parser_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="cenote-parser")
+
+
+def check_content_length(content_length: str | None, max_bytes: int) -> None:
     if content_length is not None and content_length.isdecimal() and int(content_length) > max_bytes:
         raise body_too_large_error(max_bytes, content_length)
+
+
+async def read_body(receive: Receive, max_bytes: int, admission: RequestAdmission) -> bytes | None:
+    """Return the body, or None if the client disconnects; raise as soon as it exceeds a limit."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
         if size > max_bytes:
             raise body_too_large_error(max_bytes, f"more than {max_bytes}")
+        admission.hold(len(part))
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -120,33 +157,48 @@ def body_too_large_error(max_bytes: int, got: str) -> BodyTooLarge:
     return BodyTooLarge(f"request body too large: {got} bytes, limit {max_bytes} bytes; {advice}")
 
 
-async def run_until_disconnect(receive: Receive, work: Awaitable[Reply]) -> Reply | None:
-    """Await the handler and return its reply; cancel it and return None if the client disconnects first."""
+async def run_until_disconnect(receive: Receive, work: Awaitable[Reply], admission: RequestAdmission) -> Reply | None:
+    """Await the handler and return its reply; cancel it at the deadline, or if the client disconnects first."""
     task = asyncio.current_task()
     assert task is not None, "coroutines run in a task"
     disconnect = asyncio.ensure_future(receive())  # after the body, the only possible message is http.disconnect
-    is_running, is_disconnected = True, False
+    is_running, is_disconnected, is_expired = True, False, False
 
     def on_disconnect(_: object) -> None:
         nonlocal is_disconnected
-        if is_running:
+        if is_running and not is_expired:
             is_disconnected = True
             task.cancel()
 
+    def on_deadline() -> None:
+        nonlocal is_expired
+        if is_running and not is_disconnected:
+            is_expired = True
+            task.cancel()
+
     disconnect.add_done_callback(on_disconnect)
+    timer: asyncio.TimerHandle | None = None
+    if admission.deadline_at:
+        seconds = max(0.0, admission.deadline_at - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(seconds, on_deadline)
     try:
         return await work
     except asyncio.CancelledError:
-        if not is_disconnected or task.uncancel():  # cancelled from elsewhere, such as by shutdown
+        if not (is_disconnected or is_expired) or task.uncancel():  # cancelled from elsewhere, such as by shutdown
             raise
+        if is_expired:
+            raise admission.make_expired_error() from None
         return None
     except PoolingError:
-        if is_disconnected:
+        if is_disconnected or is_expired:
             task.uncancel()
+        if is_disconnected:
             return None
         raise
     finally:
         is_running = False
+        if timer is not None:
+            timer.cancel()
         disconnect.remove_done_callback(on_disconnect)
         disconnect.cancel()
 

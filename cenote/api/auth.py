@@ -12,6 +12,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cenote.api.key_settings import KeySettings, make_key, merge_keys, parse_key_lines
 from cenote.api.replies import error_reply, to_response
 from cenote.errors import LoadError, Unauthorized
 
@@ -33,10 +34,14 @@ FileState = tuple[tuple[str, int, int, int], ...]
 
 
 class ApiKeyStore:
-    def __init__(self, configured_keys: Sequence[str], path: str | None = None) -> None:
+    """The API keys of options and files, with their settings; files are read again when they change."""
+
+    def __init__(self, configured_keys: Sequence[str], path: str | None = None, admin_keys: Sequence[str] = ()) -> None:
         self.path = path
-        self._configured_keys = [key.encode() for key in configured_keys]
-        self._digests: list[bytes] = []
+        self._configured_keys = [*map(make_key, configured_keys), *(make_key(key, is_admin=True) for key in admin_keys)]
+        self.keys: list[KeySettings] = []
+        self.has_admin = False  # whether admin routes need an admin key
+        self._are_all_prioritized = True  # no key has settings, so that every key may set priorities
         self._file_state: FileState | None = None
         self._num_file_keys = 0
         self._checked_at = time.monotonic()
@@ -48,7 +53,7 @@ class ApiKeyStore:
             raise LoadError(f"api_key_file {path} contains no keys; expected one key per line")
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self.keys)
 
     @property
     def is_required(self) -> bool:
@@ -57,19 +62,27 @@ class ApiKeyStore:
 
     def key_id(self, headers: Headers) -> str | None:
         """Return the id of the key sent, the first 8 hex digits of its SHA-256; None if missing or unknown."""
-        digest = self.find_digest(headers)
-        return None if digest is None else digest[:8]
+        key = self.find(headers)
+        return None if key is None else key.tenant[:8]
 
-    def find_digest(self, headers: Headers) -> str | None:
-        """Return the SHA-256 hex digest of the key sent; None if it is missing or unknown."""
+    def find(self, headers: Headers) -> KeySettings | None:
+        """Return the settings of the key sent; None if it is missing or unknown."""
         self._reload_if_changed()
         matched = None
         for candidate in _iter_candidate_keys(headers):
             digest = hashlib.sha256(candidate).digest()
-            for known in self._digests:  # no early exit: the time must not depend on which key matches
-                if hmac.compare_digest(digest, known):
-                    matched = digest.hex()
+            for known in self.keys:  # no early exit: the time must not depend on which key matches
+                if hmac.compare_digest(digest, known.digest):
+                    matched = known
         return matched
+
+    def may_prioritize(self, key: KeySettings) -> bool:
+        """Whether requests with this key may ask to run before others."""
+        return key.may_prioritize or self._are_all_prioritized
+
+    def may_administer(self, key: KeySettings) -> bool:
+        """Whether requests with this key may use admin routes: every key may if none is an admin key."""
+        return key.is_admin or not self.has_admin
 
     def _reload_if_changed(self) -> None:
         now = time.monotonic()
@@ -78,8 +91,9 @@ class ApiKeyStore:
         self._checked_at = now
         try:
             changed = self._load_files()
-        except OSError as error:
-            logger.warning("api_key_file %s: %s; the previously loaded keys stay valid", self.path, error.strerror)
+        except (OSError, LoadError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            logger.warning("api_key_file %s: %s; the previously loaded keys stay valid", self.path, reason)
             return
         if changed:
             logger.info("api_key_file %s reloaded: %d keys", self.path, len(self))
@@ -89,11 +103,13 @@ class ApiKeyStore:
         file_state = tuple((path.name, *_stat_key_file(path)) for path in files)
         if file_state == self._file_state:
             return False
-        lines = [line.strip() for path in files for line in path.read_bytes().splitlines()]
-        file_keys = [line for line in lines if line]
-        self._digests = [hashlib.sha256(key).digest() for key in dict.fromkeys([*self._configured_keys, *file_keys])]
+        contents = [path.read_bytes() for path in files]
+        self._file_state = file_state  # an invalid file is reported once, not every second
+        file_keys = [key for content in contents for key in parse_key_lines(content.splitlines())]
+        self.keys = merge_keys([*self._configured_keys, *file_keys])
+        self.has_admin = any(key.is_admin for key in self.keys)
+        self._are_all_prioritized = not any(key.has_settings for key in self.keys)
         self._num_file_keys = len(file_keys)
-        self._file_state = file_state
         return True
 
 
@@ -106,10 +122,9 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            digest = self.api_keys.find_digest(scope["headers"])
-            scope["key"] = None if digest is None else digest[:8]  # for logs
-            scope["tenant"] = digest
-            if digest is None and scope["method"] not in PUBLIC_ROUTES.get(scope["path"], ()):
+            key = scope["api_key"] = self.api_keys.find(scope["headers"])
+            scope["key"] = None if key is None else key.tenant[:8]  # for logs
+            if key is None and scope["method"] not in PUBLIC_ROUTES.get(scope["path"], ()):
                 await to_response(error_reply(Unauthorized(UNAUTHORIZED_MESSAGE)))(scope, receive, send)
                 return
         await self.app(scope, receive, send)

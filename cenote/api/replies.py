@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
+from math import ceil
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from cenote.api.validation_errors import format_validation_error
-from cenote.errors import InvalidBody, PoolingError
+from cenote.errors import InvalidBody, Overloaded, PoolingError
 
 logger = logging.getLogger("cenote")
 
@@ -125,13 +126,21 @@ def error_reply(error: PoolingError) -> Reply:
     if isinstance(error, InvalidBody):
         message = format_validation_error(error)
         return status_error_reply(error.status, message, error_type="Bad Request", param=error.param)
-    return status_error_reply(
+    reply = status_error_reply(
         error.status,
         error.http_message or str(error),
         param=error.param,
         index=error.index,
         detail=error.http_detail,
     )
+    if isinstance(error, Overloaded):
+        reply.headers |= make_retry_headers(error.retry_after_s)
+    return reply
+
+
+def make_retry_headers(retry_after_s: float) -> dict[str, str]:
+    """Return both forms of the header: whole seconds for everyone, milliseconds for OpenAI clients."""
+    return {"retry-after": str(max(1, ceil(retry_after_s))), "retry-after-ms": str(ceil(retry_after_s * 1000))}
 
 
 def internal_error_reply(request_id: str, error: Exception) -> Reply:
@@ -156,7 +165,7 @@ def status_error_reply(
     error = ErrorDetail(message, error_type, param, status, msgspec.UNSET if index is None else index)
     headers = {}
     if status in (429, 503):
-        headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
+        headers = make_retry_headers(RETRY_AFTER_S)
     elif status < 500 or status == 501:
         headers = {"x-should-retry": "false"}  # OpenAI clients would retry otherwise
     if status == 401:

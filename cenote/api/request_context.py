@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from cenote.api.admission.controller import Ticket
+from cenote.api.admission.cost import (
+    RequestCost,
+    estimate_detokenize,
+    estimate_entities,
+    estimate_plugin,
+    estimate_pool,
+    estimate_score,
+    estimate_tokenize,
+)
+from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.model_names import get_served_names, is_served_name
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
 from cenote.config.server import ServerConfig
@@ -16,31 +27,40 @@ from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams
 
-ResultT = TypeVar("ResultT", PoolResult, ScoreResult)
+T = TypeVar("T")
 # adapter of a score request, or of a pool request, which may have one for each input
 AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
+# loading or unloading an adapter counts as one small request: the device computes meanwhile
+ADAPTER_COST = RequestCost(1)
 # the stages in the order of a request, then the sum that clients of earlier versions read
 SERVER_TIMING_NAMES = ("parse", "tokenize", "wire", "queue", "pack", "device", "deliver", "encode", "inference")
 SERVER_TIMING_FORMAT = ", ".join(f"{name};dur=%.3f" for name in SERVER_TIMING_NAMES).encode()
 
 
 class RequestContext:
-    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, tenant: str = "") -> None:
+    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, admission: RequestAdmission) -> None:
         self.engine = engine
         self.settings = settings
         self.request_id = request_id
-        self.tenant = tenant  # digest of the API key of the request
+        self.admission = admission
         self.created = int(time.time())
         self.timing = Timing()
+        self.encoding_format: str | None = None  # of the answer, if the request sets one
         self._engine_done_at = 0.0  # monotonic time of the last answer of the engine
         self.num_items = 0  # inputs, or scored documents
         self.num_tokens = 0  # processed by the model
         self.num_truncated = 0  # inputs that were truncated
         self.has_token_ids = False  # whether the inputs are token ids, which are valid for one vocabulary only
         self.adapter: str | None = None  # adapter that the request names as its model
+
+    def read_options(self, body: object) -> None:
+        """Read the fields of a parsed body that concern its admission."""
+        self.encoding_format = getattr(body, "encoding_format", None)
+        if (timeout_s := getattr(body, "timeout", None)) is not None:
+            self.admission.set_timeout(timeout_s)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -73,41 +93,67 @@ class RequestContext:
         self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
-        request = replace(request, adapter=adapter, scheduling=self._complete(request.scheduling), timing=self.timing)
-        self._mark_parsed()
-        return self._record_usage(await self.engine.pool(request))
+        ticket = self._admit(estimate_pool(request, self.model_info, self.encoding_format), request.scheduling)
+        request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
+        return self._record_usage(await self._await_engine(ticket, self.engine.pool(request)))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         self.check_num_items(len(request.queries), "queries")
         self.check_num_items(len(request.documents), "documents")
         adapter = self._resolve_adapter(request.adapter)
-        request = replace(request, adapter=adapter, scheduling=self._complete(request.scheduling), timing=self.timing)
-        self._mark_parsed()
-        return self._record_usage(await self.engine.score(request))
+        ticket = self._admit(estimate_score(request, self.model_info), request.scheduling)
+        request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
+        return self._record_usage(await self._await_engine(ticket, self.engine.score(request)))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        self.check_num_items(len(request.pool_request.inputs), "input")
-        adapter = self._resolve_adapter(request.pool_request.adapter)
-        scheduling = self._complete(request.pool_request.scheduling)
-        pool = replace(request.pool_request, adapter=adapter, scheduling=scheduling, timing=self.timing)
-        self._mark_parsed()
-        return self._record_usage(await self.engine.entities(replace(request, pool_request=pool)))
+        pool = request.pool_request
+        self.check_num_items(len(pool.inputs), "input")
+        adapter = self._resolve_adapter(pool.adapter)
+        ticket = self._admit(estimate_entities(request, self.model_info), pool.scheduling)
+        pool = replace(pool, adapter=adapter, **self._complete(pool.scheduling, ticket))
+        call = self.engine.entities(replace(request, pool_request=pool))
+        return self._record_usage(await self._await_engine(ticket, call))
 
     async def tokenize(self, prompt: Input, **options: Any) -> TokenizeResult:
         started_at = time.monotonic()
-        tokenized = await self.engine.tokenize(prompt, **options)
+        ticket = self._admit(estimate_tokenize(prompt))
+        tokenized = await self._await_engine(ticket, self.engine.tokenize(prompt, **options))
         self.timing.tokenize_s += time.monotonic() - started_at
         return tokenized
 
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        ticket = self._admit(estimate_detokenize(token_ids))
+        return await self._await_engine(ticket, self.engine.detokenize(token_ids))
+
     async def process(self, request: PluginRequest) -> Any:
-        self._mark_parsed()
-        request = replace(request, scheduling=self._complete(request.scheduling), timing=self.timing)
-        processed = await self.engine.process(request)
+        ticket = self._admit(estimate_plugin(request), request.scheduling)
+        request = replace(request, **self._complete(request.scheduling, ticket))
+        processed = await self._await_engine(ticket, self.engine.process(request))
         self._engine_done_at = self.timing.mark_delivered()
         self.num_items += processed.num_inputs
         self.num_tokens += processed.num_tokens
         self.num_truncated += processed.num_truncated
         return processed.data
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> None:
+        await self._await_engine(self._admit(ADAPTER_COST), self.engine.load_adapter(name, path, in_place=in_place))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._await_engine(self._admit(ADAPTER_COST), self.engine.unload_adapter(name))
+
+    def _admit(self, cost: RequestCost, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Ticket:
+        return self.admission.admit(cost, scheduling.priority)
+
+    async def _await_engine(self, ticket: Ticket, call: Awaitable[T]) -> T:
+        """Await a call that was admitted with this ticket."""
+        self._mark_parsed()
+        try:
+            result = await call
+        except BaseException:
+            ticket.release(is_completed=False)
+            raise
+        ticket.release(is_completed=True)
+        return result
 
     def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
         if self.adapter is not None and requested not in (None, self.adapter):
@@ -143,11 +189,14 @@ class RequestContext:
             (b"x-prompt-tokens", b"%d" % self.num_tokens),
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
+            *self.admission.rate_limit_headers(),
         ]
 
-    def _complete(self, scheduling: SchedulingParams) -> SchedulingParams:
-        """Add what the server knows about the request to what the body says."""
-        return replace(scheduling, tenant=self.tenant)
+    def _complete(self, scheduling: SchedulingParams, ticket: Ticket) -> dict[str, Any]:
+        """Return the fields of an engine request that the server adds to what the body says."""
+        key = self.admission.key
+        scheduling = SchedulingParams(scheduling.priority, key.tenant, key.weight, ticket.lane)
+        return {"scheduling": scheduling, "deadline_at": self.admission.deadline_at, "timing": self.timing}
 
     def _mark_parsed(self) -> None:
         timing = self.timing

@@ -25,6 +25,7 @@ ChatMessage = dict[str, Any]
 PromptInput = str | int | list[int | ChatMessage] | ChatMessage
 Priority = Int64
 TokenCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Timeout = Annotated[float, Meta(gt=0)]
 Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 # long templates are slow to compile; those of models are far shorter
@@ -44,6 +45,9 @@ ADAPTER_DOC = doc(
     "Adapter name: a built-in adapter by its task, or a loaded LoRA adapter, which can also be given as model."
 )
 MM_PROCESSOR_KWARGS_DOC = doc("Overrides of the model's image processor settings, such as max_pixels.")
+TIMEOUT_DOC = doc(
+    "Seconds after which the request is cancelled with status 504. The header X-Request-Timeout-Ms also works."
+)
 MEDIA_IO_KWARGS_DOC = doc("Accepted for compatibility, ignored.")
 PROMPT_DOC = doc("Text prepended to every input. An empty string disables the model's default prompt.")
 PROMPT_NAME_DOC = doc("Name of one of the model's prompts, prepended to every input.")
@@ -64,6 +68,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     truncation_side: Annotated[Literal["left", "right"] | None, doc("Side that is truncated.")] = None
     request_id: Annotated[str | None, doc("Accepted for compatibility, ignored. Use the header X-Request-Id.")] = None
     priority: Annotated[Priority | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
+    timeout: Annotated[Timeout | None, TIMEOUT_DOC] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
     cache_salt: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from cenote.protocol.engine import Engine
@@ -21,7 +22,8 @@ class ServerMetrics(Protocol):
 class LocalServerMetrics:
     """Metrics of a server whose HTTP responses are all recorded in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, collect_admission: Callable[[], list[MetricFamily]]) -> None:
+        self.collect_admission = collect_admission
         self.registry = MetricsRegistry()
         self._count_http = self.registry.counter(
             "http_requests_total", "HTTP responses, by route, method and status.", "handler", "method", "status"
@@ -38,4 +40,8 @@ class LocalServerMetrics:
         self._observe_duration(seconds, handler)
 
     async def collect(self, engine: Engine) -> list[MetricFamily]:
-        return [*await engine.collect_metrics(), *self.registry.snapshot()]
+        return [*await engine.collect_metrics(), *self.snapshot()]
+
+    def snapshot(self) -> list[MetricFamily]:
+        """Return the metrics of the HTTP server."""
+        return [*self.registry.snapshot(), *self.collect_admission()]

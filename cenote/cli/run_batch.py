@@ -63,12 +63,14 @@ def run_batch_file(args: argparse.Namespace) -> int:
         resume_point = BatchResumePoint.from_file(partial_file.path)
         print_note(f"continuing {partial_file.path} after {resume_point.num_lines:,} lines", quiet=args.quiet)
 
+    from cenote.api.admission.controller import AdmissionController
     from cenote.api.app import build_app
     from cenote.api.app_state import AppState
     from cenote.api.batch_file import BatchFileRunner
     from cenote.engine.engine import PoolingEngine
 
     app_state = AppState(settings)
+    app_state.admission = AdmissionController.unlimited()  # the lines in flight are bounded here
     total = source.count() if sys.stderr.isatty() and not args.quiet else None
     progress = RowProgress(total, resume_point.num_lines, quiet=args.quiet)
 

@@ -6,10 +6,30 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from cenote.config.options import check_choices, check_positive, normalize_log_level, option, parse_port
+from cenote.config.options import (
+    check_choices,
+    check_positive,
+    normalize_log_level,
+    option,
+    parse_bytes,
+    parse_port,
+    parse_token_count,
+)
 from cenote.errors import BadRequest
 
 MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
+POSITIVE_OPTIONS = (
+    "api_server_count",
+    "max_request_items",
+    "max_body_bytes",
+    "max_queue_tokens",
+    "max_queue_seconds",
+    "max_inflight_bytes",
+    "max_connections",
+    "max_waiting_chars",
+    "request_timeout_s",
+    "keep_alive_s",
+)
 
 
 def parse_front_end_count(value: str | int) -> int:
@@ -30,7 +50,12 @@ class ServerConfig:
         "names under which the model is served; the first is used in responses", default=()
     )
     api_key: tuple[str, ...] = option("API keys; they protect every route except the health endpoints", default=())
-    api_key_file: str | None = option("file with one API key per line, or a folder of such files", default=None)
+    api_key_file: str | None = option(
+        "file with one API key per line and its settings, such as weight=2, or a folder of such files", default=None
+    )
+    admin_api_key: tuple[str, ...] = option(
+        "API keys for admin routes, such as those that load adapters; other keys cannot use these then", default=()
+    )
     api_server_count: int = option(
         "number of front-end processes, or auto for one per two cores; 1: the supervisor serves HTTP itself",
         default=1,
@@ -42,6 +67,26 @@ class ServerConfig:
     )
     max_request_items: int = option("maximum number of inputs or documents in a request", default=2048)
     max_body_bytes: int = option("maximum size of a request body in bytes", default=64 * 1024**2)
+    max_queue_tokens: int = option(
+        "maximum tokens of requests in flight, for each lane; larger requests are refused, others get 429 above it",
+        default=32 * 1024**2,
+        parse=parse_token_count,
+    )
+    max_queue_seconds: float | None = option(
+        "maximum seconds of work in flight, by the measured speed; above it the server returns 429. Default: by the "
+        "latency of the model",
+        default=None,
+    )
+    max_inflight_bytes: int = option(
+        "maximum bytes of request bodies and answers in memory, such as 2G; the server returns 429 above it",
+        default=2 * 1024**3,
+        parse=parse_bytes,
+    )
+    max_connections: int = option("maximum number of open connections", default=4096)
+    max_waiting_chars: int | None = option("deprecated: a third of it is used as max_queue_tokens", default=None)
+    request_timeout_s: float | None = option(
+        "seconds after which a request gets 504, unless it sets its own timeout; none if unset", default=None
+    )
     trust_request_chat_template: bool = option("accept chat templates in requests", default=False)
     rerank_document_shape: Literal["object", "string"] = option(
         "form of the document in rerank results", default="object", choices=("object", "string")
@@ -84,10 +129,11 @@ class ServerConfig:
                 'allow_credentials cannot be combined with allowed_origins "*": any web page could use a visitor\'s '
                 "cookies; list the allowed_origins"
             )
-        if any(not key.strip() for key in self.api_key):
-            raise BadRequest("api_key must not be empty", param="api_key")
+        for name in ("api_key", "admin_api_key"):
+            if any(not key.strip() for key in getattr(self, name)):
+                raise BadRequest(f"{name} must not be empty", param=name)
         if self.in_process_engine and self.api_server_count > 1:
             raise BadRequest("in_process_engine needs api_server_count 1: other processes could not reach the engine")
         if self.root_path and not self.root_path.startswith("/"):
             raise BadRequest(f"root_path must start with a slash, got {self.root_path!r}", param="root_path")
-        check_positive(self, ("api_server_count", "max_request_items", "max_body_bytes", "keep_alive_s"))
+        check_positive(self, POSITIVE_OPTIONS)

@@ -190,7 +190,7 @@ def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pyte
     def fail(headers: object) -> None:
         raise RuntimeError("/somewhere/private")
 
-    monkeypatch.setattr(app_state.api_keys, "find_digest", fail)
+    monkeypatch.setattr(app_state.api_keys, "find", fail)
     reply = client.get("/version", headers={"X-Request-Id": "r1"})
 
     assert reply.status_code == 500

@@ -23,8 +23,10 @@ from cenote.api.request_fields import (
     PROMPT_DOC,
     PROMPT_NAME_DOC,
     TASK_DOC,
+    TIMEOUT_DOC,
     Dimensions,
     Int64,
+    Timeout,
     doc,
 )
 from cenote.errors import InputTooLong, InvalidBody
@@ -61,6 +63,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
         PositiveInt | None, doc("Truncate inputs to this many tokens; with truncate NONE, longer inputs are an error.")
     ] = None
     priority: Annotated[Int64 | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
+    timeout: Annotated[Timeout | None, TIMEOUT_DOC] = None
     return_token_counts: Annotated[bool | None, doc("Return the token counts of every input.")] = None
     prompt: Annotated[str | None, PROMPT_DOC] = None
     prompt_name: Annotated[str | None, PROMPT_NAME_DOC] = None
@@ -172,7 +175,7 @@ async def check_lengths(context: RequestContext, request: PoolRequest, max_token
     """Raise for a text that is too long before the model runs; images are checked after preprocessing instead."""
     prompt = select_prompt(request, context.model_info).prompt or ""
     texts = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
-    for index, tokenized in enumerate(await asyncio.gather(*map(context.engine.tokenize, texts))):
+    for index, tokenized in enumerate(await asyncio.gather(*map(context.tokenize, texts))):
         check_length(len(tokenized.token_ids), max_tokens, index, is_exact=len(texts[index]) < MAX_COUNTED_CHARS)
 
 

@@ -41,7 +41,9 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
 
     async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
         route = match_route(parse_body(BodyKeys, body), routes, context.model_info)
-        return await route.handler(parse_body(route.body_type, body), context)
+        parsed = parse_body(route.body_type, body)
+        context.read_options(parsed)
+        return await route.handler(parsed, context)
 
     return Dialect(
         "sagemaker",

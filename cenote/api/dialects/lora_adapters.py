@@ -32,14 +32,14 @@ async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
         raise BadRequest(
             f"'{body.lora_name}' is a name of the model itself; choose another lora_name", param="lora_name"
         )
-    await context.engine.load_adapter(body.lora_name, body.lora_path, in_place=bool(body.load_inplace))
+    await context.load_adapter(body.lora_name, body.lora_path, in_place=bool(body.load_inplace))
     return text_reply(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload_adapter(body: UnloadBody, context: RequestContext) -> Reply:
     if not body.lora_name:
         raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
-    await context.engine.unload_adapter(body.lora_name)
+    await context.unload_adapter(body.lora_name)
     return text_reply(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -57,6 +57,7 @@ LORA_ADAPTERS = Dialect(
             summary="Load a LoRA adapter",
             reply_type=str,
             media_type=TEXT_MEDIA_TYPE,
+            needs_admin=True,
             example={"lora_name": "my-adapter", "lora_path": "/adapters/mine"},
         ),
         Route(
@@ -66,6 +67,7 @@ LORA_ADAPTERS = Dialect(
             summary="Unload a LoRA adapter once no request in flight uses it",
             reply_type=str,
             media_type=TEXT_MEDIA_TYPE,
+            needs_admin=True,
             example={"lora_name": "my-adapter"},
         ),
     ],

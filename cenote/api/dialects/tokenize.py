@@ -10,7 +10,15 @@ from msgspec import Meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import MEDIA_IO_KWARGS_DOC, MM_PROCESSOR_KWARGS_DOC, ChatMessage, doc, make_conversation
+from cenote.api.request_fields import (
+    MEDIA_IO_KWARGS_DOC,
+    MM_PROCESSOR_KWARGS_DOC,
+    TIMEOUT_DOC,
+    ChatMessage,
+    Timeout,
+    doc,
+    make_conversation,
+)
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input
 
@@ -36,6 +44,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables of the chat template.")] = None
     media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS_DOC] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
+    timeout: Annotated[Timeout | None, TIMEOUT_DOC] = None
     tools: Annotated[list[dict[str, Any]] | None, doc("Tool definitions, passed to the chat template.")] = None
 
     def make_input(self, context: RequestContext) -> Input:
@@ -64,6 +73,7 @@ class Tokenized(msgspec.Struct):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     tokens: list[TokenId]
+    timeout: Annotated[Timeout | None, TIMEOUT_DOC] = None
 
 
 class Detokenized(msgspec.Struct):
@@ -85,7 +95,7 @@ async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
 
 async def detokenize(body: DetokenizeBody, context: RequestContext) -> Reply:
     context.check_model(body.model, param="model")
-    return json_reply(Detokenized(await context.engine.detokenize(body.tokens)))
+    return json_reply(Detokenized(await context.detokenize(body.tokens)))
 
 
 TOKENIZE = Dialect(

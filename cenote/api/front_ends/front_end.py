@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from cenote.api import log_config
+from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, BalancedAcceptor, ConnectionCounts
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
@@ -46,13 +47,13 @@ REPORT_INTERVAL_S = 0.1
 
 def main() -> int:
     exit_with_parent()
-    channel_fd, links_fd, counts_fd, *listener_fds = map(int, sys.argv[1:])
+    channel_fd, links_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
         # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
         # make the file description, which all processes share, blocking
         listener.setblocking(False)
-    front_end = FrontEndProcess(counts_fd, listeners)
+    front_end = FrontEndProcess(counts_fd, admission_fd, listeners)
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
     return 1 if front_end.is_disconnected else 0
 
@@ -62,8 +63,9 @@ class FrontEndProcess:
 
     server: FrontEndServer
 
-    def __init__(self, counts_fd: int, listeners: Sequence[socket.socket]) -> None:
+    def __init__(self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket]) -> None:
         self.counts_fd = counts_fd
+        self.admission_fd = admission_fd
         self.listeners = listeners
         self.channel: Channel[SupervisorToFrontEnd] = Channel(
             SupervisorToFrontEnd, self._on_message, self._on_disconnect
@@ -103,7 +105,8 @@ class FrontEndProcess:
 
     def _initialize(self, init: Init) -> None:
         log_config.configure_logging(init.settings)
-        app_state = AppState(init.settings)
+        counters = Counters(self.admission_fd, init.settings.api_server_count, init.front_end_id - 1)
+        app_state = AppState(init.settings, counters)
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
         app_state.metrics = self.metrics

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from cenote.api.admission.counters import Counters, make_counters_file
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
 from cenote.api.supervisor.spawn import describe_exit, spawn_module
@@ -65,6 +66,9 @@ class FrontEndManager:
         count = app_state.settings.api_server_count
         self.counts_fd = make_shared_memory(SLOT_BYTES * count)
         self.connection_counts = ConnectionCounts(self.counts_fd, count)
+        self.admission_fd = make_counters_file(count)
+        self.counters = Counters(self.admission_fd, count, row=None)
+        app_state.use_counters(self.counters)
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.collect_metrics = collect_metrics  # of the whole server
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
@@ -114,6 +118,7 @@ class FrontEndManager:
         await asyncio.wait(self._supervisors)
         self._load_reporter.cancel()
         os.close(self.counts_fd)
+        os.close(self.admission_fd)
 
     async def _supervise(self, front_end_id: int) -> None:
         """Run a front-end process and restart it when it exits, until the server drains."""
@@ -143,6 +148,7 @@ class FrontEndManager:
             return f"could not be started ({error.strerror})"
         await front_end.exited.wait()
         self.connection_counts.set(front_end_id, CLOSED_COUNT)
+        self.counters.clear_row(front_end_id - 1)
         status = await front_end.wait_exit_status()
         del self.running[front_end_id]
         self.check_all_ready()
@@ -150,7 +156,7 @@ class FrontEndManager:
 
     async def _start(self, front_end_id: int) -> FrontEndHandle:
         front_end = FrontEndHandle(front_end_id, self)
-        await front_end.start([self.counts_fd, *(listener.fileno() for listener in self.listeners)])
+        await front_end.start([self.counts_fd, self.admission_fd, *(listener.fileno() for listener in self.listeners)])
         app_state = self.app_state
         front_end.channel.send(
             Init(app_state.settings, front_end_id, app_state.started_at, app_state.created, self.model_info)

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -73,7 +73,7 @@ class Supervisor:
         self.failure: BaseException | None = None
         init = EngineInit(app_state.settings, encode_engine_config(config), {})
         self.engine_manager = EngineManager(init, config.step_timeout_s, self, engine_command)
-        self.metrics = SupervisorMetrics(self.engine_manager)
+        self.metrics = SupervisorMetrics(self.engine_manager, app_state.collect_admission_metrics)
         app_state.metrics = self.metrics
         self.front_ends: LocalFrontEnd | FrontEndManager
         if app_state.settings.api_server_count == 1:
@@ -172,12 +172,12 @@ class Supervisor:
 class SupervisorMetrics(LocalServerMetrics):
     """HTTP metrics of all front-ends, and the metrics of the engine process."""
 
-    def __init__(self, engine_manager: EngineManager) -> None:
-        super().__init__()
+    def __init__(self, engine_manager: EngineManager, collect_admission: Callable[[], list[MetricFamily]]) -> None:
+        super().__init__(collect_admission)
         self.engine_manager = engine_manager
 
     async def collect(self, engine: Engine) -> list[MetricFamily]:
         return await self.collect_all()
 
     async def collect_all(self) -> list[MetricFamily]:
-        return [*await self.engine_manager.collect_metrics(), *self.registry.snapshot()]
+        return [*await self.engine_manager.collect_metrics(), *self.snapshot()]

@@ -1,0 +1,287 @@
+"""AdmissionController: admits a request or refuses it, by its cost and by what all front-ends have in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, Counters
+from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
+from cenote.api.admission.refusals import Refusals
+from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
+from cenote.api.key_settings import ANONYMOUS, KeySettings
+from cenote.errors import Overloaded
+from cenote.protocol.scheduling import Lane
+from cenote.utils.metrics import MetricFamily, MetricSeries
+
+# a request up to this size delays others by one small batch: some texts of full length, or a query with tens of
+# passages
+MAX_INTERACTIVE_TOKENS = 4096
+# size classes of bulk requests: the first up to 4 times the interactive size, then 4 times as much each
+CLASS_FACTOR = 4
+UNLIMITED = 2**62
+# a request that is larger than the whole queue may wait behind this many of its own size
+MAX_SAME_SIZE = 4
+
+
+class Ticket:
+    """Tokens that one request has in flight, until `release`."""
+
+    __slots__ = ("admitted_at", "column", "controller", "is_first", "size_class", "tokens")
+
+    def __init__(
+        self, controller: AdmissionController, tokens: int, size_class: int, column: int, now: float, is_first: bool
+    ) -> None:
+        self.controller = controller
+        self.tokens = tokens
+        self.size_class = size_class
+        self.column = column  # of its tenant; 0: none
+        self.admitted_at = now
+        self.is_first = is_first  # the lane was nearly empty
+
+    @property
+    def lane(self) -> Lane:
+        return "bulk" if self.size_class else "interactive"
+
+    def release(self, *, is_completed: bool) -> None:
+        controller, lane = self.controller, 1 if self.size_class else 0
+        own = controller.counters.own
+        own[QUEUED + self.size_class] -= self.tokens
+        if self.column:
+            own[self.column + lane] -= self.tokens
+        if is_completed:
+            own[DONE + lane] += self.tokens
+            now = time.monotonic()
+            controller.on_completed(lane, now, now - self.admitted_at if self.is_first else 0.0)
+
+
+class AdmissionController:
+    def __init__(
+        self,
+        *,
+        max_queue_tokens: int,
+        max_inflight_bytes: int,
+        max_queue_seconds: float | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.counters = counters or Counters()
+        self.max_queue_tokens = max_queue_tokens
+        self.max_inflight_bytes = max_inflight_bytes
+        self.limits = (
+            QueueLimit(INTERACTIVE_TIMES, max_queue_tokens, max_queue_seconds),
+            QueueLimit(BULK_TIMES, max_queue_tokens, max_queue_seconds),
+        )
+        self.tenants = Tenants(self.counters)
+        self.refusals = Refusals(self.counters)
+
+    @classmethod
+    def unlimited(cls) -> AdmissionController:
+        """Return a controller that admits every request, for programs that send their own requests."""
+        return cls(max_queue_tokens=UNLIMITED, max_inflight_bytes=UNLIMITED, max_queue_seconds=UNLIMITED)
+
+    # tokens
+
+    def admit(
+        self,
+        tokens: int,
+        lane: Lane | None = None,
+        key: KeySettings = ANONYMOUS,
+        keys: Sequence[KeySettings] = (),
+        deadline_at: float = 0.0,
+    ) -> Ticket:
+        """Count a request as in flight, or raise; `keys` are all valid API keys, `lane` None is chosen by size."""
+        if tokens > self.max_queue_tokens:
+            raise self.refusals.too_large(
+                "request_tokens",
+                f"the request has about {tokens} tokens, prompts and queries counted for every input, limit "
+                f"{self.max_queue_tokens}; split the request, or raise --max-queue-tokens",
+            )
+        now = time.monotonic()
+        size_class = find_size_class(tokens, lane)
+        column = self.tenants.find_column(key, keys) if keys else 0
+        num_queued = self._check_queue(tokens, size_class, key, column, now)
+        limit = self.limits[1 if size_class else 0]
+        if deadline_at and now + (num_queued / limit.rate if limit.is_measured else 0.0) > deadline_at:
+            raise self.refusals.too_late(
+                f"{num_queued:.0f} tokens are ahead of the request, about {num_queued / limit.rate:.2f} s, and its "
+                f"deadline is in {max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
+            )
+        own = self.counters.own
+        own[QUEUED + size_class] += tokens
+        if column:
+            own[column + (1 if size_class else 0)] += tokens
+            self.tenants.add_to_minute(column, tokens, now)
+        return Ticket(self, tokens, size_class, column, now, num_queued < limit.tokens / 8)
+
+    def check_open(self, num_bytes: int, lane: Lane | None, key: KeySettings, keys: Sequence[KeySettings]) -> None:
+        """Raise before a body is read if the request would be refused whatever is in it."""
+        if num_bytes > self.max_inflight_bytes:
+            raise self._too_many_bytes(num_bytes, "the body")
+        if self.counters.total(BYTES) + num_bytes > self.max_inflight_bytes:
+            raise self._bytes_error(num_bytes)
+        # every token takes at least a byte, so that a small body is an interactive request
+        if num_bytes <= MAX_INTERACTIVE_TOKENS and lane != "bulk":
+            column = self.tenants.find_column(key, keys) if keys else 0
+            self._check_queue(1, 0, key, column, time.monotonic())
+
+    def on_completed(self, lane: int, now: float, latency_s: float) -> None:
+        limit = self.limits[lane]
+        limit.on_completed(now, self._count_lane(lane), self.counters.total(DONE + lane), latency_s)
+        self.counters.own[RATE + lane] = limit.rate
+
+    def _count_lane(self, lane: int) -> float:
+        counters = self.counters
+        return counters.total_up_to(QUEUED + 1, NUM_SIZE_CLASSES - 1) if lane else counters.total(QUEUED)
+
+    def _count_queued(self, size_class: int) -> float:
+        """Return the tokens ahead of a request: of its lane, without those of far larger requests.
+
+        A large request is computed in many batches, and those of smaller requests come between them.
+        """
+        if not size_class:
+            return self.counters.total(QUEUED)
+        return self.counters.total_up_to(QUEUED + 1, min(size_class + 1, NUM_SIZE_CLASSES - 1))
+
+    def _check_queue(self, tokens: int, size_class: int, key: KeySettings, column: int, now: float) -> float:
+        """Return the tokens ahead of a request, or raise if it does not fit."""
+        limit = self.limits[1 if size_class else 0]
+        num_queued = self._count_queued(size_class)
+        max_queued = limit.tokens
+        if size_class:
+            max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
+        if column:
+            share = self._check_tenant(tokens, size_class, key, column, now, max_queued)
+            if share < 1.0:  # others are active, and this key is below its share
+                return num_queued
+        if num_queued and num_queued + tokens > max_queued:
+            limit.on_full()
+            raise self._queue_error(tokens, num_queued, limit)
+        return num_queued
+
+    def _check_tenant(
+        self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, max_queued: float
+    ) -> float:
+        """Return the share of a key, or raise if it has reached its share or one of its own limits."""
+        tenants, lane = self.tenants, 1 if size_class else 0
+        tenants.touch(column, now)
+        share = tenants.compute_share(key, now)
+        in_lane = self.counters.total(column + lane)
+        if key.max_queue_tokens is not None:
+            in_flight = in_lane + self.counters.total(column + 1 - lane)
+            self._check_key_limit(tokens, in_flight, key.max_queue_tokens, self.limits[lane])
+        if key.max_tokens_per_minute is not None:
+            self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
+        if share < 1.0 and in_lane and in_lane + tokens > share * max_queued:
+            self.limits[lane].on_full()
+            raise self.refusals.overloaded(
+                "share",
+                f"this API key has {in_lane:.0f} tokens in flight, its share of the queue is {share * max_queued:.0f} "
+                "while other keys are active; retry later",
+                tokens / (share * self.limits[lane].rate),
+            )
+        return share
+
+    def _check_key_limit(self, tokens: int, in_flight: float, max_tokens: int, limit: QueueLimit) -> None:
+        if tokens > max_tokens:
+            raise self.refusals.too_large(
+                "request_tokens",
+                f"the request has about {tokens} tokens, limit {max_tokens} of this API key (max-queue-tokens); "
+                "split the request",
+            )
+        if in_flight + tokens > max_tokens:
+            raise self.refusals.overloaded(
+                "key_queue",
+                f"this API key has {in_flight:.0f} tokens in flight and the request about {tokens}, limit "
+                f"{max_tokens} (max-queue-tokens of the key); retry later",
+                (in_flight + tokens - max_tokens) / limit.rate,
+            )
+
+    def _check_rate(self, tokens: int, num_used: float, max_tokens: int, now: float) -> None:
+        if tokens > max_tokens:
+            raise self.refusals.too_large(
+                "request_tokens",
+                f"the request has about {tokens} tokens, limit {max_tokens} per minute of this API key; "
+                "split the request",
+            )
+        if num_used + tokens > max_tokens:
+            raise self.refusals.overloaded(
+                "rate_limit",
+                f"this API key has used {num_used:.0f} of {max_tokens} tokens per minute and the request has about "
+                f"{tokens}; retry in {seconds_to_next_minute(now):.0f} s",
+                seconds_to_next_minute(now),
+            )
+
+    def _queue_error(self, tokens: int, num_queued: float, limit: QueueLimit) -> Overloaded:
+        return self.refusals.overloaded(
+            "queue",
+            f"overloaded: {num_queued:.0f} tokens in flight, limit {limit.tokens:.0f} at {limit.rate:.0f} tokens per "
+            "second; retry later",
+            (num_queued + tokens - limit.tokens / 2) / limit.rate,
+        )
+
+    # bytes
+
+    def add_bytes(self, num_bytes: int, name: str) -> None:
+        """Count bytes as held, or raise without counting them."""
+        own = self.counters.own
+        own[BYTES] += num_bytes
+        if self.counters.total(BYTES) > self.max_inflight_bytes:
+            own[BYTES] -= num_bytes
+            raise (
+                self._too_many_bytes(num_bytes, name)
+                if num_bytes > self.max_inflight_bytes
+                else self._bytes_error(num_bytes)
+            )
+
+    def remove_bytes(self, num_bytes: int) -> None:
+        self.counters.own[BYTES] -= num_bytes
+
+    def _too_many_bytes(self, num_bytes: int, name: str) -> Exception:
+        return self.refusals.too_large(
+            "request_bytes",
+            f"{name} would take about {num_bytes} bytes, limit {self.max_inflight_bytes}; split the request, use "
+            "encoding_format base64 or bytes for large answers, or raise --max-inflight-bytes",
+        )
+
+    def _bytes_error(self, num_bytes: int) -> Overloaded:
+        return self.refusals.overloaded(
+            "bytes",
+            f"overloaded: {self.counters.total(BYTES):.0f} bytes of requests and answers in flight and {num_bytes} in "
+            f"this one, limit {self.max_inflight_bytes} (--max-inflight-bytes); retry later",
+            1.0,
+        )
+
+    # metrics
+
+    def collect_metrics(self, keys: Sequence[KeySettings] = ()) -> list[MetricFamily]:
+        """Return the metrics of all front-ends; `keys` are all valid API keys."""
+        counters = self.counters
+        queued = [self._count_lane(lane) for lane in range(2)]
+        rates = [max(counters.rows(RATE + lane)) for lane in range(2)]
+        return [
+            self.refusals.collect(),
+            _make_lane_gauge("cenote_admitted_tokens", "Tokens in flight, estimated at admission.", queued),
+            _make_lane_gauge("cenote_drain_tokens_per_second", "Tokens completed per second, as measured.", rates),
+            _make_gauge("cenote_inflight_bytes", "Bytes of requests and answers in flight.", counters.total(BYTES)),
+            _make_gauge("cenote_active_tenants", "API keys with recent requests.", self.tenants.count_active(keys)),
+        ]
+
+
+def find_size_class(tokens: int, lane: Lane | None) -> int:
+    """Return 0 for the interactive lane, else the size class of a bulk request."""
+    if lane == "interactive" or (lane is None and tokens <= MAX_INTERACTIVE_TOKENS):
+        return 0
+    size_class, max_tokens = 1, MAX_INTERACTIVE_TOKENS * CLASS_FACTOR
+    while tokens > max_tokens and size_class < NUM_SIZE_CLASSES - 1:
+        size_class, max_tokens = size_class + 1, max_tokens * CLASS_FACTOR
+    return size_class
+
+
+def _make_gauge(name: str, help_text: str, value: float) -> MetricFamily:
+    return MetricFamily(name, help_text, "gauge", series=[MetricSeries((), value)])
+
+
+def _make_lane_gauge(name: str, help_text: str, values: Sequence[float]) -> MetricFamily:
+    lanes: tuple[Lane, ...] = ("interactive", "bulk")
+    series = [MetricSeries((lane,), value) for lane, value in zip(lanes, values, strict=True)]
+    return MetricFamily(name, help_text, "gauge", ("lane",), series=series)

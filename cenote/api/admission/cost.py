@@ -1,0 +1,165 @@
+"""What a request costs, known before it is tokenized: tokens to compute, and bytes of its texts and of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from cenote.protocol.input_types import Conversation, Input, compute_input_size
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import Task
+from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
+
+# English has 4 characters per token, most other languages between 1.5 and 3
+CHARS_PER_TOKEN = 3
+# an image is between 256 and 1,280 tokens in most models; its bytes say little about that
+TOKENS_PER_IMAGE = 1024
+IMAGE_TYPES = ("image_url", "input_image", "image", "image_pil")
+DEFAULT_EMBEDDING_SIZE = 1024  # of models that do not tell
+# bytes per number of an answer: the float32 array, the encoded text, and for JSON the list of its parts
+JSON_BYTES, BASE64_BYTES, BINARY_BYTES = 16, 10, 8
+BYTES_BY_FORMAT = {"base64": BASE64_BYTES, "bytes": BINARY_BYTES, "bytes_only": BINARY_BYTES}
+# non-zero weights of a sparse vector, with their token ids; the vocabulary is a bound that no text reaches
+SPARSE_WEIGHTS_PER_TOKEN, MAX_SPARSE_WEIGHTS = 32, 32_768
+SPARSE_WEIGHT_BYTES = 2 * JSON_BYTES
+# of an entry of an answer besides its numbers
+ENTRY_BYTES = 64
+
+
+class RequestCost(NamedTuple):
+    tokens: int  # to compute
+    num_bytes: int = 0  # of texts that are repeated per input, and of the answer, as far as they exceed the body
+
+
+def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: str | None) -> RequestCost:
+    inputs = request.inputs
+    max_tokens = model_info.max_model_len
+    prompt_chars = 0
+    if inputs and isinstance(inputs[0], str):
+        texts = cast("Sequence[str]", inputs)  # dialects check that all inputs have one type
+        prompt_chars = _count_prompt_chars(request, model_info)
+        num_chars = sum(map(len, texts)) + len(texts) * prompt_chars
+        if num_chars <= max_tokens:  # as in nearly all requests: no input is longer than the model's maximum
+            tokens = num_chars // CHARS_PER_TOKEN + len(texts)
+        else:
+            tokens = sum([min(max_tokens, (len(text) + prompt_chars) // CHARS_PER_TOKEN + 1) for text in texts])
+    else:
+        tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
+    num_bytes = len(inputs) * prompt_chars
+    for task in (request.task, *request.extra_tasks):
+        num_bytes += estimate_answer(task, len(inputs), tokens, model_info, encoding_format)
+    return RequestCost(tokens, num_bytes)
+
+
+def _count_prompt_chars(request: PoolRequest, model_info: ModelInfo) -> int:
+    """Return the length of the prompt before every text; of the model's own prompts, which are short, roughly."""
+    if request.prompt is not None:
+        return len(request.prompt)
+    if request.prompt_name is not None:
+        return len(model_info.prompts.get(request.prompt_name, ""))
+    return len(model_info.default_prompt or "")
+
+
+def count_tokens(item: Input) -> int:
+    """Return the tokens of an input: exact for token ids, estimated for texts and images."""
+    if isinstance(item, list):
+        return len(item)
+    if isinstance(item, str):
+        return len(item) // CHARS_PER_TOKEN + 1
+    if isinstance(item, Conversation):
+        return _count_parts(item.messages)
+    if hasattr(item, "content"):
+        return _count_parts(item.content)
+    return compute_input_size(item) // CHARS_PER_TOKEN + 1
+
+
+def _count_parts(value: object, depth: int = 8) -> int:
+    """Return the tokens of messages or content parts."""
+    if isinstance(value, str):
+        return len(value) // CHARS_PER_TOKEN + 1
+    if isinstance(value, dict):
+        if value.get("type") in IMAGE_TYPES or "image" in value:
+            return TOKENS_PER_IMAGE
+        value = list(value.values())
+    return sum([_count_parts(item, depth - 1) for item in value]) if depth and isinstance(value, list) else 0
+
+
+def estimate_answer(
+    task: Task, num_inputs: int, num_tokens: int, model_info: ModelInfo, encoding_format: str | None
+) -> int:
+    """Return the bytes of the answer of one task, in memory and encoded."""
+    bytes_per_number = BYTES_BY_FORMAT.get(encoding_format or "float", JSON_BYTES)
+    if task == "embed":
+        numbers = num_inputs * (model_info.embedding_size or DEFAULT_EMBEDDING_SIZE)
+    elif task == "token_embed":
+        numbers = num_tokens * (model_info.embedding_size or DEFAULT_EMBEDDING_SIZE)
+    elif task == "token_classify":
+        numbers = num_tokens * len(model_info.labels or (1,))
+    elif task == "sparse_embed":
+        weights = min(num_tokens * SPARSE_WEIGHTS_PER_TOKEN, num_inputs * MAX_SPARSE_WEIGHTS)
+        return weights * SPARSE_WEIGHT_BYTES + num_inputs * ENTRY_BYTES
+    else:
+        numbers = num_inputs * len(model_info.labels or (1,))
+    return numbers * bytes_per_number + num_inputs * ENTRY_BYTES
+
+
+def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:
+    """Cross-encoders read the query and the instruction with every document, others once."""
+    num_queries, num_documents = len(request.queries), len(request.documents)
+    query_chars = list(map(_count_chars, request.queries))
+    document_chars = list(map(_count_chars, request.documents))
+    extra_chars = _count_variables(request) + len(request.template or "")
+    score_type = request.score_type or (model_info.score_types[0] if model_info.score_types else None)
+    max_tokens = model_info.max_model_len
+    if score_type != "cross-encoder":
+        chars = query_chars + document_chars
+        tokens = sum([min(max_tokens, count // CHARS_PER_TOKEN + 1) for count in chars])
+        copies = extra_chars * (num_queries + num_documents)
+    else:
+        queries = query_chars * num_documents if num_queries == 1 else query_chars
+        pairs = [query + document + extra_chars for query, document in zip(queries, document_chars, strict=False)]
+        tokens = sum([min(max_tokens, count // CHARS_PER_TOKEN + 1) for count in pairs])
+        copies = sum(pairs) - sum(query_chars) - sum(document_chars)
+    return RequestCost(tokens, max(0, copies) + num_documents * 2 * ENTRY_BYTES)
+
+
+def _count_chars(item: object) -> int:
+    """Return the size of a query or document in characters; an image counts as its tokens."""
+    return len(item) if isinstance(item, str) else CHARS_PER_TOKEN * _count_parts(getattr(item, "content", ""))
+
+
+def _count_variables(request: ScoreRequest) -> int:
+    values = request.template_kwargs.values() if request.template_kwargs else ()
+    return len(request.instruction or "") + sum([CHARS_PER_TOKEN * _count_parts(value) for value in values])
+
+
+def estimate_entities(request: EntityRequest, model_info: ModelInfo) -> RequestCost:
+    """GLiNER reads all labels before every text; with a stride, all of a long text is computed in windows."""
+    label_chars = sum(map(len, request.labels or ()))
+    texts = [item for item in request.pool_request.inputs if isinstance(item, str)]
+    is_windowed = request.stride is not None
+    max_tokens = model_info.max_model_len
+    counts = [(len(text) + label_chars) // CHARS_PER_TOKEN + 1 for text in texts]
+    tokens = sum(counts) if is_windowed else sum([min(max_tokens, count) for count in counts])
+    if is_windowed:  # windows overlap by `stride` tokens: each advances by what is left
+        tokens = tokens * max_tokens // max(1, max_tokens - min(request.stride or 0, max_tokens - 1))
+    num_classes = len(request.labels or model_info.labels or (1,))
+    return RequestCost(tokens, len(texts) * label_chars + tokens * (num_classes * 4 + ENTRY_BYTES))
+
+
+def estimate_tokenize(prompt: Input) -> RequestCost:
+    """Tokenizing takes a small part of the time of computing a token; its answer is a list of numbers."""
+    tokens = count_tokens(prompt)
+    return RequestCost(tokens // TOKENIZE_SHARE + 1, tokens * JSON_BYTES)
+
+
+TOKENIZE_SHARE = 16
+
+
+def estimate_detokenize(token_ids: Sequence[int]) -> RequestCost:
+    return RequestCost(len(token_ids) // TOKENIZE_SHARE + 1, len(token_ids) * BINARY_BYTES)
+
+
+def estimate_plugin(request: PluginRequest) -> RequestCost:
+    """The format of the data is the plugin's: its texts count as the input."""
+    return RequestCost(_count_parts(request.data) + 1)

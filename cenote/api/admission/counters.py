@@ -1,0 +1,78 @@
+"""What is in flight in all front-ends: counters in shared memory, a row per front-end which only that one writes."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final, Literal
+
+from cenote.utils.shared_memory import make_shared_memory
+
+RefusalReason = Literal[
+    "queue", "share", "key_queue", "rate_limit", "bytes", "request_tokens", "request_bytes", "deadline", "connections"
+]
+REASONS: Final[tuple[RefusalReason, ...]] = (
+    "queue",  # too many tokens in flight
+    "share",  # the key uses its share of the queue
+    "key_queue",  # max-queue-tokens of the key
+    "rate_limit",  # max-tokens-per-minute of the key
+    "bytes",  # too many bytes in flight
+    "request_tokens",  # the request alone has more tokens than the queue
+    "request_bytes",  # the request alone needs more bytes than may be in flight
+    "deadline",  # its deadline would pass, or has passed
+    "connections",
+)
+NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
+NUM_TENANTS = 1024  # slots of API keys
+
+# columns of a row, float64: bytes in flight, tokens in flight by size class, then by lane (interactive, bulk):
+# tokens completed so far, and the measured tokens per second; requests refused so far by reason; then tenants
+BYTES = 0
+QUEUED = 1
+DONE = QUEUED + NUM_SIZE_CLASSES
+RATE = DONE + 2
+REFUSED = RATE + 2
+TENANTS = REFUSED + len(REASONS)
+# columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
+TENANT_COLUMNS = 5
+TENANT_SEEN, TENANT_MINUTE, TENANT_MINUTE_TOKENS = 2, 3, 4
+NUM_COLUMNS = TENANTS + NUM_TENANTS * TENANT_COLUMNS
+
+
+def make_counters_file(num_rows: int) -> int:
+    """Return the descriptor of shared memory for so many front-ends."""
+    return make_shared_memory(8 * NUM_COLUMNS * num_rows)
+
+
+class Counters:
+    """The row of one front-end, and sums over the rows of all."""
+
+    def __init__(self, fd: int = -1, num_rows: int = 1, row: int | None = 0) -> None:
+        """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums."""
+        self._values = memoryview(mmap.mmap(fd, 8 * NUM_COLUMNS * num_rows)).cast("d")
+        self.num_rows = num_rows
+        if row is None:
+            self.own = memoryview(bytearray(8 * NUM_COLUMNS)).cast("d")
+        else:
+            self.own = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
+
+    def total(self, column: int) -> float:
+        """Return the sum of a column over all front-ends."""
+        return self._values[column] if self.num_rows == 1 else sum(self._values[column::NUM_COLUMNS])
+
+    def total_up_to(self, column: int, count: int) -> float:
+        """Return the sum of `count` columns over all front-ends."""
+        if self.num_rows == 1:
+            return sum(self._values[column : column + count])
+        return sum(self.total(column + index) for index in range(count))
+
+    def rows(self, column: int) -> list[float]:
+        """Return a column of every front-end."""
+        return list(self._values[column::NUM_COLUMNS])
+
+    def clear_row(self, row: int) -> None:
+        """Forget what a front-end had in flight when it died; what it has done and refused stays counted."""
+        values = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
+        for column in (BYTES, *range(QUEUED, QUEUED + NUM_SIZE_CLASSES), *range(RATE, RATE + 2)):
+            values[column] = 0.0
+        for tenant in range(TENANTS, NUM_COLUMNS, TENANT_COLUMNS):
+            values[tenant] = values[tenant + 1] = 0.0
