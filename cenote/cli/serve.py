@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cenote")
 
+CHARS_PER_TOKEN = 3
 # vLLM flag -> option
 VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
 
@@ -96,6 +97,9 @@ def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[S
         raise UsageError(f"two different models: {tag} and --model {options['model']}; pass only one")
     if "model" not in options:
         _check_swallowed_model(parser)
+    if (max_waiting_chars := options.pop("max_waiting_chars", None)) is not None:
+        logger.warning("--max-waiting-chars is deprecated; use --max-queue-tokens, which is about a third of it")
+        options.setdefault("max_queue_tokens", max(1, max_waiting_chars // CHARS_PER_TOKEN))
     server_names = {option.name for option in option_fields(ServerConfig)}
     settings = ServerConfig(**{name: value for name, value in options.items() if name in server_names})
     engine_options = {name: value for name, value in options.items() if name not in server_names}
@@ -143,10 +147,11 @@ def make_parser() -> CommandParser:
 
 
 def _add_vllm_flags(parser: CommandParser) -> None:
-    """Add vLLM's names of flags, and the vLLM flags that are ignored, hidden from the help."""
+    """Add vLLM's and former names of flags, and the vLLM flags that are ignored, hidden from the help."""
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for flag, name in VLLM_FLAGS.items():
         parser.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
+    parser.add_argument("--max-waiting-chars", type=int, **hidden)
     levels = parser.options_by_flag()["--log-level"].choices
     parser.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
     add_ignored_flags(parser)

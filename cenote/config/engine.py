@@ -147,10 +147,6 @@ class EngineConfig:
         "hosts from which images may be fetched; none if unset (for LLM in Python: any)", default=()
     )
     allow_any_media_domain: bool = option("allow images to be fetched from any public host", default=False)
-    max_waiting_chars: int = option(
-        "maximum characters and token ids of requests in flight; the server returns 429 above it",
-        default=256 * 1024**2,
-    )
     result_cache_bytes: int = option(
         "memory for the result cache, such as 512M; 0 disables it", default=0, parse=parse_bytes
     )
@@ -175,7 +171,7 @@ class EngineConfig:
             )
         if not isinstance(self.result_cache_disk_bytes, int) or self.result_cache_disk_bytes < MIN_CACHE_DISK_BYTES:
             raise BadRequest(f"result_cache_disk_bytes must be at least 1M, got {self.result_cache_disk_bytes!r}")
-        check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "max_waiting_chars", "step_timeout_s"))
+        check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s"))
 
     @property
     def max_images_per_prompt(self) -> int:

@@ -26,7 +26,6 @@ POSITIVE_OPTIONS = (
     "max_queue_seconds",
     "max_inflight_bytes",
     "max_connections",
-    "max_waiting_chars",
     "request_timeout_s",
     "keep_alive_s",
 )
@@ -83,7 +82,6 @@ class ServerConfig:
         parse=parse_bytes,
     )
     max_connections: int = option("maximum number of open connections", default=4096)
-    max_waiting_chars: int | None = option("deprecated: a third of it is used as max_queue_tokens", default=None)
     request_timeout_s: float | None = option(
         "seconds after which a request gets 504, unless it sets its own timeout; none if unset", default=None
     )

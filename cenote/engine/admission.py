@@ -13,7 +13,7 @@ from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.request_state import InputOptions, RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
-from cenote.errors import BadRequest, Overloaded, Unsupported
+from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.listwise_prompt import parse_listwise_input
 from cenote.loading.model_description import ModelDescription
@@ -25,6 +25,8 @@ from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.scoring.scorer import ScoringModel
 
+# a request with many images is queued in parts: further parts wait while this much is in flight
+MAX_PARTS_CHARS = 256 * 1024**2
 CONVERTIBLE_TASKS = ("embed", "token_embed", "classify", "token_classify")
 
 
@@ -111,18 +113,10 @@ class Admission:
             f"{api} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
         )
 
-    def check_capacity(self, num_chars: int) -> None:
-        """Raise Overloaded if the request exceeds the in-flight limit."""
-        if not self.has_capacity(num_chars):
-            raise Overloaded(
-                f"overloaded: {self.metrics.num_in_flight_chars} characters in flight, "
-                f"limit {self.config.max_waiting_chars} (--max-waiting-chars); retry later"
-            )
-
     def has_capacity(self, num_chars: int) -> bool:
-        """Return whether a request fits the in-flight limit; it always does when nothing else is in flight."""
+        """Return whether a part of a large request may be queued; it always may when nothing else is in flight."""
         num_in_flight = self.metrics.num_in_flight_chars
-        return not num_in_flight or num_in_flight + num_chars <= self.config.max_waiting_chars
+        return not num_in_flight or num_in_flight + num_chars <= MAX_PARTS_CHARS
 
     def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""

@@ -123,7 +123,7 @@ class PoolingEngine:
         self.busy_stages = BusyStages()
         self.executors = EngineExecutors()
         self._adapter_tasks: set[asyncio.Task[None]] = set()
-        self.image_workers = ImageWorkerPool(multimodal, config.max_waiting_chars, self.busy_stages)
+        self.image_workers = ImageWorkerPool(multimodal, self.busy_stages)
         self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal)
         self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
         self.scoring_model = ScoringModel(
@@ -210,10 +210,9 @@ class PoolingEngine:
         """
 
         async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
-            is_first = sub_request.offset == 0
-            if not is_first:  # the request has been admitted and must not be rejected half-way
+            if sub_request.offset:  # all parts of a large request at once could fill the memory
                 await self._wait_for_capacity(sum(map(compute_input_size, ready.inputs)))
-            return self.submit(ready, check_capacity=is_first, query_embeddings=sub_request.query_embeddings)
+            return self.submit(ready, query_embeddings=sub_request.query_embeddings)
 
         async def collect(state: RequestState) -> PoolResults:
             await asyncio.wrap_future(state.future)
@@ -377,10 +376,8 @@ class PoolingEngine:
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
-    def submit(
-        self, request: PoolRequest, *, check_capacity: bool = False, query_embeddings: Sequence[Tensor] | None = None
-    ) -> RequestState:
-        """Check a request and queue it; `check_capacity`: raise Overloaded when too much is in flight.
+    def submit(self, request: PoolRequest, *, query_embeddings: Sequence[Tensor] | None = None) -> RequestState:
+        """Check a request and queue it.
 
         With `query_embeddings`, one tensor per input, the results are MaxSim scores.
         """
@@ -390,20 +387,17 @@ class PoolingEngine:
                 "load the model in this process"
             )
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
-            return self.routes[role].submit(request, check_capacity=check_capacity, query_embeddings=query_embeddings)
+            return self.routes[role].submit(request, query_embeddings=query_embeddings)
         with self._counting_refusals():
             state = self.admission.prepare(request, self.model_info, query_embeddings)
             with self._admitting():
-                if check_capacity:
-                    self.admission.check_capacity(state.num_chars)
                 self.metrics.on_admit(state)
         self.tokenizer_worker.add(state)
         return state
 
     def admit_batch(self, batch: TokenizedBatch) -> None:
-        """Count a batch of front-ends as in flight; raise Overloaded when too much is."""
+        """Count a batch of front-ends as in flight."""
         with self._counting_refusals(batch.num_requests), self._admitting():
-            self.admission.check_capacity(batch.num_tokens)
             self.metrics.on_admit_batch(batch)
 
     @contextmanager

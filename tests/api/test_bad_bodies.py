@@ -226,7 +226,9 @@ def test_a_field_of_the_wrong_type_is_named(clients: Clients, path: str) -> None
         name = field.encode_name
         schema = msgspec.json.schema(field.type)
         types = accepted_types(schema)
-        for type_name in VALUES.keys() - types - ({"integer"} if "number" in types or ("boolean" in types and lenient) else set()):
+        for type_name in (
+            VALUES.keys() - types - ({"integer"} if "number" in types or ("boolean" in types and lenient) else set())
+        ):
             error = assert_refused(client.post(path, json=route.example | {name: VALUES[type_name]}))
             assert error["param"] == f"body.{name}", (name, type_name)
             assert f"{name}: " in error["message"].splitlines()[1], (name, type_name)

@@ -290,23 +290,6 @@ def test_a_failing_chunk_fails_only_its_own_text(make_engine: MakeEngine) -> Non
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
-def test_a_request_above_the_in_flight_limit_is_refused_and_can_be_retried(make_engine: MakeEngine) -> None:
-    gate = BatchGate()
-    engine = make_engine(fault=gate, max_waiting_chars=10)
-
-    async def call() -> None:
-        large = asyncio.create_task(engine.pool(make_request([[1] * 30])))  # admitted: nothing else is in flight
-        await asyncio.to_thread(gate.reached.wait, 20)
-        with pytest.raises(Overloaded, match="overloaded: 30 characters in flight, limit 10"):
-            await engine.pool(make_request([[1]]))
-        gate.opened.set()
-        await large
-        assert echoed_token_ids(await engine.pool(make_request([[1]]))) == [[1]]
-
-    asyncio.run(call())
-    assert engine.metrics.num_in_flight_chars == 0
-
-
 def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, opened, tokenize = make_engine(), threading.Event(), Renderer.tokenize
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from cenote.engine.preprocessing.sub_requests import compute_sub_request_size
-from cenote.errors import EngineStopped, Overloaded, PoolingError
+from cenote.errors import EngineStopped, PoolingError
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor, has_images
 from cenote.protocol.input_types import (
     ContentParts,
@@ -22,7 +22,6 @@ from cenote.protocol.input_types import (
     InvalidInput,
     MultimodalPair,
     MultimodalPrompt,
-    compute_input_size,
 )
 from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
@@ -37,13 +36,8 @@ MULTIMODAL_TYPES = (Conversation, ContentParts, MultimodalPair, MultimodalPrompt
 class ImageWorkerPool:
     """Worker threads that preprocess images before their request is admitted."""
 
-    def __init__(
-        self, multimodal: MultimodalProcessor | None, max_waiting_chars: int, busy_stages: BusyStages | None = None
-    ) -> None:
-        """`max_waiting_chars`: limit on characters waiting for preprocessing; above it, Overloaded (429) is raised."""
+    def __init__(self, multimodal: MultimodalProcessor | None, busy_stages: BusyStages | None = None) -> None:
         self.multimodal = multimodal  # None: the model takes no images
-        self.max_waiting_chars = max_waiting_chars
-        self.num_waiting_chars = 0
         self._executor = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="cenote-images")
         self._pid = os.getpid()  # threads do not survive a fork
         self._busy_stages = busy_stages or BusyStages()
@@ -66,8 +60,7 @@ class ImageWorkerPool:
         indices = self.find_image_indices(request)
         if not indices:
             return request
-        num_chars = sum(compute_input_size(request.inputs[index]) for index in indices)
-        with self._reserve(num_chars), self._stopped_errors():
+        with self._stopped_errors():
             futures = map(asyncio.wrap_future, self._submit(request, indices))
             return _replace_inputs(request, dict(zip(indices, await asyncio.gather(*futures), strict=True)))
 
@@ -79,7 +72,7 @@ class ImageWorkerPool:
         return task
 
     def start_preprocess_sync(self, request: PoolRequest) -> ImageJob:
-        """Preprocess a request for a synchronous caller; the limit on waiting characters does not apply."""
+        """Preprocess a request for a synchronous caller."""
         indices = self.find_image_indices(request)
         with self._stopped_errors():
             return ImageJob(self, request, indices, self._submit(request, indices) if indices else [])
@@ -95,20 +88,6 @@ class ImageWorkerPool:
         multimodal = replace(self.multimodal, image_cache={})
         preprocess = partial(_preprocess_or_reject, self._busy_stages, multimodal, request.mm_processor_kwargs)
         return [self._executor.submit(preprocess, request.inputs[index]) for index in indices]
-
-    @contextmanager
-    def _reserve(self, num_chars: int) -> Iterator[None]:
-        """Count waiting characters; raise Overloaded above the limit unless nothing else is waiting."""
-        if self.num_waiting_chars and self.num_waiting_chars + num_chars > self.max_waiting_chars:
-            raise Overloaded(
-                f"overloaded: images of {self.num_waiting_chars} characters waiting for preprocessing, "
-                f"limit {self.max_waiting_chars} (--max-waiting-chars); retry later"
-            )
-        self.num_waiting_chars += num_chars
-        try:
-            yield
-        finally:
-            self.num_waiting_chars -= num_chars
 
     @contextmanager
     def _stopped_errors(self) -> Iterator[None]:
