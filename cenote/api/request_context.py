@@ -195,7 +195,7 @@ class RequestContext:
     def _complete(self, scheduling: SchedulingParams, ticket: Ticket) -> dict[str, Any]:
         """Return the fields of an engine request that the server adds to what the body says."""
         key = self.admission.key
-        scheduling = SchedulingParams(scheduling.priority, key.tenant, key.weight, ticket.lane)
+        scheduling = replace(scheduling, tenant=key.tenant, weight=key.weight, lane=ticket.lane)
         return {"scheduling": scheduling, "deadline_at": self.admission.deadline_at, "timing": self.timing}
 
     def _mark_parsed(self) -> None:
