@@ -27,6 +27,9 @@ from cenote.protocol.params import Role, TokenizationParams
 
 logger = logging.getLogger("cenote")
 
+# ids converted to Python integers at once, while no other thread runs
+TO_LIST_IDS = 1 << 16
+
 
 class Renderer(InputPlanner):
     """Render lists of inputs, in bulk where all of them are simple, otherwise each with its own plan."""
@@ -59,8 +62,11 @@ class Renderer(InputPlanner):
         options = RenderOptions(TokenizationParams(add_special_tokens=add_special_tokens), UNLIMITED)
         texts = TextSet()
         build = self.plan_input(item, options, texts)
-        ids: list[int] = build(dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))).token_ids.tolist()
-        return ids
+        ids = build(dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))).token_ids
+        token_ids: list[int] = []
+        for start in range(0, len(ids), TO_LIST_IDS):  # in parts, between which other threads can run
+            token_ids += ids[start : start + TO_LIST_IDS].tolist()
+        return token_ids
 
     def _render_bulk(self, inputs: Sequence[Any], options: RenderOptions) -> TokenizedInputs | None:
         """Render inputs of one simple type with array operations; None if that is not possible or not worthwhile."""
