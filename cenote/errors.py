@@ -28,7 +28,7 @@ class PoolingError(Exception):
     """Base class of all errors that Cenote raises deliberately."""
 
     status = 500
-    http_message: str | None = None  # in HTTP responses, if vLLM's server and its offline API use different texts
+    http_message: str | None = None  # in HTTP responses, if it is not the message: vLLM's text, or one without details
     http_detail: str | None = None  # field `detail` of HTTP responses, if it is not the message
 
     def __init__(self, message: str, *, param: str | None = None, value: object = None) -> None:
@@ -152,3 +152,10 @@ class EngineStopped(PoolingError):
 
 class LoadError(PoolingError, ValueError):
     """The model cannot be loaded; the message is one line that names the file or option."""
+
+
+def make_internal_error(summary: str, error: BaseException, kind: type[PoolingError] = PoolingError) -> PoolingError:
+    """Return the error for an unexpected exception: Python callers see its text, HTTP clients only the summary."""
+    internal = kind(f"{summary}: {type(error).__name__}: {error}")
+    internal.http_message = f"{summary}; the reason is in the server log"
+    return internal

@@ -79,7 +79,7 @@ class Endpoint:
             try:
                 reply = await self._handle(scope, receive, admission)
             except PoolingError as error:
-                reply = error_reply(error)
+                reply = error_reply(error, scope["request_id"])
             if reply is None:  # the client disconnected
                 reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
             admission.hold_instead(len(reply.content))
@@ -216,7 +216,9 @@ async def _handle_pooling_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, PoolingError)
     context: RequestContext | None = http.scope.get("context")
     headers = context.response_headers() if context else ()
-    return to_response(error_reply(error), {name.decode(): value.decode() for name, value in headers})
+    return to_response(
+        error_reply(error, http.scope["request_id"]), {name.decode(): value.decode() for name, value in headers}
+    )
 
 
 async def _handle_http_error(http: Request, error: Exception) -> Response:

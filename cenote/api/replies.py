@@ -122,13 +122,18 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
     return Reply(msgspec.json.encode(body), status, JSON_MEDIA_TYPE, dict(headers or {}))
 
 
-def error_reply(error: PoolingError) -> Reply:
+def error_reply(error: PoolingError, request_id: str = "") -> Reply:
+    """Return the reply of an error; that of an internal error has the request id, which the log has too."""
     if isinstance(error, InvalidBody):
         message = format_validation_error(error)
         return status_error_reply(error.status, message, error_type="Bad Request", param=error.param)
+    message = error.http_message or str(error)
+    if error.status == 500 and request_id:
+        logger.error("request %s: %s", request_id, message)
+        message = f"{message}, request {request_id}"
     reply = status_error_reply(
         error.status,
-        error.http_message or str(error),
+        message,
         param=error.param,
         index=error.index,
         detail=error.http_detail,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cenote.engine.execution.device_errors import check_device_is_usable, free_cached_memory, is_out_of_memory
 from cenote.engine.result_delivery import BatchOutput, deliver_results
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch
-from cenote.errors import PoolingError
+from cenote.errors import PoolingError, make_internal_error
 
 logger = logging.getLogger("cenote")
 
@@ -50,10 +50,11 @@ def run_in_halves(batch: ScheduledBatch, run: RunBatch) -> None:
 
 
 def too_large_error(batch: ScheduledBatch, error: Exception) -> PoolingError:
+    summary = f"this input of {batch.num_tokens} tokens alone needs more memory than the device has left"
     first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return PoolingError(
-        f"this input of {batch.num_tokens} tokens alone needs more memory than the device has left: {first_line}"
-    )
+    too_large = PoolingError(f"{summary}: {first_line}")
+    too_large.http_message = summary
+    return too_large
 
 
 def bisect_failure(
@@ -106,4 +107,4 @@ def to_pooling_error(error: Exception, logged_types: set[type]) -> PoolingError:
     reason = f"{type(error).__name__}: {error}"
     logger.error("the model failed on one input: %s", reason, exc_info=None if type(error) in logged_types else error)
     logged_types.add(type(error))
-    return PoolingError(f"the model failed on this input: {reason}")
+    return make_internal_error("the model failed on this input", error)

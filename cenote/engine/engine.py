@@ -47,7 +47,7 @@ from cenote.engine.tasks.scoring import ScoringService
 from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
-from cenote.errors import EngineStopped, PoolingError, Unsupported
+from cenote.errors import EngineStopped, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.loading.load import LoadedModel, load_model
@@ -466,4 +466,4 @@ class PoolingEngine:
         if error is None or isinstance(error, PoolingError):
             self.stop(error)
         else:
-            self.stop(EngineStopped(f"the engine crashed: {type(error).__name__}: {error}"))
+            self.stop(make_internal_error("the engine crashed", error, EngineStopped))

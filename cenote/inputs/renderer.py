@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.errors import BadRequest, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.bulk_renderer import BulkRenderer
 from cenote.inputs.input_planner import InputPlanner, RenderOptions, TextSet
 from cenote.inputs.limits import (
@@ -153,4 +153,4 @@ def _to_input_error(error: Exception) -> PoolingError:
     if isinstance(error, PoolingError):
         return error
     logger.error("an input could not be read", exc_info=error)
-    return PoolingError(f"the input could not be read: {type(error).__name__}: {error}")
+    return make_internal_error("the input could not be read", error)

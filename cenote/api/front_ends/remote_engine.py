@@ -107,8 +107,12 @@ class RemoteEngine:
         if self.status in ("loading", "restarting"):
             state = "is being restarted" if self.status == "restarting" else "is loading the model"
             reason = f" ({self.status_reason})" if self.status_reason else ""
-            return NotReady(f"the engine {state}{reason}; retry shortly")
-        return EngineStopped(f"the engine has {self.status}: {self.status_reason}")
+            error: PoolingError = NotReady(f"the engine {state}{reason}; retry shortly")
+            error.http_message = f"the engine {state}; retry shortly"
+        else:
+            error = EngineStopped(f"the engine has {self.status}: {self.status_reason}")
+            error.http_message = f"the engine has {self.status}; the reason is in the server log"
+        return error
 
     async def connect(self, sock: socket.socket) -> None:
         """Use a new link to an engine process; it is ready when that process says so."""

@@ -31,7 +31,7 @@ from cenote.api.wire.token_messages import (
     TokenErrors,
     TokenResults,
 )
-from cenote.errors import PoolingError
+from cenote.errors import PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
@@ -297,7 +297,7 @@ class TokenClient:
             if len(inputs) > 1:  # of several requests perhaps: only the input that causes the error fails
                 return RenderResult.concat([self._render(key, [item]) for item in inputs])
             logger.exception("rendering failed")
-            reason = PoolingError(f"the input could not be read: {type(error).__name__}: {error}")
+            reason = make_internal_error("the input could not be read", error)
             return RenderResult.from_list([reason] * len(inputs))
 
     def _send(self, options_id: int, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:

@@ -139,7 +139,8 @@ def encode_error(error: BaseException) -> SerializedError:
         return SerializedError("", escape_surrogates(f"{type(error).__name__}: {error}"))
     class_name = next(base.__name__ for base in type(error).__mro__ if ERROR_CLASSES.get(base.__name__) is base)
     value = None if error.value is None else escape_surrogates(str(error.value))
-    return SerializedError(class_name, escape_surrogates(error.message), error.param, value, error.index)
+    message = vars(error).get("http_message") or error.message  # details of an internal error stay in this process
+    return SerializedError(class_name, escape_surrogates(message), error.param, value, error.index)
 
 
 def escape_surrogates(text: str) -> str:

@@ -25,8 +25,10 @@ def check_device_is_usable(error: BaseException) -> None:
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     if any(text in str(error) for text in CUDA_ERRORS):
-        first_line = str(error).splitlines()[0]
-        raise EngineStopped(f"the device failed and cannot be used any more by this process: {first_line}") from error
+        summary = "the device failed and cannot be used any more by this process"
+        stopped = EngineStopped(f"{summary}: {str(error).splitlines()[0]}")
+        stopped.http_message = summary
+        raise stopped from error
 
 
 def free_cached_memory() -> None:

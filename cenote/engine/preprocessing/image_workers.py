@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from cenote.engine.preprocessing.sub_requests import compute_sub_request_size
-from cenote.errors import EngineStopped, PoolingError
+from cenote.errors import EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor, has_images
 from cenote.protocol.input_types import (
     ContentParts,
@@ -153,7 +153,7 @@ def _preprocess_or_reject(
         return InvalidInput(error)
     except Exception as error:  # of Pillow, numpy or torch: it must not fail the other inputs
         logger.exception("image preprocessing failed")
-        return InvalidInput(PoolingError(f"image preprocessing failed for this input: {type(error).__name__}: {error}"))
+        return InvalidInput(make_internal_error("image preprocessing failed for this input", error))
 
 
 def _is_task_cancelled() -> bool:

@@ -17,7 +17,7 @@ from cenote.engine.dedup import DedupReceiver, InflightDedup
 from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.request_state import ChunkedInput, InputOptions, RequestState
 from cenote.engine.sequence_group import SequenceGroup
-from cenote.errors import PoolingError
+from cenote.errors import make_internal_error
 from cenote.inputs.chunks import split_into_chunks
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
@@ -145,7 +145,7 @@ class TokenizerWorker:
         except Exception as error:  # an unexpected error fails these requests, not the thread
             logger.exception("rendering failed")
             for job in jobs:
-                job.state.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
+                job.state.fail_all(make_internal_error("the input could not be read", error))
             return
         elapsed_s, start = time.monotonic() - started_at, 0
         for job, first_index, job_inputs in zip(jobs, first_indices, slices, strict=True):

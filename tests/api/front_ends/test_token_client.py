@@ -309,7 +309,7 @@ def test_requests_that_run_together_are_counted_by_their_own_outcome(make_engine
             await embed(remote, [[7]])
             good, bad = embed(remote, [[8, 9], [10]]), embed(remote, [[11], [666]])
             await asyncio.wait_for(good, 5)
-            with pytest.raises(PoolingError, match="poisoned"):
+            with pytest.raises(PoolingError, match="the model failed on this input"):
                 await asyncio.wait_for(bad, 5)
             await wait_until(lambda: not engine.metrics.requests_in_flight())
 
