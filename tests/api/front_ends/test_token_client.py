@@ -282,23 +282,19 @@ def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
 
 
 def test_requests_that_a_front_end_refuses_are_counted(make_engine: MakeEngine) -> None:  # noqa: F811
-    engine = make_engine(max_waiting_chars=100)
+    engine = make_engine()
 
     async def pool() -> None:
         async with connect_remote(engine) as (remote, _):
-            too_long, unknown_adapter, overloaded = [[7] * 5000], {"adapter": "none"}, [[7] * 8] * 20
             await embed(remote, [[7]])
-            for refused in (embed(remote, too_long), embed(remote, [[7]], **unknown_adapter)):
+            for inputs, options in (([[7] * 5000], {}), ([[7]], {"adapter": "none"})):
                 with pytest.raises(BadRequest):
-                    await refused
+                    await embed(remote, inputs, **options)
             await wait_until(lambda: get_value(engine, "cenote_requests_total", "refused") == 2)
-            first, second = embed(remote, overloaded), embed(remote, [[8] * 8] * 80)
-            await asyncio.wait([first, second])
             assert get_value(engine, "cenote_queue_length", "wire") >= 0
 
     asyncio.run(pool())
-    num_answered = get_value(engine, "cenote_requests_total", "answered")
-    assert num_answered + get_value(engine, "cenote_requests_total", "refused") == 5
+    assert get_value(engine, "cenote_requests_total", "answered") == 1
 
 
 def test_requests_that_run_together_are_counted_by_their_own_outcome(make_engine: MakeEngine) -> None:  # noqa: F811
