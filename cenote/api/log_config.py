@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import Scope
 
 from cenote.config.server import ServerConfig
+from cenote.utils.log_limits import LineLimit
 
 access_logger = logging.getLogger("cenote.access")
 
@@ -25,6 +26,7 @@ def configure_logging(settings: ServerConfig) -> None:
     for name, min_level in (("cenote", level), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
+        logger.filters = [LineLimit()]
         logger.propagate = False
         logger.setLevel(min_level)
     access_logger.disabled = settings.disable_access_log

@@ -24,11 +24,13 @@ CANARY = "canary-7f3a"
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
     before = {
-        name: (logger.handlers, logger.propagate, logger.level) for name in LOGGERS if (logger := get_logger(name))
+        name: (logger.handlers, logger.filters, logger.propagate, logger.level)
+        for name in LOGGERS
+        if (logger := get_logger(name))
     }
     yield
-    for name, (handlers, propagate, level) in before.items():
-        get_logger(name).handlers, get_logger(name).propagate = handlers, propagate
+    for name, (handlers, filters, propagate, level) in before.items():
+        get_logger(name).handlers, get_logger(name).filters, get_logger(name).propagate = handlers, filters, propagate
         get_logger(name).setLevel(level)
     get_logger("cenote.access").disabled = False
     logging.raiseExceptions = True
@@ -43,6 +45,21 @@ def make_logged_client(llm: LLM, **settings: Any) -> TestClient:
     configure_logging(app_state.settings)
     app_state.set_engine(llm.engine)
     return TestClient(build_app(app_state))
+
+
+def test_lines_that_clients_cause_are_limited(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_logged_client(llm)
+    monkeypatch.setattr(llm.engine.renderer, "render", lambda *args: 1 / 0)
+
+    for _ in range(50):
+        assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 500
+
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("ZeroDivisionError" in line for line in lines) == 20
+    assert sum("similar lines are suppressed" in line for line in lines) == 2  # of the engine and of the server
+    assert sum("POST /v1/embeddings 500" in line for line in lines) == 50  # the access log is complete
 
 
 def test_a_json_access_line_has_all_fields(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
