@@ -107,7 +107,7 @@ class Pooler(nn.Module):
         """Return weights over the vocabulary: as dense vectors for `embed`, else as (id, weight) rows above zero."""
         if self.heads.splade is None:
             assert self.heads.classifier is not None, "token weights are computed by the classifier"
-            weights = self._compute_logits(hidden.to(self.dtype), "token_classify", PoolingOptions())[:, 0]
+            weights = self._apply_head(hidden.to(self.dtype), "token_classify", PoolingOptions())[:, 0]
             return token_weights_to_pairs(weights, batch, seq_indices, self.plan.excluded_token_ids)
         if (vectors := splade_cache.get(tuple(seq_indices))) is None:
             vectors = splade_cache[tuple(seq_indices)] = self.heads.splade(hidden, batch, seq_indices)
@@ -143,15 +143,26 @@ class Pooler(nn.Module):
                 mask[positions] &= batch.token_ids[positions] != token_id
         return mask
 
-    def _apply_head(self, states: Tensor, task: Task, options: PoolingOptions) -> Tensor:
-        if task in ("embed", "token_embed"):
-            return self._project_embeddings(states, task, options)
-        return self._compute_logits(states, task, options)
+    def pool_raw(self, hidden: Tensor, batch: PackedBatch, spec: PoolingSpec) -> Tensor:
+        """Return one row per sequence as it leaves the head: `finish` applies what differs between requests."""
+        return self._apply_raw_head(self._pool(hidden, batch), spec.task, spec.options)
 
-    def _project_embeddings(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
-        projector = self.heads.projector if task == "embed" else self.heads.token_projector
-        if projector is not None:
-            x = projector(x)
+    def finish(self, raw: Tensor, task: Task, options: PoolingOptions) -> Tensor:
+        """Return the results of rows of `pool_raw`: embeddings cut and normalized, logits activated."""
+        if task in ("embed", "token_embed"):
+            return self._finish_embeddings(raw, task, options)
+        return self._finish_logits(raw, options)
+
+    def _apply_head(self, states: Tensor, task: Task, options: PoolingOptions) -> Tensor:
+        return self.finish(self._apply_raw_head(states, task, options), task, options)
+
+    def _apply_raw_head(self, states: Tensor, task: Task, options: PoolingOptions) -> Tensor:
+        if task in ("embed", "token_embed"):
+            projector = self.heads.projector if task == "embed" else self.heads.token_projector
+            return states if projector is None else projector(states)
+        return self._compute_raw_logits(states, task, options)
+
+    def _finish_embeddings(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
         if (columns := _select_columns(options, x.shape[-1])) is not None:
             x = x[..., columns]
         sizes = self.plan.matryoshka
@@ -163,7 +174,8 @@ class Pooler(nn.Module):
         # as in Sentence Transformers, the default cut comes after the normalization
         return x if task != "embed" or options.dimensions is not None else x[..., : sizes.default_size]
 
-    def _compute_logits(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
+    def _compute_raw_logits(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
+        """Return the logits of the requested columns; others, perhaps of a whole vocabulary, are not computed."""
         if (classifier := self.heads.classifier) is not None:
             # a sequence classifier's dense layer was trained on pooled states: in most families tokens skip it
             full_head = not classifier.pool_after_dense if task == "classify" else classifier.full_head_per_token
@@ -172,6 +184,9 @@ class Pooler(nn.Module):
             x = (classifier(x, columns) if full_head else classifier.last_layer(x, columns)).to(self.dtype)
         elif (columns := _select_columns(options, x.shape[-1])) is not None:
             x = x[..., columns]
+        return x
+
+    def _finish_logits(self, x: Tensor, options: PoolingOptions) -> Tensor:
         if self.plan.logit_mean is not None:
             x = x - self.plan.logit_mean
         if self.plan.logit_sigma is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cenote.engine.execution.graph_table import GraphTable
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.layers.attention import Attention
@@ -19,6 +21,7 @@ from cenote.layers.backbone import Backbone, InputEmbedding
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PooledGroup, Pooler, PoolingSpec
+from cenote.protocol.params import PoolingOptions
 
 logger = logging.getLogger("cenote")
 
@@ -28,7 +31,7 @@ NUM_TOKENS_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6
 MAX_WIDE_TOKENS, WIDE_HIDDEN_SIZE = 4096, 1025
 NUM_SEQS_BUCKETS = (1, 4, 16, 64, 256)
 SEQ_LEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# each graph takes some megabytes and a tenth of a second to capture; further buckets run without graphs
+# each graph takes some megabytes and a tenth of a second to capture
 MAX_GRAPHS = 64
 
 
@@ -39,9 +42,20 @@ class GraphBucket(NamedTuple):
 
 
 class GraphKey(NamedTuple):
+    """What a captured graph depends on; other options are applied to its output."""
+
     bucket: GraphBucket
-    spec: PoolingSpec
+    spec: PoolingSpec  # see make_graph_spec
     has_token_type_ids: bool
+
+
+def make_graph_spec(spec: PoolingSpec) -> PoolingSpec:
+    """Return the part of a spec that is computed inside of a graph; specs with the same part share their graphs.
+
+    Dimensions, normalization and activation come after the head. The columns of a classifier are part of it.
+    """
+    columns = spec.options.returned_token_ids if spec.task == "classify" else None
+    return PoolingSpec(spec.task, PoolingOptions(returned_token_ids=columns))
 
 
 def select_bucket(num_tokens: int, num_seqs: int, max_seqlen: int) -> GraphBucket | None:
@@ -63,14 +77,14 @@ def _smallest_bucket(sizes: Sequence[int], needed: int) -> int | None:
 
 
 class CudaGraphCache:
-    """CUDA graphs of the model by bucket and spec, captured on first use; they share one memory pool."""
+    """CUDA graphs of the model by bucket and task, captured on first use; they share one memory pool."""
 
     def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
         self.backbone = backbone
         self.pooler = pooler
         self.device = device
         self.is_enabled = supports_cuda_graphs(backbone) and pooling_supports_cuda_graphs(pooler)
-        self.graphs: dict[GraphKey, CapturedGraph] = {}
+        self.graphs = GraphTable(self._capture, self._wait_for_graphs, MAX_GRAPHS)
         self.memory_pool: Any = None  # can be shared because one graph runs at a time
 
     @property
@@ -82,7 +96,8 @@ class CudaGraphCache:
         """Return the pooled results of inputs without adapters; None if no graph can run them."""
         if (key := self._make_key(inputs, specs)) is None or (graph := self._get_or_capture(key)) is None:
             return None
-        return [PooledGroup(key.spec, list(range(len(inputs))), graph.run(inputs))]
+        ((spec,), *_) = specs
+        return [PooledGroup(spec, list(range(len(inputs))), graph.run(inputs, spec.options))]
 
     def _make_key(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> GraphKey | None:
         if not self.is_enabled or len(inputs.token_ids) > self.max_tokens:
@@ -96,19 +111,24 @@ class CudaGraphCache:
         bucket = select_bucket(len(inputs.token_ids), len(inputs), int(inputs.lengths.max()))
         if bucket is None:
             return None
-        return GraphKey(bucket, spec, bool((inputs.metadata["type1_start"] < inputs.lengths).any()))
+        return GraphKey(bucket, make_graph_spec(spec), bool((inputs.metadata["type1_start"] < inputs.lengths).any()))
 
     def _get_or_capture(self, key: GraphKey) -> CapturedGraph | None:
-        if (graph := self.graphs.get(key)) is None and len(self.graphs) < MAX_GRAPHS:
-            try:
-                graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
-            except RuntimeError as error:  # too little memory, or a library that does not support capture
-                logger.warning("CUDA graph capture failed; small batches run without graphs: %s", error)
-                self.is_enabled = False
-                return None
-            self.graphs[key] = graph
-            self.memory_pool = graph.graph.pool()
+        try:
+            return self.graphs.get(key)
+        except RuntimeError as error:  # too little memory, or a library that does not support capture
+            logger.warning("CUDA graph capture failed; small batches run without graphs: %s", error)
+            self.is_enabled = False
+            return None
+
+    def _capture(self, key: GraphKey) -> CapturedGraph:
+        graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
+        self.memory_pool = graph.graph.pool()
         return graph
+
+    def _wait_for_graphs(self) -> None:
+        """Wait for the last replay, on the stream that all graphs run on, before the memory of a graph is freed."""
+        torch.cuda.current_stream(self.device).synchronize()
 
 
 def get_max_tokens(backbone: nn.Module) -> int:
@@ -151,7 +171,10 @@ def _is_plain(inputs: TokenizedInputs) -> bool:
 
 
 class CapturedGraph:
-    """A captured graph of one bucket with its static input and output buffers."""
+    """A captured graph of one bucket with its static input and output buffers.
+
+    It has two outputs: the rows as they leave the head, and the results of requests without options.
+    """
 
     def __init__(
         self, key: GraphKey, backbone: nn.Module, pooler: Pooler, device: torch.device, memory_pool: Any
@@ -163,7 +186,13 @@ class CapturedGraph:
         token_ids, positions, token_types, cu_seqlens = self.static_inputs.split(sizes)  # type: ignore[no-untyped-call]
         cu_seqlens[1:] = max_seqlen if num_seqs == 1 else min(max_seqlen, num_tokens - 1)
 
-        def run() -> Tensor:
+        self.pooler = pooler
+        self.task = key.spec.task
+        self.default_options = replace(
+            pooler.plan.resolve_options(self.task, None), returned_token_ids=key.spec.options.returned_token_ids
+        )
+
+        def run() -> tuple[Tensor, Tensor]:
             # a new batch each time: values cached by an earlier one would not be computed in the graph
             batch = PackedBatch(
                 token_ids=token_ids,
@@ -173,9 +202,8 @@ class CapturedGraph:
                 token_type_ids=token_types if key.has_token_type_ids else None,
                 lens_are_upper_bounds=True,
             )
-            (group,) = pooler(backbone(batch), batch, [(key.spec,)] * num_seqs)
-            rows: Tensor = group.rows
-            return rows
+            raw = pooler.pool_raw(backbone(batch), batch, key.spec)
+            return raw, pooler.finish(raw, self.task, self.default_options)
 
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -186,9 +214,9 @@ class CapturedGraph:
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: other threads may use the device meanwhile, for example to copy results
         with torch.cuda.graph(self.graph, pool=memory_pool, stream=stream, capture_error_mode="thread_local"):
-            self.static_output = run()
+            self.static_raw, self.static_output = run()
 
-    def run(self, inputs: TokenizedInputs) -> Tensor:
+    def run(self, inputs: TokenizedInputs, options: PoolingOptions) -> Tensor:
         """Replay the graph for these inputs and return the results, in memory that the caller owns."""
         staging = torch.empty(self.static_inputs.shape, dtype=torch.int64, pin_memory=True)
         token_ids, positions, token_types, cu_seqlens = np.split(staging.numpy(), self.input_splits)
@@ -206,6 +234,8 @@ class CapturedGraph:
         cu_seqlens[num_seqs + 1 :] = num_tokens  # padding sequences are empty
         self.static_inputs.copy_(staging, non_blocking=True)
         self.graph.replay()
-        # The next replay overwrites static_output, and so may the replay of any other graph of this memory pool, whose
+        # The next replay overwrites both outputs, and so may the replay of any other graph of this memory pool, whose
         # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
-        return self.static_output[:num_seqs].clone()
+        if options == self.default_options:
+            return self.static_output[:num_seqs].clone()
+        return self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)

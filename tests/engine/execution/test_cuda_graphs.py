@@ -95,6 +95,28 @@ def test_a_captured_graph_gives_the_same_result_as_the_model(name: str, pooling:
     assert 3 <= len(model.graphs) <= 4
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_requests_with_any_dimensions_share_a_graph(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "BertModel")
+    loaded = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cuda"))
+    model = CudaGraphCache(loaded.backbone, loaded.pooler, torch.device("cuda"))
+    lengths = np.array(list(map(len, SEQUENCES)))
+    inputs = TokenizedInputs.from_ids(np.concatenate(SEQUENCES), lengths, lengths)
+    batch = copy_to_device(pack_sequences(SEQUENCES), "cuda")
+
+    with torch.inference_mode():
+        for options in (PoolingOptions(), *(PoolingOptions(dimensions=size) for size in range(1, 30))):
+            specs = [(PoolingSpec("embed", options),)] * len(SEQUENCES)
+            groups = model(inputs, specs)
+            assert groups is not None
+            (expected,) = loaded.pooler(loaded.backbone(batch), batch, specs)
+            assert groups[0].spec == expected.spec
+            assert_close(groups[0].rows, expected.rows, atol=1e-2, rtol=1e-2)
+
+    assert len(model.graphs) == 1
+
+
 # every bucket of tokens with every bucket of sequences, completely filled: (sequences, tokens of each)
 SHAPES = [
     (count, tokens // count)
