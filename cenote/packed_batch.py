@@ -50,6 +50,7 @@ class PackedBatch:
     row_mask: Tensor | None = None  # [tokens], whether a token has a row in token-wise results; None means all
     lora_names: tuple[str | None, ...] | None = None  # the adapter of each sequence; None means none for all
     shared_prefixes: SharedPrefixes | None = None  # prefixes stored once, after all sequences; None means none
+    is_deterministic: bool = False  # the kernels of a sequence must not depend on the other sequences
     lens_are_upper_bounds: bool = False  # seq_lens_cpu are limits (CUDA graphs): the real lengths are in cu_seqlens
 
     @property
@@ -86,7 +87,12 @@ class PackedBatch:
 
     @cached_property
     def equal_length_runs(self) -> tuple[EqualLengthRun, ...]:
-        """Runs of sequences of equal length; sorting by length makes them few."""
+        """Runs of sequences of equal length; sorting by length makes them few.
+
+        In a deterministic batch every sequence is a run of its own: kernels are selected by the number of sequences.
+        """
+        if self.is_deterministic:
+            return tuple(map(EqualLengthRun, self.cu_seqlens_cpu, [1] * self.num_seqs, self.seq_lens_cpu))
         runs, start = [], 0
         for length, group in groupby(self.seq_lens_cpu):
             count = sum(1 for _ in group)

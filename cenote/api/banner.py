@@ -35,7 +35,9 @@ def make_banner_rows(app_state: AppState, address: str, model_info: ModelInfo) -
         rows["scores"] = ", ".join(model_info.score_types)
     if model_info.late_interaction is not None:
         rows["late interaction"] = model_info.late_interaction
-    rows["runs"] = f"{model_info.dtype} on {model_info.device}"
+    rows["runs"] = f"{model_info.dtype} on {model_info.device}" + (
+        ", deterministic" if model_info.deterministic else ""
+    )
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"
     rows["limits"] = (

@@ -54,6 +54,8 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if model.kind.value == "tensors":  # the plugin does the rest
         yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)
         yield Setting("device", str(model.device.value), model.device.source)
+    if model.deterministic:
+        yield Setting("deterministic", True, "deterministic", "results do not depend on the batch")
         return
     yield _pooling_setting(model)
     yield Setting("token_pooling", plan.tok_pooling_type.value, plan.tok_pooling_type.source)

@@ -90,6 +90,11 @@ class EngineConfig:
         default="fcfs",
         choices=("fcfs", "priority"),
     )
+    deterministic: bool = option(
+        "return bit-equal results for equal inputs, whatever other inputs are in their batch; slower on a GPU and for "
+        "some architectures",
+        default=False,
+    )
     enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
     plain_late_interaction: bool | None = option(
         "disable the ColBERT text format: no markers, query expansion, skiplist and length limits; if unset, only for "

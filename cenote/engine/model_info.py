@@ -29,6 +29,7 @@ def build_model_info(
         max_model_len=description.max_length.value,
         dtype=str(description.dtype.value).removeprefix("torch."),
         device=str(description.device.value),
+        deterministic=description.deterministic,
         embedding_size=description.plan.matryoshka.output_size if supports_embed else None,
         labels=description.labels,
         prompts=dict(prompts.by_name),

@@ -259,8 +259,9 @@ class ChunkedInput:
         if self.is_aborted:
             return
         for chunks in results:
-            for vector, num_tokens in zip(chunks.rows[0].unbind(), chunks.inputs.lengths.tolist(), strict=True):
-                self.chunk_mean.add(vector, num_tokens)
+            indices, lengths = chunks.indices.tolist(), chunks.inputs.lengths.tolist()
+            for chunk, vector, num_tokens in zip(indices, chunks.rows[0].unbind(), lengths, strict=True):
+                self.chunk_mean.add(chunk, vector, num_tokens)
             self.num_remaining -= len(chunks.inputs)
         if self.num_remaining == 0:
             vector = self.chunk_mean.result(normalize=self.normalize)

@@ -116,6 +116,7 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
         value=resolved.quantization or "none",
         reason=f"from {description.quantization.source}" if asked else "not set (--quantization)",
     )
+    yield _deterministic_setting(engine)
     if resolved.device == "cuda":
         yield _cuda_graph_setting(engine)
     given = config.max_num_batched_tokens is not None
@@ -178,9 +179,18 @@ def _native_reason(chosen: ResolvedSettings) -> str:
     return reasons.get(chosen.native, "it was built from another version, or libraries are missing")
 
 
+def _deterministic_setting(engine: PoolingEngine) -> Setting:
+    if not engine.model.description.deterministic:
+        return Setting(name="deterministic", value="no", reason="not set (--deterministic)")
+    value = "in batches" if engine.model.is_batch_invariant else "each sequence runs alone"
+    return Setting(name="deterministic", value=value, reason="--deterministic, layers of this model")
+
+
 def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
     from cenote.engine.execution.cuda_graphs import get_max_tokens, supports_cuda_graphs
 
+    if engine.model.description.deterministic:
+        return Setting(name="CUDA graphs", value="none", reason="--deterministic")
     if supports_cuda_graphs(engine.model.backbone):
         max_tokens = get_max_tokens(engine.model.backbone)
         return Setting(name="CUDA graphs", value=f"up to {max_tokens} tokens", reason="no host synchronization")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from cenote.packed_batch import EqualLengthRun
 
@@ -49,6 +50,28 @@ def split_by_length(
         first += run.num_seqs
     if len(buckets) > MAX_BUCKETS:
         return (LengthBucket(0, first, 0, max(run.seq_len for run in runs)),)
+    return tuple(buckets)
+
+
+def split_by_kernel(
+    runs: tuple[EqualLengthRun, ...], window: int | None, *, tile: int, narrow_length: int
+) -> tuple[LengthBucket, ...]:
+    """Return buckets of adjacent sequences that use the same kernel when each of them runs alone, in order.
+
+    `tile` is the maximum length of short sequences. Several of these share a program, which sums in another order
+    according to their place in its tile; with the tile as `max_length` each has its own.
+    """
+
+    def kernel_class(run: EqualLengthRun) -> tuple[int, bool]:
+        return bisect_left((tile, narrow_length), run.seq_len), window is not None and run.seq_len - 1 > window
+
+    buckets, first = list[LengthBucket](), 0
+    for (length_class, _), group in groupby(runs, kernel_class):
+        members = list(group)
+        num_seqs = sum(run.num_seqs for run in members)
+        max_length = tile if length_class == 0 else max(run.seq_len for run in members)
+        buckets.append(LengthBucket(first, num_seqs, members[0].start, max_length))
+        first += num_seqs
     return tuple(buckets)
 
 

@@ -30,13 +30,14 @@ class GatedMLP(nn.Module):
         self.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
         self.activation = resolve_activation(spec.activation)
+        self.activation_fn = ACTIVATIONS[self.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.gate(x))  # type: ignore[no-any-return]
 
     def gate(self, x: Tensor) -> Tensor:
         """Return act(gate(x)) * up(x)."""
-        return act_and_mul(self.up(x), self.activation, ACTIVATIONS[self.activation])
+        return act_and_mul(self.up(x), self.activation, self.activation_fn)
 
 
 class NormedGatedMLP(GatedMLP):

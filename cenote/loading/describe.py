@@ -181,6 +181,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         dtype=dtype,
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
         quantization=resolve_quantization(options.quantization, device.value, cpu),
+        deterministic=options.deterministic,
         doubts=tuple(
             filter(
                 None,

@@ -40,6 +40,7 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
         description.architecture.backbone,
         replace(description.plan, model=""),
         json.dumps(description.config.values, sort_keys=True, default=repr),
+        *(("deterministic",) if description.deterministic else ()),
     )
     for decision in decisions:
         digest.update(f"{decision}\0".encode())

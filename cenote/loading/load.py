@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -16,6 +17,7 @@ from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
+from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.span_head import EntityHead
@@ -60,11 +62,14 @@ class LoadedModel:
     adapters: LoRARegistry | None = None  # None: LoRA is not enabled
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
     span_head: EntityHead | None = None  # of a model that finds entities of the labels in a request
+    is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
 
 
 def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
     """Load a model; `route` is that of a model with a Router, None: its default."""
     description = describe_model(options, route)
+    if description.deterministic and description.device.value.type == "cuda":
+        use_deterministic_algorithms()
     for doubt in description.doubts:
         logger.warning("%s", doubt)
     if description.kind.value == "tensors":
@@ -115,9 +120,20 @@ def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
     model = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
     process_weights_after_loading(model, device, description.quantization.value)
     backbone.fused_encoder = try_fuse_encoder(backbone)
+    is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
-    return LoadedModel(description, model.eval(), pooler.eval(), tokenizer, adapters, processor, span_head)
+    return LoadedModel(
+        description, model.eval(), pooler.eval(), tokenizer, adapters, processor, span_head, is_batch_invariant
+    )
+
+
+def use_deterministic_algorithms() -> None:
+    """Make torch refuse operators on a GPU whose sums have no fixed order; applies to the whole process."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; torch requires it
+    torch.use_deterministic_algorithms(True)
+    # all memory is written before it is read
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:

@@ -70,6 +70,7 @@ class ModelDescription:
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
     quantization: Sourced[Quantization | None]
+    deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
     doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
 
     @property

@@ -32,8 +32,8 @@ def test_chunks_are_views_of_the_input() -> None:
 
 def test_the_mean_is_weighted_by_tokens() -> None:
     mean = WeightedMean()
-    mean.add(torch.tensor([1.0, 0.0]), 3)
-    mean.add(torch.tensor([0.0, 1.0]), 1)
+    mean.add(0, torch.tensor([1.0, 0.0]), 3)
+    mean.add(1, torch.tensor([0.0, 1.0]), 1)
 
     assert_close(mean.result(normalize=False), torch.tensor([0.75, 0.25]))
     assert_close(mean.result(normalize=True), torch.tensor([3.0, 1.0]) / 10**0.5)
@@ -41,8 +41,8 @@ def test_the_mean_is_weighted_by_tokens() -> None:
 
 def test_half_precision_vectors_are_summed_in_float32() -> None:
     mean = WeightedMean()
-    for _ in range(10_000):
-        mean.add(torch.tensor([0.1], dtype=torch.bfloat16), 512)
+    for chunk in range(10_000):
+        mean.add(chunk, torch.tensor([0.1], dtype=torch.bfloat16), 512)
 
     assert_close(mean.result(normalize=False), torch.tensor([0.1], dtype=torch.bfloat16).float())
 
@@ -50,7 +50,18 @@ def test_half_precision_vectors_are_summed_in_float32() -> None:
 def test_the_input_vectors_are_not_modified() -> None:
     first = torch.tensor([1.0, 2.0])
     mean = WeightedMean()
-    mean.add(first, 1)
-    mean.add(first, 1)
+    mean.add(0, first, 1)
+    mean.add(1, first, 1)
 
     assert first.tolist() == [1.0, 2.0]
+
+
+def test_the_sum_does_not_depend_on_the_order_in_which_chunks_arrive() -> None:
+    vectors = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    means = [WeightedMean(), WeightedMean()]
+    for chunk in range(50):
+        means[0].add(chunk, vectors[chunk], 100 + chunk)
+    for chunk in reversed(range(50)):
+        means[1].add(chunk, vectors[chunk], 100 + chunk)
+
+    assert means[0].result(normalize=True).equal(means[1].result(normalize=True))

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.input_packing import pack_inputs
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.result_delivery import BatchOutput
@@ -34,10 +35,17 @@ class LocalExecutor:
 
     is_async = False
 
-    def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        pooler: Pooler,
+        device: torch.device,
+        deterministic: DeterministicRunner | None = None,
+    ) -> None:
         self.backbone = backbone
         self.pooler = pooler
         self.device = device
+        self.deterministic = deterministic  # runs all batches if set
         self.prefix_sharing = PrefixSharing(backbone, pooler)
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
@@ -48,6 +56,8 @@ class LocalExecutor:
         return lambda: to_batch_output(copies, [rows_are_finite(group.rows) for group in copies])
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
+        if self.deterministic is not None:
+            return self.deterministic(batch)
         packed = self.prefix_sharing.apply(pack_inputs(batch.inputs, self.device, batch.lora_names), batch)
         batch.times.packed_at = time.monotonic()
         groups: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.query_embeddings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.executor import Executor, LocalExecutor
 from cenote.engine.execution.gpu_executor import GPUExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
@@ -16,10 +17,15 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
     description = model.description
     device = description.device.value
     if isinstance(model.backbone, TensorModel):
-        return TensorExecutor(model.backbone)
+        return TensorExecutor(model.backbone, one_by_one=description.deterministic)
+    deterministic = (
+        DeterministicRunner(model.backbone, model.pooler, device, is_batch_invariant=model.is_batch_invariant)
+        if description.deterministic
+        else None
+    )
     if device.type != "cuda":
-        return LocalExecutor(model.backbone, model.pooler, device)
-    executor = GPUExecutor(model.backbone, model.pooler, device)
+        return LocalExecutor(model.backbone, model.pooler, device, deterministic)
+    executor = GPUExecutor(model.backbone, model.pooler, device, deterministic)
     if not description.architecture.reads_texts:  # batches of the warm-up are texts
         return executor
     task = description.default_task

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cenote.engine.execution.cuda_graphs import CudaGraphCache
+from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
 from cenote.engine.execution.executor import LocalExecutor, rows_are_finite, to_batch_output
 from cenote.engine.result_delivery import BatchOutput
@@ -23,8 +24,14 @@ MAX_HOST_CHECK_ELEMENTS = 1 << 16
 class GPUExecutor(LocalExecutor):
     is_async = True
 
-    def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
-        super().__init__(backbone, pooler, device)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        pooler: Pooler,
+        device: torch.device,
+        deterministic: DeterministicRunner | None = None,
+    ) -> None:
+        super().__init__(backbone, pooler, device, deterministic)
         self.graphs = CudaGraphCache(backbone, pooler, device)
         self.d2h_copier = DeviceToHostCopier(device)
 
@@ -35,7 +42,8 @@ class GPUExecutor(LocalExecutor):
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         """Run a small batch as a CUDA graph: one launch instead of hundreds."""
-        if batch.num_tokens <= self.graphs.max_tokens and batch.lora_names is None:
+        can_use_graphs = self.deterministic is None and batch.lora_names is None
+        if can_use_graphs and batch.num_tokens <= self.graphs.max_tokens:
             batch.times.packed_at = time.monotonic()  # the graph copies its inputs itself
             groups = self.graphs(batch.inputs, batch.specs)
             if groups is not None:

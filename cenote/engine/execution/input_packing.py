@@ -22,7 +22,11 @@ ALIGNMENT = 16
 
 
 def pack_inputs(
-    inputs: TokenizedInputs, device: torch.device, lora_names: tuple[str | None, ...] | None = None
+    inputs: TokenizedInputs,
+    device: torch.device,
+    lora_names: tuple[str | None, ...] | None = None,
+    *,
+    is_deterministic: bool = False,
 ) -> PackedBatch:
     lengths, offsets, is_plain = inputs.lengths, inputs.cu_seqlens, inputs.is_plain
     positions = np.arange(offsets[-1])
@@ -53,6 +57,7 @@ def pack_inputs(
         images=None if inputs.images is None else _pack_images(inputs.images, offsets, device),
         attended_lens_cpu=tuple(attended_len.tolist()) if not is_plain and (attended_len < lengths).any() else None,
         lora_names=lora_names,
+        is_deterministic=is_deterministic,
     )
 
 

@@ -16,14 +16,17 @@ from cenote.pooling.pooler import PoolingSpec
 class TensorExecutor:
     is_async = False
 
-    def __init__(self, model: TensorModel) -> None:
+    def __init__(self, model: TensorModel, *, one_by_one: bool = False) -> None:
+        """`one_by_one`: the result of an input does not depend on the others of its batch."""
         self.model = model
+        self.one_by_one = one_by_one
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         inputs = batch.inputs.inputs_embeds
         assert inputs is not None, "the renderer accepts only tensor inputs for these models"
         with torch.inference_mode():
-            outputs = [_to_float32(output).cpu() for output in self.model(inputs)]
+            parts = [[item] for item in inputs] if self.one_by_one else [inputs]
+            outputs = [_to_float32(output).cpu() for part in parts for output in self.model(part)]
         indices_by_spec: dict[PoolingSpec, list[int]] = {}
         for index, specs in enumerate(batch.specs):
             for spec in specs:

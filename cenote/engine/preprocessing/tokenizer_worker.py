@@ -217,5 +217,5 @@ class TokenizerWorker:
         if text.inputs_embeds is not None:
             chunks = replace(chunks, inputs_embeds=text.inputs_embeds[0].split(self.max_model_len))
         receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
-        indices = np.full(len(chunks), index)
+        indices = np.arange(len(chunks))  # the receiver sums chunks in order
         return SequenceGroup(chunks, indices, options.specs, receiver, state.scheduling, options.adapter)

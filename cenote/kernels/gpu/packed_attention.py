@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cenote.kernels.gpu import cudnn_attention, varlen_attention
-from cenote.kernels.length_buckets import split_by_length
+from cenote.kernels.length_buckets import split_by_kernel, split_by_length
 from cenote.packed_batch import PackedBatch
 
 
@@ -14,7 +14,11 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
     query, key, value = (_contiguous_heads(x) for x in (query, key, value))
-    buckets = split_by_length(batch.equal_length_runs, lens_are_upper_bounds=batch.lens_are_upper_bounds)
+    if batch.is_deterministic:
+        tile, narrow_length = varlen_attention.TILE, varlen_attention.NARROW_MAX_LENGTH
+        buckets = split_by_kernel(batch.equal_length_runs, window, tile=tile, narrow_length=narrow_length)
+    else:
+        buckets = split_by_length(batch.equal_length_runs, lens_are_upper_bounds=batch.lens_are_upper_bounds)
     if len(buckets) == 1 and buckets[0].is_equal_length and _window_covers(window, buckets[0].max_length):
         cudnn_out = cudnn_attention.attention(query, key, value, buckets[0].num_seqs, causal=causal, scale=scale)
         if cudnn_out is not None:
