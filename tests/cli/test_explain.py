@@ -74,7 +74,7 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
 ) -> None:
     tiny_bert(tmp_path)
     monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
-    options = ["--dtype", "bfloat16", "--quantization", "int8"]
+    options = ["--dtype", "bfloat16", "--quantization", "int8", "--deterministic"]
 
     assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--json", *options]) == 0
 
@@ -82,3 +82,4 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
     settings = {row["name"]: (row["value"], row["reason"]) for row in rows}
     assert settings["dtype"] == ("float32", "from dtype=bfloat16, run in float32 on this CPU")
     assert settings["quantization"] == ("none", "from quantization=int8, for which this CPU has no fast kernel")
+    assert settings["deterministic"] == ("in batches", "--deterministic, layers of this model")

@@ -111,6 +111,13 @@ def test_a_flag_is_named_as_the_source_of_what_it_changed(capsys: pytest.Capture
     assert table["dtype"] == ("float32", "dtype")
 
 
+def test_deterministic_is_shown_if_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+
+    assert inspect(capsys, str(tmp_path), "--deterministic")["deterministic"][0] == "results do not depend on the batch"
+    assert "deterministic" not in inspect(capsys, str(tmp_path))
+
+
 def test_the_dtype_that_the_cpu_computes_in_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

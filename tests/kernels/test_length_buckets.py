@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cenote.kernels.length_buckets import MAX_BUCKETS, LengthBucket, split_by_length
+from dataclasses import replace
+
+from cenote.kernels.length_buckets import MAX_BUCKETS, LengthBucket, split_by_kernel, split_by_length
 from cenote.packed_batch import pack_sequences
 
 
@@ -56,4 +58,31 @@ def test_upper_bounds_of_lengths_are_never_taken_for_equal_lengths() -> None:
 def test_unordered_lengths_are_not_split_into_many_buckets() -> None:
     assert split([10, 100] * MAX_BUCKETS) == (
         LengthBucket(first_seq=0, num_seqs=2 * MAX_BUCKETS, first_row=0, max_length=100),
+    )
+
+
+def split_deterministic(lengths: list[int], window: int | None = None) -> tuple[LengthBucket, ...]:
+    batch = replace(pack_sequences([[1] * length for length in lengths]), is_deterministic=True)
+    return split_by_kernel(batch.equal_length_runs, window, tile=64, narrow_length=224)
+
+
+def test_the_kernel_of_a_sequence_in_a_deterministic_batch_is_that_of_the_sequence_alone() -> None:
+    lengths = [3, 3, 60, 64, 65, 200, 224, 225, 512, 512, 40, 100, 9000, *[8, 300] * 20]
+
+    for bucket in split_deterministic(lengths):
+        for length in lengths[bucket.first_seq : bucket.first_seq + bucket.num_seqs]:
+            (alone,) = split_deterministic([length])
+            assert (bucket.max_length <= 64) == (alone.max_length <= 64)
+            assert (bucket.max_length <= 224) == (alone.max_length <= 224)
+            assert not bucket.is_equal_length
+
+
+def test_short_sequences_of_a_deterministic_batch_do_not_share_a_tile() -> None:
+    assert [bucket.max_length for bucket in split_deterministic([3, 5, 20])] == [64]
+
+
+def test_sequences_within_the_window_are_apart_in_a_deterministic_batch() -> None:
+    assert split_deterministic([100, 129, 130, 131], window=128) == (
+        LengthBucket(first_seq=0, num_seqs=2, first_row=0, max_length=129),
+        LengthBucket(first_seq=2, num_seqs=2, first_row=229, max_length=131),
     )

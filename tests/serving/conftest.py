@@ -14,7 +14,7 @@ StartServer = Callable[..., ServerProcess]
 
 ARRANGEMENTS = {"supervised": (), "in-process": ("--in-process-engine",)}
 # modules whose tests always run in both arrangements; SERVER_ARRANGEMENTS="supervised in-process" runs all in both
-IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets")
+IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.serving.test_deterministic")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
