@@ -10,6 +10,7 @@ from torch import nn
 
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.fixed_rows import FixedRowsLinear, SizesByShape, apply_elementwise
+from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.kernels.linear import PrepackedLinear
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, InputEmbedding
@@ -19,7 +20,7 @@ from cenote.layers.norm import LayerNorm, Norm, RMSNorm
 
 # rows of a batch start at multiples of it: some libraries sum in another order from other addresses
 ALIGNED_BYTES = 64
-# largest heads of the packed attention kernels; larger ones run with kernels that are selected by the batch
+# largest heads of the packed attention kernels
 MAX_GPU_HEAD_SIZE = 128
 
 
@@ -60,9 +61,10 @@ def is_batch_invariant_structure(backbone: Backbone) -> bool:
         return False
     element_size = torch.empty((), dtype=backbone.dtype).element_size()
     widths = (spec.hidden_size, spec.intermediate_size, spec.embedding_size or spec.hidden_size)
-    device = embed.tokens.weight.device
-    if device.type == "cuda":
-        if spec.head_size > MAX_GPU_HEAD_SIZE or spec.head_size % 8 or backbone.dtype is torch.float32:
+    if embed.tokens.weight.is_cuda:
+        # the packed Triton kernels; others are selected by the batch
+        has_kernel = can_use_triton(embed.tokens.weight) and backbone.dtype in HALF_DTYPES
+        if not has_kernel or spec.head_size > MAX_GPU_HEAD_SIZE or spec.head_size % 8:
             return False
     elif any(width * element_size % ALIGNED_BYTES for width in (*widths, spec.num_key_value_heads * spec.head_size)):
         return False
