@@ -56,6 +56,7 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("device", str(model.device.value), model.device.source)
     if model.deterministic:
         yield Setting("deterministic", True, "deterministic", "results do not depend on the batch")
+    if model.kind.value == "tensors":
         return
     yield _pooling_setting(model)
     yield Setting("token_pooling", plan.tok_pooling_type.value, plan.tok_pooling_type.source)
