@@ -134,12 +134,6 @@ class Overloaded(PoolingError):
     retry_after_s = 1.0  # when it may
 
 
-class DeadlineExceeded(PoolingError):
-    """The deadline of the request has passed, or would pass before it is computed."""
-
-    status = 504
-
-
 class NumericalError(PoolingError):
     """The model output for this input contains NaN or infinity."""
 
@@ -148,6 +142,19 @@ class EngineStopped(PoolingError):
     """The engine crashed or was stopped before the request finished."""
 
     status = 503
+
+
+class DeadlineExceeded(PoolingError):
+    """The deadline of the request has passed, or would pass before it is computed."""
+
+    status = 504
+
+    @classmethod
+    def after(cls, waited_s: float, late_s: float) -> DeadlineExceeded:
+        return cls(
+            f"deadline exceeded: the request waited {waited_s:.3f} s, and its deadline passed {late_s:.3f} s ago; what "
+            "had not run was dropped. Raise the timeout of the request, or send fewer at a time"
+        )
 
 
 class LoadError(PoolingError, ValueError):

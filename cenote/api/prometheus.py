@@ -27,7 +27,13 @@ VLLM_NAMES = {
     "vllm:request_prompt_tokens": "cenote_request_prompt_tokens",
     "vllm:iteration_tokens_total": "cenote_batch_tokens",
 }
-FINISHED_REASONS = {"answered": "stop", "cancelled": "abort", "failed": "error", "refused": "refused"}
+FINISHED_REASONS = {
+    "answered": "stop",
+    "cancelled": "abort",
+    "failed": "error",
+    "refused": "refused",
+    "expired": "timeout",
+}
 
 
 def render_metrics(families: Sequence[MetricFamily], model: str) -> bytes:

@@ -34,6 +34,7 @@ ERROR_TYPES = {
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 RETRY_AFTER_S = 1
 # messages quote invalid values, which may be megabytes long

@@ -95,6 +95,10 @@ class EngineConfig:
         "some architectures",
         default=False,
     )
+    bulk_max_wait_s: float = option(
+        "seconds after which waiting inputs of bulk requests run also if interactive requests fill every batch",
+        default=5.0,
+    )
     enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
     plain_late_interaction: bool | None = option(
         "disable the ColBERT text format: no markers, query expansion, skiplist and length limits; if unset, only for "
@@ -176,7 +180,7 @@ class EngineConfig:
             )
         if not isinstance(self.result_cache_disk_bytes, int) or self.result_cache_disk_bytes < MIN_CACHE_DISK_BYTES:
             raise BadRequest(f"result_cache_disk_bytes must be at least 1M, got {self.result_cache_disk_bytes!r}")
-        check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s"))
+        check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s", "bulk_max_wait_s"))
 
     @property
     def max_images_per_prompt(self) -> int:

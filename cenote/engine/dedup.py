@@ -185,6 +185,12 @@ class DedupReceiver:
             assert isinstance(group.receiver, DedupReceiver), "only groups of a DedupReceiver have duplicates"
             group.receiver.state.fail(int(group.indices[offset]), duplicate_error)
 
+    def expire(self, now: float) -> None:
+        """Fail the request; duplicates in other requests, which may have later deadlines, are submitted again."""
+        self.state.expire(now)
+        if not self.is_closed:
+            self._close()
+
     def _remove_in_flight(self, indices: Iterable[int]) -> dict[int, list[DuplicateInput]]:
         """Remove inputs from the table and return their duplicates, by position in `indices`."""
         table, duplicates = self.dedup.in_flight, self.duplicates

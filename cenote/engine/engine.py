@@ -71,6 +71,9 @@ OnProgress = Callable[[RequestState], None]
 
 # batches queued while one runs; with more of them, sequences of similar length are batched together more often
 MAX_QUEUED_BATCHES = 16
+# device time of the bulk part of a batch while there is interactive traffic, on a CPU and on a GPU; on a GPU a batch
+# waits behind the one that runs, so that a query that has just missed it waits for two
+BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.05, 0.01
 # how long stop() waits for the running batch
 THREAD_JOIN_TIMEOUT_S = 5.0
 # how often a request with many images checks whether its next sub-request can be admitted
@@ -147,10 +150,17 @@ class PoolingEngine:
         self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)
         self.result_cache = make_result_cache(description, config, self.metrics.registry)
         budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
-        scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
-        if metrics is None:
-            self.metrics.register_queue(lambda: scheduler.num_waiting_tokens)
         executor = executor or make_executor(model, self.renderer.vocab_size)
+        scheduler = Scheduler(
+            budget,
+            config.max_num_seqs,
+            by_priority=config.scheduling_policy == "priority",
+            mix_lanes=executor.is_async,
+            bulk_batch_s=ASYNC_BULK_BATCH_S if executor.is_async else BULK_BATCH_S,
+            bulk_max_wait_s=config.bulk_max_wait_s,
+        )
+        if metrics is None:
+            self.metrics.register_queue(scheduler)
         self.loop = EngineLoop(scheduler, executor, self.metrics, self._on_thread_exit)
         self.tokenizer_worker = TokenizerWorker(
             self.renderer,
@@ -363,7 +373,7 @@ class PoolingEngine:
 
     def _register_queues(self) -> None:
         self.metrics.queues |= {
-            "tokenizer": lambda: len(self.tokenizer_worker.queue),
+            "tokenizer": lambda: self.tokenizer_worker.num_waiting,
             "scheduler": lambda: len(self.loop.scheduler),
             "duplicates": lambda: self.tokenizer_worker.dedup.num_waiting_duplicates,
             "images": lambda: self.image_workers.num_waiting,

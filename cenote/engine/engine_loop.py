@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from cenote.engine.batch_bisect import isolate_failures, run_in_halves, try_run
 from cenote.engine.engine_metrics import EngineMetrics
@@ -32,6 +33,7 @@ class EngineLoop:
         self.executor = executor
         self.metrics = metrics
         self.on_exit = on_exit  # called once when the thread ends, with the exception if it crashed
+        self.on_batch_taken: Callable[[], None] = lambda: None  # called when the queue may have become shorter
         self.condition = threading.Condition()  # guards the scheduler
         self.step_started_at: float | None = None  # monotonic start time of the running batch
         self.is_stopping = False
@@ -41,12 +43,6 @@ class EngineLoop:
         with self.condition:
             self.scheduler.add(groups)
             self.condition.notify_all()
-
-    def wait_for_capacity(self, max_waiting_tokens: int) -> bool:
-        """Block while the queue is full; return False if the loop is stopping."""
-        with self.condition:
-            self.condition.wait_for(lambda: self.is_stopping or self.scheduler.num_waiting_tokens < max_waiting_tokens)
-            return not self.is_stopping
 
     def stop(self) -> None:
         with self.condition:
@@ -83,7 +79,8 @@ class EngineLoop:
         with self.condition:
             while not self.is_stopping:
                 scheduled = self.scheduler.next_batch()
-                self.condition.notify_all()  # the queue has capacity, also if all its requests were aborted
+                self._fail_expired()
+                self.on_batch_taken()  # also if there is no batch because all requests were aborted
                 if scheduled or not block:
                     slices = [GroupSlice(*item) for item in scheduled]  # type: ignore[arg-type]  # SequenceGroups
                     # sorted: kernels process consecutive sequences of equal length together
@@ -91,6 +88,11 @@ class EngineLoop:
                 if not len(self.scheduler):
                     self.condition.wait()
         return None
+
+    def _fail_expired(self) -> None:
+        now = time.monotonic()
+        for group in self.scheduler.take_expired():
+            cast(SequenceGroup, group).receiver.expire(now)
 
     def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Callable[[], BatchOutput]] | None:
         now = batch.times.started_at = time.monotonic()
@@ -110,7 +112,8 @@ class EngineLoop:
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
         failure = try_run(batch, lambda _: self._count_tokens(batch, wait()))
         if failure is None:
-            self.metrics.on_computed(batch.times)
+            device_s = self.metrics.on_computed(batch.times)
+            self.scheduler.throughput.record(batch.num_tokens, batch.num_seqs, device_s)
         else:
             self._retry(batch, failure)
 

@@ -16,12 +16,13 @@ import numpy as np
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.request_state import RequestState
+from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence_group import BatchTimes
 from cenote.engine.tokenized_batch import TokenizedBatch
-from cenote.errors import PoolingError
+from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.utils.metrics import BATCH_BUCKETS, LATENCY_BUCKETS, TOKEN_BUCKETS, MetricsRegistry
 
-OUTCOMES = ("answered", "cancelled", "refused", "failed")
+OUTCOMES = ("answered", "cancelled", "refused", "failed", "expired")
 
 
 class EngineMetrics:
@@ -75,14 +76,22 @@ class EngineMetrics:
         self._count_device_s(by=0.0)
         self._last_computed_at = 0.0
         self.queues: dict[str, Callable[[], float]] = {}  # the number of what waits in each queue
-        metrics.labelled_gauge(
+        metrics.gauge_by_label(
             "cenote_queue_length", "What waits in each queue of the engine.", "queue", self._read_queue_lengths
         )
         self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens per batch.", BATCH_BUCKETS)
         self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences per batch.", BATCH_BUCKETS)
 
-    def register_queue(self, read_waiting_tokens: Callable[[], float]) -> None:
-        self.registry.gauge("cenote_waiting_tokens", "Tokens in the scheduler queue.", read_waiting_tokens)
+    def register_queue(self, scheduler: Scheduler) -> None:
+        self.registry.gauge(
+            "cenote_waiting_tokens", "Tokens in the scheduler queue.", lambda: scheduler.num_waiting_tokens
+        )
+        self.registry.gauge_by_label(
+            "cenote_lane_waiting_tokens",
+            "Tokens in the scheduler queue, by lane.",
+            "lane",
+            lambda: {name: lane.num_tokens for name, lane in scheduler.lanes.items()},
+        )
 
     def register_dedup(self, dedup: InflightDedup, prefix_sharing: PrefixSharing | None) -> None:
         self.registry.gauge(
@@ -130,11 +139,13 @@ class EngineMetrics:
         self._observe_batch_seqs(num_seqs)
         self._observe_batch_tokens(num_tokens)
 
-    def on_computed(self, times: BatchTimes) -> None:
-        """Count the time of a batch on the device; one batch ahead waits there until the batch before has finished."""
+    def on_computed(self, times: BatchTimes) -> float:
+        """Count and return the time of a batch on the device, where it may have waited for the batch before."""
         began_at = max(times.started_at, times.packed_at, self._last_computed_at)
-        self._count_device_s(by=max(0.0, times.computed_at - began_at))
+        device_s = max(0.0, times.computed_at - began_at)
+        self._count_device_s(by=device_s)
         self._last_computed_at = times.computed_at
+        return device_s
 
     def requests_in_flight(self) -> list[RequestState | TokenizedBatch]:
         with self._lock:
@@ -208,4 +219,6 @@ def _classify_outcome(future: Future[Any]) -> str:
 
 
 def classify_error(error: BaseException) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return "expired"
     return "refused" if isinstance(error, PoolingError) and error.status < 500 else "failed"

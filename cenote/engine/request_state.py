@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from cenote.engine.sequence_group import GroupResult, RaggedRows
-from cenote.errors import PoolingError
+from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.pooling.chunk_mean import WeightedMean
@@ -134,6 +134,10 @@ class RequestState:
             self._add_progress(1)
         else:
             self.fail_all(error)
+
+    def expire(self, now: float) -> None:
+        """Fail the request: its deadline has passed."""
+        self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.request.deadline_at))
 
     def fail_all(self, error: PoolingError) -> None:
         with suppress(InvalidStateError):  # it has finished or was cancelled
@@ -272,6 +276,9 @@ class ChunkedInput:
         if not self.is_aborted:
             self.num_remaining = -1  # a failed chunk fails its input, once
             self.state.fail(self.index, error)
+
+    def expire(self, now: float) -> None:
+        self.state.expire(now)
 
 
 def _compute_sizes(inputs: Many[Input]) -> Int64Array:

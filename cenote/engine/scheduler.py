@@ -2,125 +2,126 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
-from heapq import heappop, heappush
-from itertools import count
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import Callable, Iterable
 
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.engine.lane_queue import LaneQueue, Room, Schedulable, Slice
+from cenote.engine.throughput import ThroughputEstimate
+from cenote.protocol.scheduling import Lane
 
-
-class Schedulable(Protocol):
-    """A SequenceGroup as the scheduler sees it."""
-
-    scheduling: SchedulingParams
-
-    @property
-    def is_aborted(self) -> bool: ...
-
-    def equal_length_runs(self) -> Iterable[tuple[int, int, int]]: ...
-
-
-class QueueEntry(NamedTuple):
-    """Consecutive sequences of a group with equal length, in the queue of that length."""
-
-    rank: int
-    arrival: int
-    start: int
-    end: int
-    group: Schedulable
+# after the last interactive sequence, bulk batches stay short for this long: the next query arrives any moment
+INTERACTIVE_WINDOW_S = 1.0
+DEFAULT_BULK_MAX_WAIT_S = 5.0
+# device time of bulk sequences in a batch while there is interactive traffic
+DEFAULT_BULK_BATCH_S = 0.05
+# before any batch has been measured, bulk batches beside interactive traffic have this part of the token budget
+UNMEASURED_PART = 8
 
 
 class Scheduler:
     """Build batches of the first sequence in the queue and those closest to it in length.
 
-    Attention is cheapest for sequences of equal length. Every batch contains the first sequence in the queue, so none
+    Attention is cheapest for sequences of equal length. Every batch contains the first sequence of a tenant, so none
     starves.
+
+    Interactive sequences come before bulk ones. While there are interactive sequences, and for a second after, the bulk
+    part of a batch takes about `bulk_batch_s`. With `mix_lanes` it fills up batches of interactive sequences; without,
+    every second batch of interactive sequences has no bulk part, so that they do not wait for it. When bulk sequences
+    have waited for longer than `bulk_max_wait_s`, room for them is kept in every second batch.
     """
 
-    def __init__(self, token_budget: int, max_num_seqs: int | None = None, *, by_priority: bool = False) -> None:
+    def __init__(
+        self,
+        token_budget: int,
+        max_num_seqs: int | None = None,
+        *,
+        by_priority: bool = False,
+        mix_lanes: bool = True,
+        bulk_batch_s: float = DEFAULT_BULK_BATCH_S,
+        bulk_max_wait_s: float = DEFAULT_BULK_MAX_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.token_budget = token_budget
         self.max_num_seqs = max_num_seqs or token_budget  # every sequence has at least one token
         self.by_priority = by_priority
-        self.num_waiting_tokens = 0
-        self._num_waiting = 0
-        self._arrival_counter = count()
-        self._queues: dict[int, list[QueueEntry]] = {}  # by length; each a heap ordered by rank and arrival
-        self._lengths: list[int] = []  # sorted keys of _queues
+        self.mix_lanes = mix_lanes
+        self.bulk_max_wait_s = bulk_max_wait_s
+        self.clock = clock
+        self.lanes: dict[Lane, LaneQueue] = {"interactive": LaneQueue(), "bulk": LaneQueue()}
+        self.throughput = ThroughputEstimate(bulk_batch_s)
+        self._last_interactive_at = float("-inf")
+        self._is_bulk_turn = False
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return sum(lane.num_waiting for lane in self.lanes.values())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(lane.num_tokens for lane in self.lanes.values())
+
+    @property
+    def has_interactive_traffic(self) -> bool:
+        """Whether interactive sequences wait, or ran recently."""
+        if self.lanes["interactive"].num_waiting:
+            return True
+        return self.clock() - self._last_interactive_at <= INTERACTIVE_WINDOW_S
 
     def add(self, groups: Iterable[Schedulable]) -> None:
+        now = self.clock()
         for group in groups:
-            rank = group.scheduling.priority if self.by_priority else 0
-            arrival = next(self._arrival_counter)
-            for length, start, end in group.equal_length_runs():
-                if length not in self._queues:
-                    self._queues[length] = []
-                    insort(self._lengths, length)
-                heappush(self._queues[length], QueueEntry(rank, arrival, start, end, group))
-                self._update_counts(length, end - start)
+            scheduling = group.scheduling
+            self.lanes[scheduling.lane].add(group, scheduling.priority if self.by_priority else 0, now)
 
-    def next_batch(self) -> list[tuple[Schedulable, int, int]]:
-        """Return the first sequence and those closest in length that fit the budget, as (group, start, end).
+    def next_batch(self) -> list[Slice]:
+        """Return the sequences of the next batch, as (group, start, end).
 
         A sequence longer than the budget runs alone.
         """
-        batch: list[tuple[Schedulable, int, int]] = []
-        num_tokens, seqs_left = 0, self.max_num_seqs
-        for length in self._lengths_by_distance():
-            queue = self._queues[length]
-            while queue:
-                num_fitting = min(seqs_left, (self.token_budget - num_tokens) // length)
-                if num_fitting < 1 and batch:
-                    break
-                group, start, end = self._pop(length, max(1, num_fitting))
-                if group is not None:
-                    batch.append((group, start, end))
-                    num_tokens += length * (end - start)
-                    seqs_left -= end - start
-            if not queue:
-                self._remove_length(length)
-            min_length = self._lengths[0] if self._lengths else 0
-            if batch and (not seqs_left or num_tokens + min_length > self.token_budget):
-                break
-        return batch
+        interactive, bulk = self.lanes["interactive"], self.lanes["bulk"]
+        now = self.clock()
+        room = Room(self.token_budget, self.max_num_seqs, float("inf"))
+        if not interactive.num_waiting and now - self._last_interactive_at > INTERACTIVE_WINDOW_S:
+            return bulk.take(room, now)
+        if not bulk.num_waiting:
+            self._last_interactive_at = now if interactive.num_waiting else self._last_interactive_at
+            return interactive.take(room, now)
+        return self._next_mixed_batch(room, now)
+
+    def take_expired(self) -> list[Schedulable]:
+        """Return the groups that `next_batch` has removed because their deadline has passed."""
+        expired = [group for lane in self.lanes.values() for group in lane.expired]
+        for lane in self.lanes.values():
+            lane.expired.clear()
+        return expired
 
     def clear(self) -> None:
         """Remove all sequences."""
-        self._queues.clear()
-        self._lengths.clear()
-        self.num_waiting_tokens = self._num_waiting = 0
+        self.lanes = {lane: LaneQueue() for lane in self.lanes}
 
-    def _lengths_by_distance(self) -> list[int]:
-        """Return all queued lengths by distance from that of the first sequence; drop aborted groups at the front."""
-        while self._queues:
-            first = min(self._queues, key=lambda length: self._queues[length][0][:3])
-            queue = self._queues[first]
-            if not queue[0].group.is_aborted:
-                return sorted(self._lengths, key=lambda length: abs(length - first))
-            while queue and queue[0].group.is_aborted:
-                self._pop(first, 1)
-            if not queue:
-                self._remove_length(first)
-        return []
+    def _next_mixed_batch(self, room: Room, now: float) -> list[Slice]:
+        interactive, bulk = self.lanes["interactive"], self.lanes["bulk"]
+        bulk_tokens = self._compute_bulk_tokens(bulk.find_next_length())
+        is_bulk_turn = self._is_bulk_turn
+        # at most half: interactive sequences go on
+        reserved = min(bulk_tokens, self.token_budget // 2) if is_bulk_turn and self._is_bulk_old(now) else 0
+        room.num_tokens -= reserved
+        batch = interactive.take(room, now)
+        self._is_bulk_turn = bool(batch) and not is_bulk_turn
+        if batch:
+            self._last_interactive_at = now
+            if not self.mix_lanes and not is_bulk_turn:
+                return batch
+        num_left = room.num_tokens + reserved
+        allowed = min(num_left, max(reserved, bulk_tokens - (self.token_budget - num_left)))
+        if batch and allowed <= 0:
+            return batch
+        return batch + bulk.take(Room(allowed, room.num_seqs, num_left if batch else float("inf")), now)
 
-    def _pop(self, length: int, max_seqs: int) -> tuple[Schedulable | None, int, int]:
-        """Pop at most `max_seqs` sequences from the queue of a length; an aborted group entirely, as None."""
-        rank, arrival, start, end, group = heappop(self._queues[length])
-        is_aborted = group.is_aborted
-        stop = end if is_aborted else min(end, start + max_seqs)
-        if stop < end:
-            heappush(self._queues[length], QueueEntry(rank, arrival, stop, end, group))
-        self._update_counts(length, start - stop)
-        return None if is_aborted else group, start, stop
+    def _compute_bulk_tokens(self, length: int) -> int:
+        """Return the bulk tokens of a batch beside interactive traffic."""
+        measured = self.throughput.max_tokens(max(1, length))
+        return min(self.token_budget, self.token_budget // UNMEASURED_PART if measured is None else measured)
 
-    def _update_counts(self, length: int, num_seqs: int) -> None:
-        self._num_waiting += num_seqs
-        self.num_waiting_tokens += length * num_seqs
-
-    def _remove_length(self, length: int) -> None:
-        del self._queues[length]
-        del self._lengths[bisect_left(self._lengths, length)]
+    def _is_bulk_old(self, now: float) -> bool:
+        oldest = self.lanes["bulk"].find_oldest_time()
+        return oldest is not None and now - oldest > self.bulk_max_wait_s

@@ -33,6 +33,7 @@ class SequenceGroup:
     scheduling: SchedulingParams = SchedulingParams()
     adapter: str | None = None
     query_embeddings: Many[Tensor] | None = None  # for MaxSim: for each input the token embeddings of its query
+    deadline_at: float = 0.0  # monotonic time after which it does not run; 0.0: none
 
     @property
     def is_aborted(self) -> bool:
@@ -241,3 +242,7 @@ class ResultReceiver(Protocol):
     def receive(self, results: Many[GroupResult]) -> None: ...
 
     def fail(self, index: int, error: PoolingError) -> None: ...
+
+    def expire(self, now: float) -> None:
+        """Called when the deadline has passed before all of its sequences have run."""
+        ...

@@ -12,7 +12,7 @@ import numpy as np
 
 from cenote.engine.request_state import InputOptions
 from cenote.engine.sequence_group import GroupResult, SequenceGroup
-from cenote.errors import PoolingError
+from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.protocol.scheduling import SchedulingParams
@@ -39,7 +39,12 @@ class TokenizedBatch:
     """State of the requests in the engine: counts what is done, and passes results on without splitting them."""
 
     def __init__(
-        self, inputs: TokenizedInputs, request_indices: Int64Array, options: ResolvedOptions, receiver: BatchReceiver
+        self,
+        inputs: TokenizedInputs,
+        request_indices: Int64Array,
+        options: ResolvedOptions,
+        receiver: BatchReceiver,
+        deadline_at: float = 0.0,
     ) -> None:
         """`request_indices`: for each input the number of its request, ascending."""
         self.inputs = inputs
@@ -48,6 +53,7 @@ class TokenizedBatch:
         self.options = options
         self.input_options = [options.input_options]
         self.receiver = receiver
+        self.deadline_at = deadline_at
         self.num_tokens = len(inputs.token_ids)
         self.admitted_at = time.monotonic()
         self.started_at: float | None = None
@@ -67,7 +73,15 @@ class TokenizedBatch:
         """Return all inputs as one group, sorted by length as the scheduler expects it."""
         order = np.argsort(self.inputs.lengths, kind="stable")
         specs, adapter = self.options.input_options
-        return SequenceGroup(self.inputs.select(order), order, specs, receiver, self.scheduling, adapter)  # type: ignore[arg-type]
+        return SequenceGroup(
+            self.inputs.select(order),
+            order,
+            specs,
+            receiver,  # type: ignore[arg-type]
+            self.scheduling,
+            adapter,
+            deadline_at=self.deadline_at,
+        )
 
     def abort(self) -> None:
         """Drop what has not run: nobody waits for it."""
@@ -90,12 +104,15 @@ class TokenizedBatch:
             self.receiver.on_error(self, index, error)
         self._count((), num_failed=1)
 
-    def fail_all(self, error: PoolingError) -> None:
-        """Fail every input that has no result: the engine stops."""
+    def fail_all(self, error: PoolingError, outcome: str = "failed") -> None:
+        """Fail every input that has no result: the engine stops, or the deadline has passed."""
         if not self.is_aborted:
             self.is_aborted = True
             self.receiver.on_error(self, -1, error)
-            self._finish("failed")
+            self._finish(outcome)
+
+    def expire(self, now: float) -> None:
+        self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.deadline_at), "expired")
 
     def _count(self, results: Many[GroupResult], num_failed: int = 0) -> None:
         num_done = sum(len(result.indices) for result in results)

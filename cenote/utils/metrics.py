@@ -43,8 +43,7 @@ class MetricsRegistry:
         self._lock = threading.Lock()
         self._families: dict[str, MetricFamily] = {}
         self._series: dict[tuple[str, LabelValues], MetricSeries] = {}
-        self._gauges: dict[str, Callable[[], float]] = {}
-        self._labelled_gauges: dict[str, Callable[[], Mapping[str, float]]] = {}
+        self._gauges: dict[str, Callable[[], Mapping[LabelValues, float]]] = {}
 
     def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
         """Declare a counter and return the function that increments it: `add(*label_values, by=1)`."""
@@ -77,19 +76,18 @@ class MetricsRegistry:
     ) -> None:
         """Declare a metric whose value is read by a callback on each snapshot."""
         self._declare(MetricFamily(name, help_text, kind))
-        self._gauges[name] = read_value
+        self._gauges[name] = lambda: {(): read_value()}
 
-    def labelled_gauge(
+    def gauge_by_label(
         self, name: str, help_text: str, label_name: str, read_values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Declare a gauge with a value for each value of a label, read by a callback on each snapshot."""
+        """Declare a gauge whose values, by label value, are read by a callback on each snapshot."""
         self._declare(MetricFamily(name, help_text, "gauge", (label_name,)))
-        self._labelled_gauges[name] = read_values
+        self._gauges[name] = lambda: {(label,): value for label, value in read_values().items()}
 
     def snapshot(self) -> list[MetricFamily]:
         """Return a copy of all metrics, in the order of declaration."""
         values = {name: read() for name, read in self._gauges.items()}
-        labelled_values = {name: read() for name, read in self._labelled_gauges.items()}
         with self._lock:
             copies = {
                 name: MetricFamily(family.name, family.help, family.kind, family.label_names, family.bounds)
@@ -97,10 +95,8 @@ class MetricsRegistry:
             }
             for (name, labels), series in self._series.items():
                 copies[name].series.append(MetricSeries(labels, series.value, list(series.counts)))
-        for name, value in values.items():
-            copies[name].series.append(MetricSeries((), value))
-        for name, by_label in labelled_values.items():
-            copies[name].series += [MetricSeries((label,), value) for label, value in by_label.items()]
+        for name, by_labels in values.items():
+            copies[name].series += [MetricSeries(labels, value) for labels, value in by_labels.items()]
         return list(copies.values())
 
     def _declare(self, family: MetricFamily) -> None:

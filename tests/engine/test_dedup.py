@@ -31,7 +31,7 @@ def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
 
 
 def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestState:
-    wait_until(lambda: state.num_rendered == state.num_inputs and not engine.tokenizer_worker.queue)
+    wait_until(lambda: state.num_rendered == state.num_inputs and engine.tokenizer_worker.is_idle)
     return state
 
 

@@ -29,6 +29,8 @@ class NullReceiver:
 
     def fail(self, index: int, error: PoolingError) -> None: ...
 
+    def expire(self, now: float) -> None: ...
+
 
 def warm_up(executor: Executor, spec: PoolingSpec, max_length: int, vocab_size: int) -> None:
     """Run batches of several lengths: takes seconds the first time, less when Triton's compile cache is filled."""

@@ -1,4 +1,4 @@
-"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and blocks while the queue is full."""
+"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and holds them while the queue is full."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,6 +24,7 @@ from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.params import Role, TokenizationParams
+from cenote.protocol.scheduling import Lane
 from cenote.utils.busy_stages import BusyStages
 
 logger = logging.getLogger("cenote")
@@ -30,6 +32,10 @@ logger = logging.getLogger("cenote")
 # tokens rendered at a time (or a batch, if larger): enough to use the tokenizer's threads and vectorized code, few
 # enough that other requests do not wait long
 MIN_SLICE_TOKENS = 8192
+# of bulk requests while there is interactive traffic: a query waits for the slice that is being rendered
+SHORT_SLICE_TOKENS = 2048
+# interactive items in a row while bulk items wait
+MAX_INTERACTIVE_IN_A_ROW = 16
 
 WorkItem = Callable[[], None]
 
@@ -48,8 +54,20 @@ class TokenizeJob:
         return type(request.inputs[0]), request.tokenization, state.limits, state.prompt, request.role
 
 
+class LaneItems:
+    """What the tokenizer thread has to do in one lane."""
+
+    def __init__(self) -> None:
+        self.to_render: deque[TokenizeJob] = deque()
+        self.to_submit: deque[WorkItem] = deque()  # wait while the queue of the scheduler is full
+
+
 class TokenizerWorker:
-    """Renders requests in turn, one slice each, so that a small one does not wait for all of a large one."""
+    """Renders requests in turn, one slice each, so that a small one does not wait for all of a large one.
+
+    Interactive requests come first. Results in the cache and of identical inputs are found before inputs wait for the
+    queue; a request is rendered further when all it has rendered has been queued.
+    """
 
     def __init__(
         self,
@@ -72,24 +90,41 @@ class TokenizerWorker:
         self.slice_tokens = max(MIN_SLICE_TOKENS, token_budget)
         self.max_waiting_tokens = max_waiting_tokens
         self.on_exit = on_exit
-        self.dedup = InflightDedup(
-            lambda group: self._enqueue(partial(self._dedup_and_submit, group)),
-            cache,
-            is_cacheable,
-            get_adapter_generation,
-        )
-        self.queue: deque[WorkItem | TokenizeJob] = deque()
+        self.dedup = InflightDedup(self._resubmit, cache, is_cacheable, get_adapter_generation)
+        self.lanes: dict[Lane, LaneItems] = {"interactive": LaneItems(), "bulk": LaneItems()}
+        self._num_in_a_row = 0
         self.condition = threading.Condition()
+        loop.on_batch_taken = self._wake_up
         self.is_stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
     def add(self, state: RequestState) -> None:
-        self._enqueue(TokenizeJob(state, self.dedup.make_receiver(state)))
+        self._enqueue_job(TokenizeJob(state, self.dedup.make_receiver(state)))
 
-    def _enqueue(self, item: WorkItem | TokenizeJob) -> None:
+    def _enqueue_job(self, job: TokenizeJob) -> None:
         with self.condition:
-            self.queue.append(item)
+            self.lanes[job.state.scheduling.lane].to_render.append(job)
             self.condition.notify()
+
+    def _enqueue_submit(self, lane: Lane, item: WorkItem) -> None:
+        with self.condition:
+            self.lanes[lane].to_submit.append(item)
+            self.condition.notify()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be rendered or queued; an item may be in work."""
+        return not self.num_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be rendered, and groups that wait to be queued."""
+        return sum(len(items.to_render) + len(items.to_submit) for items in self.lanes.values())
+
+    def _wake_up(self) -> None:
+        if not self.is_idle:
+            with self.condition:
+                self.condition.notify()
 
     def stop(self) -> None:
         with self.condition:
@@ -99,7 +134,7 @@ class TokenizerWorker:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            while (run := self._next_item()) is not None and self.loop.wait_for_capacity(self.max_waiting_tokens):
+            while (run := self._next_item()) is not None:
                 with self.busy_stages.track("tokenizer"):
                     run()
                 del run  # free its memory while waiting for the next item
@@ -110,34 +145,55 @@ class TokenizerWorker:
             self.on_exit(error)
 
     def _next_item(self) -> WorkItem | None:
+        """Wait for something to do and return it; None when stopping."""
         with self.condition:
-            self.condition.wait_for(lambda: self.is_stopping or self.queue)
-            if self.is_stopping:
-                return None
-            item = self.queue.popleft()
-            return partial(self._render, self._coalesce(item)) if isinstance(item, TokenizeJob) else item
+            while not self.is_stopping:
+                lanes: list[Lane] = ["interactive", "bulk"]
+                if self._num_in_a_row >= MAX_INTERACTIVE_IN_A_ROW:
+                    lanes.reverse()
+                for lane in lanes:
+                    if (item := self._pop_item(lane)) is not None:
+                        self._num_in_a_row = self._num_in_a_row + 1 if lane == "interactive" else 0
+                        return item
+                self.condition.wait()
+            return None
 
-    def _coalesce(self, first: TokenizeJob) -> list[TokenizeJob]:
-        """Pop the following jobs with the same key, as long as all together fit a slice."""
-        jobs, size = [first], first.state.num_chars
-        while self.queue:
-            following = self.queue[0]
-            if not isinstance(following, TokenizeJob) or following.batch_key != first.batch_key:
-                break
-            size += following.state.num_chars
+    def _pop_item(self, lane: Lane) -> WorkItem | None:
+        items = self.lanes[lane]
+        if items.to_submit and self._has_capacity(lane):
+            return items.to_submit.popleft()
+        if items.to_render:
+            return partial(self._render, self._coalesce(items.to_render))
+        return None
+
+    def _has_capacity(self, lane: Lane) -> bool:
+        """Return whether the queue has room; reading the number needs no lock."""
+        return self.loop.scheduler.lanes[lane].num_tokens < self.max_waiting_tokens
+
+    def _coalesce(self, jobs: deque[TokenizeJob]) -> list[TokenizeJob]:
+        """Pop a job and the following ones with the same key, as long as all together fit a slice."""
+        first = jobs.popleft()
+        popped, size = [first], first.state.num_chars
+        while jobs and jobs[0].batch_key == first.batch_key:
+            size += jobs[0].state.num_chars
             if size > self.slice_tokens:
                 break
-            jobs.append(following)
-            self.queue.popleft()
-        return jobs
+            popped.append(jobs.popleft())
+        return popped
 
     def _render(self, jobs: list[TokenizeJob]) -> None:
+        started_at = time.monotonic()
+        for job in jobs:
+            if 0.0 < job.state.request.deadline_at <= started_at:
+                job.receiver.expire(started_at)
         jobs = [job for job in jobs if not job.state.is_aborted]
         if not jobs:
             return
-        started_at = time.monotonic()
+        slice_tokens = self.slice_tokens
+        if jobs[0].state.scheduling.lane == "bulk" and self.loop.scheduler.has_interactive_traffic:
+            slice_tokens = SHORT_SLICE_TOKENS
         first_indices = [job.state.num_rendered for job in jobs]
-        slices = [job.state.next_slice(self.slice_tokens) for job in jobs]
+        slices = [job.state.next_slice(slice_tokens) for job in jobs]
         try:
             _, *settings = jobs[0].batch_key
             inputs = slices[0] if len(slices) == 1 else [item for job_inputs in slices for item in job_inputs]
@@ -157,25 +213,39 @@ class TokenizerWorker:
         state = job.state
         for offset, error in result.errors.items():
             state.fail(first_index + offset, error)
-        for group in self._make_groups(state, job.receiver, first_index, result):
-            self._dedup_and_submit(group)
-        if state.num_rendered < state.num_inputs:
-            self._enqueue(job)
+        groups = [self.dedup.filter_new(group) for group in self._make_groups(state, job.receiver, first_index, result)]
+        following = job if state.num_rendered < state.num_inputs else None
+        self._submit([group for group in groups if group is not None], following)
 
-    def _dedup_and_submit(self, group: SequenceGroup) -> None:
-        if (new_group := self.dedup.filter_new(group)) is not None:
-            self._submit(new_group)
+    def _resubmit(self, group: SequenceGroup) -> None:
+        """Submit duplicates whose original request was aborted; called by any thread."""
 
-    def _submit(self, group: SequenceGroup, start: int = 0) -> None:
-        """Submit part of a large group and enqueue the rest: the chunks of one text may be thousands."""
-        offsets, max_tokens = group.inputs.cu_seqlens, self.max_waiting_tokens // 4
-        if start == 0 and len(group.inputs.token_ids) <= max_tokens:
-            self.loop.submit([group])
-            return
-        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
-        self.loop.submit([group.slice(start, end)])
-        if end < len(group.inputs):
-            self._enqueue(partial(self._submit, group, end))
+        def submit() -> None:
+            if (new_group := self.dedup.filter_new(group)) is not None:
+                self._submit([new_group], None)
+
+        self._enqueue_submit(group.scheduling.lane, submit)
+
+    def _submit(self, groups: Many[SequenceGroup], following: TokenizeJob | None, start: int = 0) -> None:
+        """Submit groups, the first one from `start` on, then go on with the job `following`.
+
+        While the queue is full, and after part of a large group (the chunks of one text may be thousands), the rest
+        is submitted later, in turn with other requests.
+        """
+        max_tokens = self.max_waiting_tokens // 4
+        for number, group in enumerate(groups):
+            if not self._has_capacity(group.scheduling.lane):
+                self._enqueue_submit(group.scheduling.lane, partial(self._submit, groups[number:], following, start))
+                return
+            offsets = group.inputs.cu_seqlens
+            end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
+            self.loop.submit([group.slice(start, end)])
+            if end < len(group.inputs):
+                self._enqueue_submit(group.scheduling.lane, partial(self._submit, groups[number:], following, end))
+                return
+            start = 0
+        if following is not None:
+            self._enqueue_job(following)
 
     def _make_groups(
         self, state: RequestState, receiver: DedupReceiver, first_index: int, result: RenderResult
@@ -184,7 +254,8 @@ class TokenizerWorker:
         inputs, indices = result.inputs, result.indices + first_index
         if len(inputs) == 1 == state.num_inputs and inputs.lengths[0] <= self.max_model_len:  # fast path
             (specs, adapter), scheduling = state.input_options[0], state.scheduling
-            yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, state.query_embeddings)
+            queries, deadline_at = state.query_embeddings, state.request.deadline_at
+            yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, queries, deadline_at)
             return
         long = inputs.lengths > self.max_model_len
         if inputs.images is not None:  # inputs with images are not chunked and may be longer than texts
@@ -206,6 +277,7 @@ class TokenizerWorker:
                 state.scheduling,
                 options.adapter,
                 queries,
+                state.request.deadline_at,
             )
 
     def _make_chunk_group(
@@ -218,4 +290,12 @@ class TokenizerWorker:
             chunks = replace(chunks, inputs_embeds=text.inputs_embeds[0].split(self.max_model_len))
         receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
         indices = np.arange(len(chunks))  # the receiver sums chunks in order
-        return SequenceGroup(chunks, indices, options.specs, receiver, state.scheduling, options.adapter)
+        return SequenceGroup(
+            chunks,
+            indices,
+            options.specs,
+            receiver,
+            state.scheduling,
+            options.adapter,
+            deadline_at=state.request.deadline_at,
+        )
