@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from copy import copy
@@ -19,7 +20,7 @@ from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import GroupResult, RaggedRows, SequenceGroup
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 
 # limit on inputs that wait for the result of an identical one; further ones are computed, to bound memory
 MAX_WAITING_DUPLICATES = 1 << 16
@@ -34,6 +35,18 @@ class DuplicateInput(NamedTuple):
 
     group: SequenceGroup
     offset: int
+
+    @property
+    def receiver(self) -> DedupReceiver:
+        assert isinstance(self.group.receiver, DedupReceiver), "only groups of a DedupReceiver have duplicates"
+        return self.group.receiver
+
+    @property
+    def is_wanted(self) -> bool:
+        state = self.receiver.state
+        return not state.is_aborted and not (
+            state.has_cancelled and state.find_cancelled(self.group.indices[self.offset : self.offset + 1])[0]
+        )
 
 
 class InflightDedup:
@@ -162,6 +175,33 @@ class DedupReceiver:
         if not self.is_closed and self.state.is_aborted:
             self._close()
         return self.is_closed
+
+    @property
+    def has_cancelled(self) -> bool:
+        return self.state.has_cancelled
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        """Remove inputs that were cancelled, unless a duplicate is wanted; return which were removed."""
+        cancelled = self.state.find_cancelled(indices)
+        dropped: list[RequestState | TokenizedBatch] = []  # once for each input
+        with self.dedup.lock:
+            for position in np.flatnonzero(cancelled).tolist():
+                index = int(indices[position])
+                key = self.in_flight_keys.get(index, b"")
+                duplicates = self.duplicates.get(key, [])
+                if any(duplicate.is_wanted for duplicate in duplicates):
+                    cancelled[position] = False
+                    continue
+                self.duplicates.pop(key, None)
+                self.dedup.num_waiting_duplicates -= len(duplicates)
+                dropped += [self.state, *(duplicate.receiver.state for duplicate in duplicates)]
+                self.in_flight_keys.pop(index, None)
+                self.cache_keys.pop(index, None)
+                if self.dedup.in_flight.get(key) is self:
+                    del self.dedup.in_flight[key]
+        for state, num_inputs in Counter(dropped).items():
+            state.drop(num_inputs)
+        return cancelled
 
     def mark_started(self, now: float) -> None:
         self.started_at = self.started_at or now

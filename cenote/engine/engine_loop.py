@@ -12,6 +12,7 @@ from cenote.engine.batch_bisect import isolate_failures, run_in_halves, try_run
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.device_errors import check_device_is_usable, is_out_of_memory
 from cenote.engine.execution.executor import Executor
+from cenote.engine.lane_queue import Slice
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
@@ -82,7 +83,7 @@ class EngineLoop:
                 self._fail_expired()
                 self.on_batch_taken()  # also if there is no batch because all requests were aborted
                 if scheduled or not block:
-                    slices = [GroupSlice(*item) for item in scheduled]  # type: ignore[arg-type]  # SequenceGroups
+                    slices = [part for item in scheduled for part in _to_group_slice(item).without_cancelled()]
                     # sorted: kernels process consecutive sequences of equal length together
                     return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
                 if not len(self.scheduler):
@@ -147,3 +148,8 @@ class EngineLoop:
         num_failed = sum(int(batch.inputs.lengths[index]) for index in output.failed_indices)
         self.metrics.on_tokens_computed(by=batch.num_tokens - num_failed)
         return output
+
+
+def _to_group_slice(item: Slice) -> GroupSlice:
+    group, start, end = item
+    return GroupSlice(cast(SequenceGroup, group), start, end)

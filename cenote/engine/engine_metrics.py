@@ -135,6 +135,10 @@ class EngineMetrics:
         """Count requests that were not admitted: a limit or their content is the reason, else they have failed."""
         self.count_outcome(classify_error(error), by=num_requests)
 
+    def on_cancelled(self) -> None:
+        """Count a request that was cancelled before all of it was admitted."""
+        self.count_outcome("cancelled")
+
     def on_batch(self, num_seqs: int, num_tokens: int) -> None:
         self._observe_batch_seqs(num_seqs)
         self._observe_batch_tokens(num_tokens)
@@ -176,19 +180,19 @@ class EngineMetrics:
         with self._lock:
             self.num_in_flight_chars -= batch.num_tokens
             self.in_flight.discard(batch)
-        failed = batch.failed_requests if outcome == "answered" else set()
-        num_requests = batch.num_requests - len(failed)
-        if num_requests:
-            self.count_outcome(outcome, by=num_requests)
-        if failed:
-            self.count_outcome("failed", by=len(failed))
+        cancelled = batch.cancelled_requests if batch.num_requests else set()  # 0: counted elsewhere
+        failed = batch.failed_requests - cancelled if outcome == "answered" and batch.num_requests else set()
+        num_requests = batch.num_requests - len(failed) - len(cancelled)
+        for name, num_finished in ((outcome, num_requests), ("failed", len(failed)), ("cancelled", len(cancelled))):
+            if num_finished:
+                self.count_outcome(name, by=num_finished)
         self._count_inputs(by=batch.num_done)
         self._count_truncated(by=batch.num_done_truncated)
         if outcome != "answered" or not num_requests:
             return
         self._observe_duration(batch.finished_at - batch.admitted_at, times=num_requests)
         token_counts = np.bincount(batch.request_indices, weights=batch.inputs.lengths)
-        tokens_per_request = np.delete(token_counts, list(failed)).tolist()
+        tokens_per_request = np.delete(token_counts, [*failed, *cancelled]).tolist()
         for num_tokens, times in Counter(tokens_per_request).items():
             self._observe_request_tokens(num_tokens, times=times)
         if batch.started_at is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from cenote.engine.sequence_group import GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.chunk_mean import WeightedMean
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.input_types import Input, compute_input_size
@@ -44,6 +44,8 @@ class InputOptions(NamedTuple):
 
 class RequestState:
     """A request in flight; filled by the tokenizer and engine threads, awaited by the caller."""
+
+    has_cancelled = False  # it is cancelled as a whole
 
     def __init__(
         self,
@@ -108,6 +110,12 @@ class RequestState:
         option_indices = self._option_indices[indices]
         for option_index in np.unique(option_indices):
             yield self.input_options[option_index], np.flatnonzero(option_indices == option_index)
+
+    def find_cancelled(self, indices: Int64Array) -> BoolArray:
+        return np.zeros(len(indices), dtype=bool)
+
+    def drop(self, num_inputs: int) -> None:
+        """Do nothing: single inputs are not cancelled."""
 
     def mark_started(self, now: float) -> None:
         if self.started_at is None:
@@ -242,6 +250,8 @@ def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolRe
 class ChunkedInput:
     """Receive the chunks of one long input and merge them into one result."""
 
+    has_cancelled = False
+
     def __init__(
         self, state: RequestState, index: int, full_input: TokenizedInputs, num_chunks: int, normalize: bool
     ) -> None:
@@ -255,6 +265,9 @@ class ChunkedInput:
     @property
     def is_aborted(self) -> bool:
         return self.state.is_aborted or self.num_remaining < 0
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        return np.zeros(len(indices), dtype=bool)
 
     def mark_started(self, now: float) -> None:
         self.state.mark_started(now)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import PoolingError
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.scheduling import SchedulingParams
 
@@ -75,6 +75,15 @@ class GroupSlice(NamedTuple):
     def seq_len(self) -> int:
         """Return the length of its sequences, which are equal in slices made by the scheduler."""
         return int(self.group.inputs.lengths[self.start])
+
+    def without_cancelled(self) -> list[GroupSlice]:
+        """Return the parts of the slice that somebody waits for."""
+        receiver = self.group.receiver
+        if not receiver.has_cancelled:
+            return [self]
+        kept = np.flatnonzero(~receiver.drop_cancelled(self.indices)) + self.start
+        runs = np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1)
+        return [GroupSlice(self.group, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
 
     def split_at(self, offset: int) -> tuple[GroupSlice, GroupSlice]:
         middle = self.start + offset
@@ -234,6 +243,15 @@ class ResultReceiver(Protocol):
 
     @property
     def is_aborted(self) -> bool: ...
+
+    @property
+    def has_cancelled(self) -> bool:
+        """Whether some of its inputs may have been cancelled, while it is not aborted."""
+        ...
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        """Say which inputs, about to run, nobody waits for; called only if `has_cancelled`."""
+        ...
 
     def mark_started(self, now: float) -> None:
         """Called when a batch with some of its sequences starts."""

@@ -14,7 +14,7 @@ from cenote.engine.request_state import InputOptions
 from cenote.engine.sequence_group import GroupResult, SequenceGroup
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.protocol.scheduling import SchedulingParams
 
 
@@ -33,6 +33,7 @@ class BatchReceiver:
 
     on_results: Callable[[TokenizedBatch, Many[GroupResult]], None]
     on_error: Callable[[TokenizedBatch, int, PoolingError], None]
+    on_dropped: Callable[[TokenizedBatch, int], None]  # with the number of inputs that do not run: they were cancelled
 
 
 class TokenizedBatch:
@@ -62,6 +63,8 @@ class TokenizedBatch:
         self.on_finished: Callable[[TokenizedBatch, str], None] = lambda batch, outcome: None
         self.num_done = self.num_done_truncated = 0  # of inputs with a result
         self.failed_requests: set[int] = set()  # numbers of requests with an error of their own
+        self.cancelled_requests: set[int] = set()
+        self._cancelled_inputs: BoolArray | None = None
         self._num_open = len(inputs)
         self._lock = threading.Lock()  # results come from the engine thread and, if cached, from the submitting one
 
@@ -88,6 +91,28 @@ class TokenizedBatch:
         self.is_aborted = True
         self._finish("cancelled")
 
+    def cancel_requests(self, numbers: Int64Array) -> None:
+        """Drop the inputs of some requests that have not run."""
+        self.cancelled_requests.update(numbers.tolist())
+        cancelled = np.isin(self.request_indices, list(self.cancelled_requests))
+        if cancelled.all():
+            self.abort()
+        else:
+            self._cancelled_inputs = cancelled
+
+    @property
+    def has_cancelled(self) -> bool:
+        return self._cancelled_inputs is not None
+
+    def find_cancelled(self, indices: Int64Array) -> BoolArray:
+        assert self._cancelled_inputs is not None, "checked by has_cancelled"
+        return self._cancelled_inputs[indices]
+
+    def drop(self, num_inputs: int) -> None:
+        """Count inputs that were cancelled before they ran."""
+        self.receiver.on_dropped(self, num_inputs)
+        self._count((), num_inputs)
+
     def mark_started(self, now: float) -> None:
         if self.started_at is None:
             self.started_at = now
@@ -102,7 +127,7 @@ class TokenizedBatch:
         self.failed_requests.add(int(self.request_indices[index]))
         if not self.is_aborted:
             self.receiver.on_error(self, index, error)
-        self._count((), num_failed=1)
+        self._count((), 1)
 
     def fail_all(self, error: PoolingError, outcome: str = "failed") -> None:
         """Fail every input that has no result: the engine stops, or the deadline has passed."""
@@ -114,12 +139,12 @@ class TokenizedBatch:
     def expire(self, now: float) -> None:
         self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.deadline_at), "expired")
 
-    def _count(self, results: Many[GroupResult], num_failed: int = 0) -> None:
+    def _count(self, results: Many[GroupResult], num_without_result: int = 0) -> None:
         num_done = sum(len(result.indices) for result in results)
         with self._lock:
             self.num_done += num_done
             self.num_done_truncated += sum(result.inputs.num_truncated for result in results)
-            self._num_open -= num_done + num_failed
+            self._num_open -= num_done + num_without_result
             is_finished = self._num_open == 0
         if is_finished:
             self._finish("answered")

@@ -98,13 +98,21 @@ def test_cached_and_identical_bulk_inputs_do_not_wait_for_the_queue(make_engine:
 
 
 def test_bulk_is_tokenized_in_short_slices_while_there_are_queries(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    engine.pool_sync(make_request([[3]]))
+    gate = BatchGate()
+    engine = make_engine(fault=gate)
+    running = engine.submit(make_request([[3]]))
+    assert gate.reached.wait(20)
+    query = engine.submit(make_request([[4]]))
+    wait_until(lambda: len(engine.loop.scheduler) == 1)
 
     sizes: list[int] = []
     submit = engine.loop.submit
     engine.loop.submit = lambda groups: (sizes.extend(len(g.inputs.token_ids) for g in groups), submit(groups))[1]  # type: ignore[method-assign]
-    engine.pool_sync(make_request([[number, 5, 6, 7] for number in range(9, 5000)], scheduling=BULK))
+    bulk = engine.submit(make_request([[number, 5, 6, 7] for number in range(9, 5000)], scheduling=BULK))
+    wait_until(lambda: bulk.num_rendered == bulk.num_inputs)
+    gate.opened.set()
+    for state in (running, query, bulk):
+        state.wait()
 
     assert max(sizes) <= SHORT_SLICE_TOKENS
 

@@ -27,6 +27,7 @@ from cenote.api.wire.token_messages import (
     TokenBatch,
     TokenErrors,
     TokenResults,
+    get_deadline_bucket,
 )
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
@@ -41,7 +42,7 @@ logger = logging.getLogger("cenote")
 
 # while the device is busy, batches that arrive within this time are submitted together; at once if it is idle
 MERGE_WINDOW_S = 0.001
-# a batch with a single call of more inputs is submitted alone, so that it can be cancelled
+# a message with a single call of more inputs is submitted alone, without copying its arrays
 MAX_SHARED_INPUTS = 64
 # options of a front-end that are remembered; more than it remembers itself
 MAX_OPTIONS = 8192
@@ -54,7 +55,8 @@ class TokenLink:
         self.batcher = batcher
         self.channel = channel
         self.options: dict[int, ResolvedOptions] = {}
-        self.single_calls: dict[int, TokenizedBatch] = {}  # by call id, of batches that can be cancelled
+        # by call id, of calls whose last inputs have not arrived: when the first ones did
+        self.open_calls: dict[int, float] = {}
 
     def on_register(self, message: RegisterOptions) -> None:
         try:
@@ -83,7 +85,11 @@ class TokenLink:
             inputs = decode_inputs(message, array_bytes)
             if len(message.num_inputs) != len(message.call_ids) or min(message.num_inputs) < 1:
                 raise ValueError("a call without inputs")
-            self.batcher.add(self.options[message.options_id], CallGroup(self, message, inputs, received_at))
+            group = CallGroup(self, message, inputs, received_at)
+            if message.start or not message.is_last:
+                self._on_part(group)
+            else:
+                self.batcher.add(self.options[message.options_id], group)
         except PoolingError as error:
             self.batcher.intake.engine.metrics.on_refused(error, len(message.call_ids))
             self.send_errors(message.call_ids, error)
@@ -91,20 +97,33 @@ class TokenLink:
             logger.exception("a batch of a front-end cannot be read")
             self.send_errors(message.call_ids, PoolingError("the engine process could not read the request"))
 
+    def _on_part(self, group: CallGroup) -> None:
+        """Submit some inputs of a large call, unless it has been cancelled or has failed."""
+        (call_id,), is_last = group.message.call_ids, group.message.is_last
+        if group.message.start == 0:
+            self.open_calls[call_id] = group.received_at
+        if (received_at := self.open_calls.get(call_id)) is not None:
+            if is_last:
+                del self.open_calls[call_id]
+            self.batcher.add(self.options[group.message.options_id], group._replace(received_at=received_at))
+
     def cancel(self, call_id: int) -> None:
-        """Drop what has not run of a large call; small calls that share a batch with others run to the end."""
-        if (batch := self.single_calls.pop(call_id, None)) is not None:
-            batch.abort()
-            self.batcher.forget(batch)
+        """Drop what has not run of a call."""
+        if self.open_calls.pop(call_id, None) is not None:
+            self.batcher.count_cancelled()
+        self.batcher.cancel(self, call_id)
 
     def cancel_all(self) -> None:
-        """Drop all work that can be cancelled: the front-end has exited."""
-        for call_id in list(self.single_calls):
+        """Drop all that has not run: the front-end has exited."""
+        for call_id in list(self.open_calls):
             self.cancel(call_id)
+        self.batcher.cancel(self, None)
 
     def send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
         serialized = encode_error(error)
         self.channel.send(TokenErrors([(call_id, -1, serialized) for call_id in call_ids]))
+        for call_id in call_ids:
+            self.open_calls.pop(call_id, None)
 
 
 class CallGroup(NamedTuple):
@@ -124,8 +143,9 @@ class TokenBatcher:
         self.intake = TokenIntake(engine)
         self._loop = asyncio.get_running_loop()
         self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
-        self._receiver = BatchReceiver(self._on_results, self._on_error)
-        self._arrived: dict[int, tuple[ResolvedOptions, list[CallGroup]]] = {}  # by id of the options
+        self._receiver = BatchReceiver(self._on_results, self._on_error, self._on_dropped)
+        # by id of the options and bucket of the deadline
+        self._arrived: dict[tuple[int, int], tuple[ResolvedOptions, list[CallGroup]]] = {}
         self._is_submit_scheduled = False
         self._calls: dict[TokenizedBatch, MergedCalls] = {}
         self._results: list[tuple[TokenizedBatch, Sequence[GroupResult]]] = []
@@ -148,12 +168,13 @@ class TokenBatcher:
     def add(self, options: ResolvedOptions, group: CallGroup) -> None:
         """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
         self.intake.check(group.inputs)
-        if len(group.message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS:
-            batch = self._submit(options, [group])
-            if batch is not None:
-                group.link.single_calls[group.message.call_ids[0]] = batch
+        message = group.message
+        is_part = message.start > 0 or not message.is_last
+        if is_part or (len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS):
+            self._submit(options, [group])
             return
-        self._arrived.setdefault(id(options), (options, []))[1].append(group)
+        key = id(options), get_deadline_bucket(message.deadline_at)
+        self._arrived.setdefault(key, (options, []))[1].append(group)
         if not self._is_submit_scheduled:
             self._is_submit_scheduled = True
             if self.intake.is_busy:
@@ -167,28 +188,43 @@ class TokenBatcher:
         for options, groups in arrived.values():
             self._submit(options, groups)
 
-    def _submit(self, options: ResolvedOptions, groups: Sequence[CallGroup]) -> TokenizedBatch | None:
+    def _submit(self, options: ResolvedOptions, groups: Sequence[CallGroup]) -> None:
         from cenote.engine.tokenized_batch import TokenizedBatch
 
         calls = MergedCalls(groups)
-        batch = TokenizedBatch(calls.inputs, calls.request_indices, options, self._receiver)
+        deadline_at = min([group.message.deadline_at for group in groups])
+        batch = TokenizedBatch(calls.inputs, calls.request_indices, options, self._receiver, deadline_at)
+        if not groups[0].message.is_last:
+            batch.num_requests = 0  # the request is counted with its last inputs
+        elif groups[0].message.start:
+            batch.admitted_at = groups[0].received_at
         self._calls[batch] = calls
         try:
+            # the rest of a call must not be refused when its first inputs have been admitted
             self.intake.submit(batch)
         except Exception as error:
-            self.forget(batch)
+            del self._calls[batch]
             batch.abort()  # it may have been admitted before the failure
             if not isinstance(error, PoolingError):
                 logger.exception("a batch of front-ends failed")
                 error = PoolingError("the engine process could not run the request")
             for group in groups:
                 group.link.send_errors(group.message.call_ids, error)
-            return None
-        return batch
 
-    def forget(self, batch: TokenizedBatch) -> None:
-        """Drop the calls of a batch: nobody waits for results that arrive later."""
-        self._calls.pop(batch, None)
+    def count_cancelled(self) -> None:
+        """Count a call that was cancelled before its last inputs arrived."""
+        self.intake.engine.metrics.on_cancelled()
+
+    def cancel(self, link: TokenLink, call_id: int | None) -> None:
+        """Drop the inputs of a call that have not run, or of all calls of a link for None."""
+        if self._arrived:
+            self._submit_arrived()
+        for batch, calls in list(self._calls.items()):
+            numbers = calls.find_requests(link, call_id)
+            if len(numbers):
+                batch.cancel_requests(numbers)
+                if batch.is_aborted:  # nobody waits for results that arrive later
+                    del self._calls[batch]
 
     def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
         """Take results from the engine thread; they are sent when the event loop runs next."""
@@ -207,6 +243,13 @@ class TokenBatcher:
                 calls.send_results(group, batch.finished_at)
                 self._count(batch, calls, len(group.indices))
 
+    def _on_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
+        self._call_in_loop(partial(self._count_dropped, batch, num_inputs))
+
+    def _count_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
+        if (calls := self._calls.get(batch)) is not None:
+            self._count(batch, calls, num_inputs)
+
     def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         self._call_in_loop(partial(self._send_error, batch, index, error))
 
@@ -224,8 +267,6 @@ class TokenBatcher:
         calls.num_open -= num_done
         if calls.num_open == 0:
             del self._calls[batch]
-            if batch.num_requests == 1:
-                calls.links[0].single_calls.pop(int(calls.call_ids[0]), None)
 
 
 class MergedCalls:
@@ -248,7 +289,17 @@ class MergedCalls:
             counts = np.array(num_inputs)
             self.request_indices = np.repeat(np.arange(len(counts)), counts)
             self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.input_links: Int64Array = np.array(call_links)[self.request_indices]
+        if groups[0].message.start:  # a single call, whose first inputs came in earlier messages
+            self.input_numbers += groups[0].message.start
+        self.call_links: Int64Array = np.array(call_links)
+        self.input_links: Int64Array = self.call_links[self.request_indices]
+
+    def find_requests(self, link: TokenLink, call_id: int | None) -> Int64Array:
+        """Return the numbers of the requests of a link, of one call or for None of all."""
+        if link not in self.links:
+            return np.zeros(0, dtype=np.int64)
+        is_wanted = self.call_links == self.links.index(link)
+        return np.flatnonzero(is_wanted if call_id is None else is_wanted & (self.call_ids == call_id))
 
     def send_results(self, group: GroupResult, finished_at: float) -> None:
         """Send each front-end its part of the results."""

@@ -13,7 +13,7 @@ from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import NO_IDS
 from cenote.api.wire.messages import Cancel
 from cenote.api.wire.token_messages import BatchTimesTuple
-from cenote.errors import PoolingError
+from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
@@ -37,19 +37,22 @@ class TokenCounts(NamedTuple):
             (metadata["is_exact"] != 0).tolist(),
         )
 
+    def extend(self, other: TokenCounts) -> None:
+        self.num_tokens.extend(other.num_tokens)
+        self.num_input_tokens.extend(other.num_input_tokens)
+        self.is_exact.extend(other.is_exact)
+
 
 class PendingPool:
     """Results arrive in any order; they are stored by the index of their input."""
-
-    inputs: TokenizedInputs  # those without an error, if they were rendered alone
 
     def __init__(self, call_id: int, request: PoolRequest, options_id: int) -> None:
         self.call_id = call_id
         self.request = request
         self.options_id = options_id
-        self.num_inputs = self.num_sent = len(request.inputs)
+        self.num_inputs = len(request.inputs)
         self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._indices: Sequence[int] = range(self.num_inputs)  # of the inputs that are sent, in the request
+        self._indices: Any = range(self.num_inputs)  # or a list: of the inputs that were sent, in the request
         self._counts = TokenCounts([], [], [])
         self._counts_start = 0
         self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
@@ -60,8 +63,18 @@ class PendingPool:
         self._sent_at = 0.0
         self._first_times: BatchTimesTuple | None = None  # of the first batch, if there may be several
 
+    @property
+    def num_sent(self) -> int:
+        return len(self._indices)
+
+    def check_deadline(self) -> None:
+        """Raise DeadlineExceeded if the deadline has passed."""
+        now, deadline_at = time.monotonic(), self.request.deadline_at
+        if 0.0 < deadline_at <= now:
+            raise DeadlineExceeded.after(now - self._created_at, now - deadline_at)
+
     def mark_rendered(self, started_at: float, ended_at: float) -> None:
-        """Record the time of tokenization, with other requests of the same turn of the event loop."""
+        """Record the time until the first inputs are sent: with other requests of the same turn, or a slice alone."""
         timing = self.request.timing
         timing.parse_s += started_at - self._created_at  # meanwhile the other requests were parsed
         timing.tokenize_s += ended_at - started_at
@@ -76,17 +89,19 @@ class PendingPool:
         """Take the token counts of inputs without errors, which begin at `start` of those rendered together."""
         self._counts, self._counts_start, self._is_sent = counts, start, True
 
-    def set_rendered(self, rendered: RenderResult) -> bool:
-        """Store the rendered inputs; return whether there is something to send."""
+    def add_rendered(self, rendered: RenderResult, first_index: int = 0) -> bool:
+        """Add rendered inputs, the first of which is `first_index`; return whether there is something to send."""
         if self.future.done():
             return False
-        self.inputs, self._indices = rendered.inputs, rendered.indices.tolist()
-        self.num_sent = len(self.inputs)
-        self._counts = TokenCounts.of_inputs(self.inputs)
+        if first_index == 0:
+            self._indices = []
+        self._indices += (rendered.indices + first_index).tolist()
+        self._counts.extend(TokenCounts.of_inputs(rendered.inputs))
         for index, error in rendered.errors.items():
-            self._add_error(index, error)
-        self._is_sent = not self.future.done() and self.num_sent > 0
-        return self._is_sent
+            self._add_error(first_index + index, error)
+        has_inputs = not self.future.done() and len(rendered.inputs) > 0
+        self._is_sent = self._is_sent or has_inputs
+        return has_inputs
 
     def add_result(
         self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
@@ -131,7 +146,8 @@ class PendingPool:
             self.future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
 
     def cancel(self, channel: Channel[Any]) -> None:
-        if self._is_sent:
+        """Tell the engine that nobody waits for the results that are still missing."""
+        if self._is_sent and self._num_open:
             channel.send(Cancel(self.call_id))
 
     def _add_error(self, index: int, error: PoolingError) -> None:

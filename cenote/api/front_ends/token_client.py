@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
@@ -30,8 +30,9 @@ from cenote.api.wire.token_messages import (
     TokenBatch,
     TokenErrors,
     TokenResults,
+    get_deadline_bucket,
 )
-from cenote.errors import PoolingError, make_internal_error
+from cenote.errors import DeadlineExceeded, PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
@@ -48,13 +49,16 @@ logger = logging.getLogger("cenote")
 RENDERED_TYPES = (str, list, tuple, TextPair)
 # requests up to this size are rendered in the event loop, which takes less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
-# a larger request is rendered in slices of about this many characters, so that others do not wait for all of it
-SLICE_CHARS = 64 * 1024
+# a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take
+# about this long, within these limits
+SLICE_S = 0.004
+MIN_SLICE_CHARS, MAX_SLICE_CHARS = 4 * 1024, 256 * 1024
 MAX_REGISTERED = 4096
 # requests that are refused here are reported to the engine at this interval
 REFUSED_REPORT_S = 0.1
 
-RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None]
+# type of inputs, tokenization, limits, prompt and role, and the bucket of the deadline
+RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None, int]
 OptionsKey = tuple[Any, ...]
 
 
@@ -90,6 +94,8 @@ class TokenClient:
         self._closed_error: Exception | None = None  # set when the engine process has exited
         # one thread: the tokenizers library uses several threads by itself for many texts
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cenote-tokenizer")
+        self._bulk_turn = asyncio.Lock()  # one bulk slice at a time is in the thread's queue: others overtake the rest
+        self._slice_chars = MIN_SLICE_CHARS
 
     def can_render(self, request: PoolRequest) -> bool:
         """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
@@ -107,26 +113,21 @@ class TokenClient:
         """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them."""
         try:
             pending, key, num_chars = await self._prepare(request, model_info)
+            pending.check_deadline()
         except PoolingError as error:
             self._count_refused(error)
             raise
         self._pending[pending.call_id] = pending
         try:
-            if (
-                num_chars <= MAX_INLINE_CHARS
-                and pending.num_inputs <= MAX_INLINE_INPUTS
-                and not any(isinstance(item, Conversation) and item.template for item in request.inputs)
-            ):
+            if is_small(request, num_chars):
                 self._render_soon(key, pending)
-            else:  # also a template of the request: it may write a text of any length
+            else:
                 await self._render_in_thread(key, pending, num_chars)
             return await pending.future
-        except asyncio.CancelledError:
-            pending.cancel(self._channel)
-            raise
-        except PoolingError as error:
-            if not pending.is_sent:
+        except BaseException as error:  # also an error of one input: the others are not needed any more
+            if isinstance(error, PoolingError) and not pending.is_sent:
                 self._count_refused(error)
+            pending.cancel(self._channel)
             raise
         finally:
             del self._pending[pending.call_id]
@@ -142,16 +143,20 @@ class TokenClient:
         await self._channel.wait_writable()
         if self._closed_error is not None:  # while this request waited: nobody would answer it
             raise copy(self._closed_error)
+        num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * len(request.inputs)
+        if request.return_exceptions and not is_small(request, num_chars):
+            raise NeedsEngine  # of a request in parts, none may remain without inputs because they all have errors
         pending = PendingPool(self._next_call_id(), request, options.options_id)
-        key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role)
-        num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * pending.num_inputs
+        bucket = get_deadline_bucket(request.deadline_at)
+        key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role, bucket)
         return pending, key, num_chars
 
     def _count_refused(self, error: PoolingError) -> None:
         """Count a request that is not sent; the engine exposes the sum of all front-ends."""
         if not self._refused:
             asyncio.get_running_loop().call_later(REFUSED_REPORT_S, self._report_refused)
-        self._refused["refused" if error.status < 500 else "failed"] += 1
+        outcome = "expired" if isinstance(error, DeadlineExceeded) else "refused" if error.status < 500 else "failed"
+        self._refused[outcome] += 1
 
     def _report_refused(self) -> None:
         outcomes, self._refused = dict(self._refused), Counter()
@@ -240,19 +245,18 @@ class TokenClient:
             for pending in calls:
                 pending.mark_rendered(started_at, ended_at)
             if rendered.errors:
-                for pending in self._set_rendered(calls, rendered):
-                    self._send(pending.options_id, [pending], pending.inputs)
+                self._send_one_by_one(calls, rendered)
             else:
                 self._send_rendered(calls, rendered.inputs)
 
-    def _set_rendered(self, calls: Sequence[PendingPool], rendered: RenderResult) -> Iterator[PendingPool]:
-        """Give every call its inputs and errors; yield those that have something to compute."""
+    def _send_one_by_one(self, calls: Sequence[PendingPool], rendered: RenderResult) -> None:
+        """Give every call its errors, and send the inputs without."""
         start = 0
         for pending in calls:
-            end = start + pending.num_inputs
-            if pending.set_rendered(rendered.slice(start, end)):
-                yield pending
-            start = end
+            part = rendered.slice(start, start + pending.num_inputs)
+            if pending.add_rendered(part):
+                self._send(pending.options_id, [pending], part.inputs)
+            start += pending.num_inputs
 
     def _send_rendered(self, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:
         """Send inputs without errors, those of calls with equal options as one batch."""
@@ -272,25 +276,43 @@ class TokenClient:
             self._send(options_id, chosen, inputs.select(np.flatnonzero(owners == options_id)))
 
     async def _render_in_thread(self, key: RenderKey, pending: PendingPool, num_chars: int) -> None:
-        """Render a large request slice by slice in the tokenizer thread, and send it when all of it is rendered."""
-        inputs, loop = pending.request.inputs, asyncio.get_running_loop()
-        size = max(1, len(inputs) * SLICE_CHARS // max(1, num_chars))
-        parts: list[RenderResult] = []
+        """Render a large request slice by slice in the tokenizer thread, and send every slice when it is rendered."""
+        inputs, start = pending.request.inputs, 0
         started_at = time.monotonic()
-        for start in range(0, len(inputs), size):
-            part = partial(self._render_unless_done, pending, key, inputs[start : start + size])
-            parts.append(await loop.run_in_executor(self._executor, part))
-            if pending.future.done():  # the engine process has exited
+        while start < len(inputs):
+            end = start + max(1, len(inputs) * self._slice_chars // max(1, num_chars))
+            rendered = await self._render_slice(key, pending, inputs[start:end])
+            if pending.future.done():  # the engine process has exited, or an input of the slices before has failed
                 return
-        pending.mark_rendered(started_at, time.monotonic())
-        if pending.set_rendered(RenderResult.concat(parts)):
-            self._send(pending.options_id, [pending], pending.inputs)
+            if start == 0:
+                pending.mark_rendered(started_at, time.monotonic())
+            num_sent = pending.num_sent if start else 0
+            if pending.add_rendered(rendered, start):
+                self._send(pending.options_id, [pending], rendered.inputs, num_sent, is_last=end >= len(inputs))
+                await self._channel.wait_writable()
+            start = end
 
-    def _render_unless_done(self, pending: PendingPool, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
-        return RenderResult.from_list([]) if pending.future.done() else self._render(key, inputs)
+    async def _render_slice(self, key: RenderKey, pending: PendingPool, inputs: Sequence[Any]) -> RenderResult:
+        run = partial(self._render_timed, pending, key, inputs)
+        loop = asyncio.get_running_loop()
+        if pending.request.scheduling.lane == "interactive":
+            return await loop.run_in_executor(self._executor, run)
+        async with self._bulk_turn:  # first come, first served: requests take turns
+            return await loop.run_in_executor(self._executor, run)
+
+    def _render_timed(self, pending: PendingPool, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
+        if pending.future.done():
+            return RenderResult.from_list([])
+        pending.check_deadline()
+        started_at = time.thread_time()
+        rendered = self._render(key, inputs)
+        chars_per_s = sum(map(compute_input_size, inputs)) / max(1e-6, time.thread_time() - started_at)
+        slice_chars = (self._slice_chars + SLICE_S * chars_per_s) / 2
+        self._slice_chars = int(min(MAX_SLICE_CHARS, max(MIN_SLICE_CHARS, slice_chars)))
+        return rendered
 
     def _render(self, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
-        _, tokenization, limits, prompt, role = key
+        _, tokenization, limits, prompt, role, _ = key
         try:
             return self.renderer.render(inputs, tokenization, limits, prompt, role)
         except BaseException as error:  # also panics of the tokenizers library, which are no subclass of Exception
@@ -300,13 +322,25 @@ class TokenClient:
             reason = make_internal_error("the input could not be read", error)
             return RenderResult.from_list([reason] * len(inputs))
 
-    def _send(self, options_id: int, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:
+    def _send(
+        self,
+        options_id: int,
+        calls: Sequence[PendingPool],
+        inputs: TokenizedInputs,
+        start: int = 0,
+        *,
+        is_last: bool = True,
+    ) -> None:
+        """Send inputs of calls; `start`: how many of a single call were sent before."""
         message = TokenBatch(
             options_id,
             [pending.call_id for pending in calls],
-            [pending.num_sent for pending in calls],
+            [len(inputs)] if len(calls) == 1 else [pending.num_sent for pending in calls],
             len(inputs.token_ids),
             inputs.row_mask is not None,
+            min([pending.request.deadline_at for pending in calls]),
+            start,
+            is_last,
         )
         self._channel.send(message, encode_inputs(inputs))
 
@@ -319,6 +353,15 @@ def make_renderer(info: RendererInfo) -> Renderer:
     raw = tokenizers.Tokenizer.from_str(info.tokenizer.decode())
     tokenizer = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings).make_tokenizer(raw)
     return msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
+
+
+def is_small(request: PoolRequest, num_chars: int) -> bool:
+    """Whether a request is rendered in the event loop; a template of the request may write a text of any length."""
+    return (
+        num_chars <= MAX_INLINE_CHARS
+        and len(request.inputs) <= MAX_INLINE_INPUTS
+        and not any(isinstance(item, Conversation) and item.template for item in request.inputs)
+    )
 
 
 def is_text_conversation(item: object) -> bool:

@@ -9,6 +9,15 @@ from cenote.protocol.scheduling import SchedulingParams
 # monotonic: the batch was received, started, packed, computed (results on the host), passed on to be sent, and sent
 BatchTimesTuple = tuple[float, float, float, float, float, float]
 
+# calls whose deadlines differ by less may share a batch, which has the earliest of them
+DEADLINE_BUCKET_S = 0.01
+
+
+def get_deadline_bucket(deadline_at: float) -> int:
+    """Return equal numbers for deadlines that may share a batch."""
+    return int(deadline_at / DEADLINE_BUCKET_S)
+
+
 # from a front-end to the engine process
 
 
@@ -25,7 +34,7 @@ class RegisterOptions(Message):
 
 
 class TokenBatch(Message):
-    """Tokenized inputs of one or more calls with equal options.
+    """Tokenized inputs of one or more calls with equal options and about the same deadline.
 
     Arrays: token ids as int32, metadata records as int64, then a row mask of one byte per token if there is one. Each
     array is padded to 8 bytes.
@@ -36,6 +45,10 @@ class TokenBatch(Message):
     num_inputs: list[int]  # of each call
     num_tokens: int
     has_row_mask: bool
+    deadline_at: float  # the earliest of the calls; 0.0: none
+    # a large call is sent in several messages
+    start: int  # inputs of the call that were sent before
+    is_last: bool
 
 
 class RefusedRequests(Message):

@@ -9,7 +9,7 @@ import numpy as np
 from cenote.engine.execution.executor import Executor
 from cenote.engine.sequence_group import GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import PoolingError
-from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 
 # one length per attention kernel, in batches that are too large for CUDA graphs
@@ -21,7 +21,10 @@ GRAPH_WARMUP_LENGTHS = (16, 32)
 class NullReceiver:
     """Discards results."""
 
-    is_aborted = False
+    is_aborted = has_cancelled = False
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        return np.zeros(len(indices), dtype=bool)
 
     def mark_started(self, now: float) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from cenote.api.front_ends import token_client
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.token_client import TokenClient
 from cenote.api.wire.link_sockets import make_link
-from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.errors import BadRequest, DeadlineExceeded, EngineStopped, PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import PoolingParams
@@ -160,7 +161,7 @@ def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: MakeEn
             gate.opened.set()
             await embed(remote, [[99]])
             assert link._token_link is not None
-            assert not link._token_link.single_calls
+            assert not link._token_link.open_calls
             assert not link._token_link.batcher._calls
             assert not get_client(remote)._pending
 
@@ -315,3 +316,133 @@ def test_requests_that_run_together_are_counted_by_their_own_outcome(make_engine
     assert get_value(engine, "cenote_inputs_total") == 4
     assert get_value(engine, "cenote_prompt_tokens_total") == 5
     assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 2
+
+
+def test_a_large_request_is_sent_in_parts_with_the_same_results(llm: LLM) -> None:
+    texts = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
+
+    async def call() -> tuple[Any, Any, int]:
+        async with connect_remote(llm.engine) as (remote, link):
+            token_link = link._token_link
+            assert token_link is not None
+            parts: list[int] = []
+            on_part = token_link._on_part
+            token_link._on_part = lambda group: (parts.append(len(group.inputs)), on_part(group))[1]  # type: ignore[method-assign]
+            answered = get_value(llm.engine, "cenote_requests_total", "answered")
+            results = await embed(remote, texts)
+            await wait_until(lambda: get_value(llm.engine, "cenote_requests_total", "answered") == answered + 1)
+            assert not token_link.open_calls
+            assert sum(parts) == 400
+            return results, await llm.engine.pool(PoolRequest(task="embed", inputs=texts)), len(parts)
+
+    remote, local, num_parts = asyncio.run(call())
+    assert num_parts > 1
+    for ours, expected in zip(remote, local, strict=True):
+        assert np.array_equal(ours.data, expected.data.numpy())
+        assert ours.num_tokens == expected.num_tokens
+
+
+def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=64)
+    texts = [f"text number {number} " + "word " * 50 for number in range(400)]
+
+    async def call() -> None:
+        async with connect_remote(engine) as (remote, link):
+            client = get_client(remote)
+            render, num_calls = client.renderer.render, 0
+
+            def fail_later(inputs: Any, *arguments: Any) -> Any:
+                nonlocal num_calls
+                num_calls += 1
+                if num_calls > 2:
+                    raise RuntimeError("broken")
+                return render(inputs, *arguments)
+
+            client.renderer.render = fail_later  # type: ignore[method-assign]
+            with pytest.raises(PoolingError, match="broken"):
+                await embed(remote, texts)
+            assert link._token_link is not None
+            await wait_until(lambda: not link._token_link.batcher._calls)  # type: ignore[union-attr]
+            assert not link._token_link.open_calls
+            gate.opened.set()
+            await wait_until(lambda: not engine.metrics.requests_in_flight())
+            await wait_until(lambda: len(engine.loop.scheduler) == 0)
+
+    asyncio.run(call())
+    assert len(gate.token_ids) <= 64  # the batch that had started
+    assert get_value(engine, "cenote_requests_total", "cancelled") == 1
+
+
+def test_small_calls_that_were_merged_are_cancelled_one_by_one(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=16)
+
+    async def call() -> None:
+        async with connect_remote(engine) as (remote, link):
+            first = embed(remote, [[9]])
+            await wait_until(gate.reached.is_set)
+            calls = [embed(remote, [[100 + number] * 8] * 2) for number in range(50)]
+            await wait_until(lambda: len(engine.loop.scheduler) == 50)
+            for number, pending in enumerate(calls):
+                if number != 20:
+                    pending.cancel()
+            await asyncio.sleep(0.05)
+            gate.opened.set()
+            assert len(await calls[20]) == 2
+            await first
+            assert link._token_link is not None
+            await wait_until(lambda: not link._token_link.batcher._calls)  # type: ignore[union-attr]
+            assert not engine.metrics.requests_in_flight()
+
+    asyncio.run(call())
+    assert set(gate.token_ids) <= {9, 120}
+    assert get_value(engine, "cenote_requests_total", "cancelled") == 49
+    assert get_value(engine, "cenote_requests_total", "answered") == 2
+    assert len(engine.loop.scheduler) == engine.loop.scheduler.num_waiting_tokens == 0
+
+
+def test_a_cancelled_input_runs_if_another_request_waits_for_its_result(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=16)
+
+    async def call() -> None:
+        async with connect_remote(engine) as (remote, _):
+            first = embed(remote, [[9]])
+            await wait_until(gate.reached.is_set)
+            original, neighbour = embed(remote, [[100] * 8]), embed(remote, [[101] * 8])
+            await wait_until(lambda: len(engine.loop.scheduler) == 2)
+            duplicate = embed(remote, [[100] * 8])
+            await wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
+            original.cancel()
+            await asyncio.sleep(0.05)
+            gate.opened.set()
+            await asyncio.wait_for(asyncio.gather(first, neighbour, duplicate), 20)
+
+    asyncio.run(call())
+
+
+def test_expired_calls_are_not_sent_and_not_run(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=16)
+
+    async def call() -> None:
+        async with connect_remote(engine) as (remote, _):
+            first = embed(remote, [[9]])
+            await wait_until(gate.reached.is_set)
+            with pytest.raises(DeadlineExceeded):
+                await embed(remote, [[99]], deadline_at=time.monotonic() - 1)
+            soon = time.monotonic() + 0.1
+            late = [embed(remote, [[100 + number]], deadline_at=soon) for number in range(5)]
+            in_time = embed(remote, [[200]], deadline_at=soon + 60)
+            await wait_until(lambda: len(engine.loop.scheduler) == 6)
+            await asyncio.sleep(0.15)
+            gate.opened.set()
+            for pending in late:
+                with pytest.raises(DeadlineExceeded, match="its deadline passed"):
+                    await pending
+            await asyncio.gather(first, in_time)
+
+    asyncio.run(call())
+    assert sorted(gate.token_ids) == [9, 200]
+    assert get_value(engine, "cenote_requests_total", "expired") == 5
