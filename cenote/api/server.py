@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cenote.api.app import build_app
@@ -43,8 +44,13 @@ class ApiServer(HttpServer):
     ) -> None:
         settings = app_state.settings
         super().__init__(
-            build_app(app_state), keep_alive_s=settings.keep_alive_s, tls_context=make_tls_context(settings)
+            build_app(app_state),
+            keep_alive_s=settings.keep_alive_s,
+            # connections are balanced, so that each front-end has about its part of them
+            max_connections=-(-settings.max_connections // settings.api_server_count),
+            tls_context=make_tls_context(settings),
         )
+        self.server_state.on_refused = partial(app_state.admission.refusals.count, "connections")
         self.app_state = app_state
         self.load_engine = load_engine
         # duplicates: closing the servers closes their own before the backlog is drained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, Counters
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
@@ -37,7 +37,7 @@ class Ticket:
         self.size_class = size_class
         self.column = column  # of its tenant; 0: none
         self.admitted_at = now
-        self.is_first = is_first  # the lane was nearly empty
+        self.is_first = is_first  # the lane was empty
 
     @property
     def lane(self) -> Lane:
@@ -51,7 +51,7 @@ class Ticket:
             own[self.column + lane] -= self.tokens
         if is_completed:
             own[DONE + lane] += self.tokens
-            now = time.monotonic()
+            now = controller.clock()
             controller.on_completed(lane, now, now - self.admitted_at if self.is_first else 0.0)
 
 
@@ -63,7 +63,9 @@ class AdmissionController:
         max_inflight_bytes: int,
         max_queue_seconds: float | None = None,
         counters: Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.counters = counters or Counters()
         self.max_queue_tokens = max_queue_tokens
         self.max_inflight_bytes = max_inflight_bytes
@@ -96,7 +98,7 @@ class AdmissionController:
                 f"the request has about {tokens} tokens, prompts and queries counted for every input, limit "
                 f"{self.max_queue_tokens}; split the request, or raise --max-queue-tokens",
             )
-        now = time.monotonic()
+        now = self.clock()
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
         num_queued = self._check_queue(tokens, size_class, key, column, now)
@@ -106,12 +108,13 @@ class AdmissionController:
                 f"{num_queued:.0f} tokens are ahead of the request, about {num_queued / limit.rate:.2f} s, and its "
                 f"deadline is in {max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
             )
+        limit.on_admitted(now, num_queued)
         own = self.counters.own
         own[QUEUED + size_class] += tokens
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
-        return Ticket(self, tokens, size_class, column, now, num_queued < limit.tokens / 8)
+        return Ticket(self, tokens, size_class, column, now, not num_queued)
 
     def check_open(self, num_bytes: int, lane: Lane | None, key: KeySettings, keys: Sequence[KeySettings]) -> None:
         """Raise before a body is read if the request would be refused whatever is in it."""
@@ -122,11 +125,11 @@ class AdmissionController:
         # every token takes at least a byte, so that a small body is an interactive request
         if num_bytes <= MAX_INTERACTIVE_TOKENS and lane != "bulk":
             column = self.tenants.find_column(key, keys) if keys else 0
-            self._check_queue(1, 0, key, column, time.monotonic())
+            self._check_queue(1, 0, key, column, self.clock())
 
     def on_completed(self, lane: int, now: float, latency_s: float) -> None:
         limit = self.limits[lane]
-        limit.on_completed(now, self._count_lane(lane), self.counters.total(DONE + lane), latency_s)
+        limit.on_completed(now, self.counters.total(DONE + lane), latency_s)
         self.counters.own[RATE + lane] = limit.rate
 
     def _count_lane(self, lane: int) -> float:
@@ -154,7 +157,7 @@ class AdmissionController:
             if share < 1.0:  # others are active, and this key is below its share
                 return num_queued
         if num_queued and num_queued + tokens > max_queued:
-            limit.on_full()
+            limit.on_full(now)
             raise self._queue_error(tokens, num_queued, limit)
         return num_queued
 
@@ -172,7 +175,7 @@ class AdmissionController:
         if key.max_tokens_per_minute is not None:
             self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
         if share < 1.0 and in_lane and in_lane + tokens > share * max_queued:
-            self.limits[lane].on_full()
+            self.limits[lane].on_full(now)
             raise self.refusals.overloaded(
                 "share",
                 f"this API key has {in_lane:.0f} tokens in flight, its share of the queue is {share * max_queued:.0f} "

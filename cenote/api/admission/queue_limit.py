@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# a rate is measured over at least this time, and until a request completes
+# a rate is measured over at least this time, from the end of one batch to the end of another: the requests of a batch
+# complete together
 WINDOW_S = 0.25
-RATE_GAIN = 0.5  # weight of a new measurement
+BATCH_GAP_S = 0.004  # between completions of different batches; without gaps a window ends after twice the time
+OVERLOAD_S = 1.0  # after the last request that did not fit, a lane is in overload for this long
+RATE_GAIN = 0.3  # weight of a new measurement
 # latency without a queue: adapts faster downwards, since noise only adds to it
-LATENCY_GAIN_DOWN, LATENCY_GAIN_UP = 0.2, 0.02
+LATENCY_GAIN_DOWN, LATENCY_GAIN_UP = 0.2, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +20,19 @@ class LaneTimes:
 
     min_burst_s: float  # a burst may fill the queue up to this time, or `BURST_LATENCIES` if longer
     min_overload_s: float  # after that, in overload: up to this time, or `OVERLOAD_LATENCIES` if longer
-    initial_tokens: float  # limit before the rate has been measured
+    initial_tokens: float  # least limit before the rate has been measured
 
 
-BURST_LATENCIES, OVERLOAD_LATENCIES = 16, 4
-INTERACTIVE_TIMES = LaneTimes(0.5, 0.04, 16_384)
-BULK_TIMES = LaneTimes(10.0, 1.0, 1_048_576)
+BURST_LATENCIES, OVERLOAD_LATENCIES = 24, 16
+INTERACTIVE_TIMES = LaneTimes(0.5, 0.03, 8192)
+BULK_TIMES = LaneTimes(5.0, 1.0, 1_048_576)
 
 
 class QueueLimit:
     """The limit of one lane in tokens, adapted to what the lane completes and how long its requests take.
 
     A burst may fill the queue up to a long time. Once it is full, more arrives than the server computes, and a long
-    queue would only add to the latency of every request: the limit is the short time until the queue is nearly empty.
+    queue would only add to the latency of every request: the limit is a short time until no request is refused.
     """
 
     def __init__(self, times: LaneTimes, max_tokens: int, max_seconds: float | None = None) -> None:
@@ -38,50 +41,63 @@ class QueueLimit:
         self.max_seconds = max_seconds  # set by an option: the time in both states
         self.latency_s = 0.0  # of requests that did not wait; 0.0: none yet
         self.is_overloaded = False
-        self.rate = times.initial_tokens / times.min_burst_s  # tokens per second
+        self.rate = 1.0  # tokens per second
         self._is_measured = False
-        self._window_started_at = 0.0
-        self._window_done = 0.0
-        self._is_window_full = True  # the lane was never nearly empty in the window, so that its rate is the capacity
+        self._overloaded_until = 0.0
+        self._window_started_at = self._batch_started_at = self._last_at = 0.0
+        self._window_done = self._last_done = 0.0
+        # in the window: a request did not fit, and a request found the lane empty
+        self._was_full = self._was_empty = False
         self.tokens = 0.0  # the limit
         self._update()
 
     @property
     def is_measured(self) -> bool:
-        """Whether the rate has been measured while the lane was full; otherwise the server may be faster."""
+        """Whether the rate has been measured while the lane was never empty; otherwise the server may be faster."""
         return self._is_measured
 
-    def on_full(self) -> None:
+    def on_admitted(self, now: float, num_queued: float) -> None:
+        """A request was admitted behind so many tokens."""
+        if not num_queued:
+            self._was_empty = True
+        if self.is_overloaded and now > self._overloaded_until:
+            self.is_overloaded = False
+            self._update()
+
+    def on_full(self, now: float) -> None:
         """A request did not fit."""
+        self._overloaded_until = now + OVERLOAD_S
+        self._was_full = True
         if not self.is_overloaded:
             self.is_overloaded = True
             self._update()
 
-    def on_completed(self, now: float, num_queued: float, num_done: float, latency_s: float) -> None:
-        """A request has completed; `latency_s` is 0.0 unless it found the lane nearly empty."""
+    def on_completed(self, now: float, num_done: float, latency_s: float) -> None:
+        """A request has completed; `latency_s` is 0.0 unless it found the lane empty."""
         if latency_s:
             gain = LATENCY_GAIN_DOWN if latency_s < self.latency_s else LATENCY_GAIN_UP
             self.latency_s += gain * (latency_s - self.latency_s) if self.latency_s else latency_s
-        if num_queued < self.tokens / 4:
-            self._is_window_full = False
-            if self.is_overloaded and num_queued < self.tokens / 8:
-                self.is_overloaded = False
-        if now - self._window_started_at >= WINDOW_S:
-            self._end_window(now, num_queued, num_done)
+        if now - self._last_at > BATCH_GAP_S:
+            if self._last_at - self._window_started_at >= WINDOW_S:
+                self._end_window(self._last_at, self._last_done)
+            self._batch_started_at = now
+        elif now - self._batch_started_at >= 2 * WINDOW_S:
+            self._end_window(now, num_done)
+            self._batch_started_at = now
+        self._last_at, self._last_done = now, num_done
 
-    def _end_window(self, now: float, num_queued: float, num_done: float) -> None:
+    def _end_window(self, now: float, num_done: float) -> None:
         seconds, num_tokens = now - self._window_started_at, num_done - self._window_done
-        # a lane with little to do completes less than it could: such a rate is only a lower bound
         if self._window_started_at and num_tokens > 0:
             rate = num_tokens / seconds
-            if self._is_window_full:
+            if self._was_full or not self._was_empty:
                 self.rate = self.rate + RATE_GAIN * (rate - self.rate) if self._is_measured else rate
                 self._is_measured = True
-            elif rate > self.rate:
-                self.rate = rate
+            elif rate > self.rate:  # a lane with little to do completes less than it could
+                self.rate += RATE_GAIN * (rate - self.rate)
         self._window_started_at, self._window_done = now, num_done
+        self._was_full = self._was_empty = False
         self._update()
-        self._is_window_full = num_queued >= self.tokens / 4
 
     def _update(self) -> None:
         times = self.times
@@ -91,4 +107,7 @@ class QueueLimit:
             seconds = max(times.min_overload_s, OVERLOAD_LATENCIES * self.latency_s)
         else:
             seconds = max(times.min_burst_s, BURST_LATENCIES * self.latency_s)
-        self.tokens = min(self.rate * seconds, self.max_tokens)
+        tokens = self.rate * seconds
+        if not self._is_measured:
+            tokens = max(tokens, self.times.initial_tokens)
+        self.tokens = min(tokens, self.max_tokens)

@@ -74,8 +74,11 @@ class HttpConnection(FlowControl):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)
-        self.server_state.connections.add(self)
         self.base_scope = make_base_scope(transport)
+        if len(self.server_state.connections) >= self.server_state.max_connections and not self._make_room():
+            self._refuse_connection()
+            return
+        self.server_state.connections.add(self)
         self.timer.set(self.server_state.keep_alive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -235,6 +238,21 @@ class HttpConnection(FlowControl):
             self.timer.set(FIRST_REQUEST_GRACE_S)
         elif self.phase is IDLE and self.active is None:
             self.transport.close()
+
+    def _make_room(self) -> bool:
+        """Close an idle connection in favour of this one; return whether there was one."""
+        for other in self.server_state.connections:
+            if other.active is None and (other.phase is IDLE or other.phase is NEW):
+                other.transport.close()
+                self.server_state.connections.discard(other)
+                return True
+        return False
+
+    def _refuse_connection(self) -> None:
+        limit = self.server_state.max_connections
+        message = f"too many connections: limit {limit} of this process (--max-connections); retry later"
+        self.server_state.on_refused(message)
+        self._send_error(ProtocolError(503, message))
 
     def _on_timeout(self) -> None:
         if self.is_reading_paused and self.phase in (HEADERS, BODY):  # the client is not the one that is slow

@@ -154,6 +154,8 @@ class RequestCycle:
             raise RuntimeError(f"unexpected ASGI message {message_type!r}")
         else:
             self._send_body(self.start_message, message.get("body", b""), message.get("more_body", False))
+            if self.is_complete and connection.is_writing_paused:
+                await connection.wait_writable()  # the app counts a large response as in flight until it is sent
 
     def _send_body(self, start: Message, body: bytes | memoryview, more_body: bool) -> None:
         transport = self.connection.transport

@@ -18,8 +18,15 @@ POLL_INTERVAL_S = 0.05
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, *, keep_alive_s: float, tls_context: ssl.SSLContext | None = None) -> None:
-        self.server_state = ServerState(app, keep_alive_s)
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keep_alive_s: float,
+        max_connections: int = 4096,
+        tls_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.server_state = ServerState(app, keep_alive_s, max_connections)
         self.tls_context = tls_context
         self.servers: list[asyncio.Server] = []
         self.should_exit = False  # may be set in any thread
