@@ -104,6 +104,7 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Compute, bool]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # DeBERTa in Transformers
 @pytest.mark.parametrize("name", MODELS)
 def test_results_have_the_same_bits_in_every_batch(tmp_path: Path, name: str) -> None:
     save, compute, is_batch_invariant = MODELS[name]
