@@ -114,6 +114,23 @@ def test_a_request_cancelled_while_images_are_preprocessed_leaves_nothing_in_fli
     assert not engine.metrics.requests_in_flight()
 
 
+def test_later_parts_of_an_admitted_request_wait_for_capacity(
+    engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with many images runs in parts; once the first is admitted, no other is refused."""
+    answers = iter([False] * 5)
+    monkeypatch.setattr(engine.admission, "has_capacity", lambda num_chars: next(answers, True))
+    size = 2 * engine.image_workers.sub_request_size + 1
+
+    async def call_all() -> list[Any]:
+        requests = [make_request(*map(make_prompt, range(size))) for _ in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*map(engine.pool, requests)), 60)
+
+    for results in asyncio.run(call_all()):
+        assert len(results) == size and all(isinstance(result, PoolResult) for result in results)
+    assert next(answers, None) is None  # parts have waited
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_using_the_engine_after_fork_raises(engine: PoolingEngine) -> None:
