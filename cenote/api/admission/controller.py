@@ -103,10 +103,10 @@ class AdmissionController:
         column = self.tenants.find_column(key, keys) if keys else 0
         num_queued = self._check_queue(tokens, size_class, key, column, now)
         limit = self.limits[1 if size_class else 0]
-        if deadline_at and now + (num_queued / limit.rate if limit.is_measured else 0.0) > deadline_at:
+        if deadline_at and now + (wait_s := limit.estimate_wait(num_queued, default_s=0.0)) > deadline_at:
             raise self.refusals.too_late(
-                f"{num_queued:.0f} tokens are ahead of the request, about {num_queued / limit.rate:.2f} s, and its "
-                f"deadline is in {max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
+                f"{num_queued:.0f} tokens are ahead of the request, about {wait_s:.2f} s, and its deadline is in "
+                f"{max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
             )
         limit.on_admitted(now, num_queued)
         own = self.counters.own
@@ -180,7 +180,7 @@ class AdmissionController:
                 "share",
                 f"this API key has {in_lane:.0f} tokens in flight, its share of the queue is {share * max_queued:.0f} "
                 "while other keys are active; retry later",
-                tokens / (share * self.limits[lane].rate),
+                self.limits[lane].estimate_wait(tokens / share),
             )
         return share
 
@@ -196,7 +196,7 @@ class AdmissionController:
                 "key_queue",
                 f"this API key has {in_flight:.0f} tokens in flight and the request about {tokens}, limit "
                 f"{max_tokens} (max-queue-tokens of the key); retry later",
-                (in_flight + tokens - max_tokens) / limit.rate,
+                limit.estimate_wait(in_flight + tokens - max_tokens),
             )
 
     def _check_rate(self, tokens: int, num_used: float, max_tokens: int, now: float) -> None:
@@ -217,24 +217,21 @@ class AdmissionController:
     def _queue_error(self, tokens: int, num_queued: float, limit: QueueLimit) -> Overloaded:
         return self.refusals.overloaded(
             "queue",
-            f"overloaded: {num_queued:.0f} tokens in flight, limit {limit.tokens:.0f} at {limit.rate:.0f} tokens per "
-            "second; retry later",
-            (num_queued + tokens - limit.tokens / 2) / limit.rate,
+            f"overloaded: {num_queued:.0f} tokens in flight, limit {limit.tokens:.0f}; retry later",
+            limit.estimate_wait(num_queued + tokens - limit.tokens / 2),
         )
 
     # bytes
 
-    def add_bytes(self, num_bytes: int, name: str) -> None:
-        """Count bytes as held, or raise without counting them."""
+    def add_bytes(self, num_bytes: int, name: str, num_held: int = 0) -> None:
+        """Count bytes as held by a request, which holds `num_held` already; or raise without counting them."""
+        if num_held + num_bytes > self.max_inflight_bytes:
+            raise self._too_many_bytes(num_held + num_bytes, name)
         own = self.counters.own
         own[BYTES] += num_bytes
         if self.counters.total(BYTES) > self.max_inflight_bytes:
             own[BYTES] -= num_bytes
-            raise (
-                self._too_many_bytes(num_bytes, name)
-                if num_bytes > self.max_inflight_bytes
-                else self._bytes_error(num_bytes)
-            )
+            raise self._bytes_error(num_bytes)
 
     def remove_bytes(self, num_bytes: int) -> None:
         self.counters.own[BYTES] -= num_bytes

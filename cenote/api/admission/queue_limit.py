@@ -51,10 +51,9 @@ class QueueLimit:
         self.tokens = 0.0  # the limit
         self._update()
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the rate has been measured while the lane was never empty; otherwise the server may be faster."""
-        return self._is_measured
+    def estimate_wait(self, tokens: float, default_s: float = 1.0) -> float:
+        """Return the seconds that tokens take; the default before the rate has been measured."""
+        return tokens / self.rate if self._is_measured else default_s
 
     def on_admitted(self, now: float, num_queued: float) -> None:
         """A request was admitted behind so many tokens."""

@@ -54,12 +54,14 @@ class RequestAdmission:
         if priority < 0:
             self._check_may_prioritize("priority")
         if cost.num_bytes:
-            self.hold(cost.num_bytes, "the answer, with prompts and queries repeated for every input,")
+            self.hold(
+                cost.num_bytes, "the request, with its answer and with prompts and queries repeated for every input,"
+            )
         return self.controller.admit(cost.tokens, self.lane, self.key, self.keys, self.deadline_at)
 
     def hold(self, num_bytes: int, name: str = "the body") -> None:
         """Count further bytes as held by this request."""
-        self.controller.add_bytes(num_bytes, name)
+        self.controller.add_bytes(num_bytes, name, self.held_bytes)
         self.held_bytes += num_bytes
 
     def hold_instead(self, num_bytes: int) -> None:

@@ -1,0 +1,82 @@
+"""A simulated server behind an AdmissionController: one device that computes batches, in simulated time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cenote.api.admission.controller import AdmissionController, Ticket
+from cenote.errors import Overloaded
+
+BATCH_TOKENS = 8192
+
+
+@dataclass
+class Outcome:
+    latencies: list[float] = field(default_factory=list)
+    retry_after: list[float] = field(default_factory=list)
+    tokens: int = 0  # completed
+
+    def percentile(self, share: float) -> float:
+        return sorted(self.latencies)[int(share * len(self.latencies))]
+
+
+class SimulatedServer:
+    def __init__(self, tokens_per_s: float, batch_overhead_s: float) -> None:
+        self.now = 1000.0
+        self.tokens_per_s = tokens_per_s
+        self.batch_overhead_s = batch_overhead_s
+        self.controller = AdmissionController(max_queue_tokens=2**25, max_inflight_bytes=2**31, clock=lambda: self.now)
+        self.random = random.Random(1)
+        self._waiting: deque[tuple[Ticket, float, Outcome]] = deque()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+        self._is_busy = False
+
+    def run(self, load: float, seconds: float, mean_tokens: int) -> Outcome:
+        """Send requests at random times, so many times the capacity; return what became of them."""
+        outcome, at, end = Outcome(), self.now, self.now + seconds
+        while at < end:
+            tokens = round(mean_tokens * self.random.uniform(0.5, 1.5))
+            self._schedule(at, self._arrive, tokens, outcome)
+            at += self.random.expovariate(load * self.tokens_per_s / mean_tokens)
+        while self._events and self._events[0][0] <= end:
+            self.now, _, call, arguments = heapq.heappop(self._events)
+            call(*arguments)
+        self.now = end
+        return outcome
+
+    def _schedule(self, at: float, call: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), call, arguments))
+
+    def _arrive(self, tokens: int, outcome: Outcome) -> None:
+        try:
+            ticket = self.controller.admit(tokens)
+        except Overloaded as error:
+            outcome.retry_after.append(error.retry_after_s)
+            return
+        self._waiting.append((ticket, self.now, outcome))
+        self._start_batch()
+
+    def _start_batch(self) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        batch, tokens = [], 0
+        while self._waiting and (not batch or tokens + self._waiting[0][0].tokens <= BATCH_TOKENS):
+            batch.append(self._waiting.popleft())
+            tokens += batch[-1][0].tokens
+        self._is_busy = True
+        self._schedule(self.now + self.batch_overhead_s + tokens / self.tokens_per_s, self._finish_batch, batch)
+
+    def _finish_batch(self, batch: list[tuple[Ticket, float, Outcome]]) -> None:
+        self._is_busy = False
+        for ticket, arrived_at, outcome in batch:
+            ticket.release(is_completed=True)
+            outcome.latencies.append(self.now - arrived_at)
+            outcome.tokens += ticket.tokens
+        self._start_batch()

@@ -1,0 +1,196 @@
+"""AdmissionController: what is admitted, what is refused and with which error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cenote.api.admission.controller import MAX_INTERACTIVE_TOKENS, AdmissionController, find_size_class
+from cenote.api.admission.counters import BYTES, QUEUED, Counters, make_counters_file
+from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
+from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
+
+from .simulated_server import SimulatedServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 6000.0  # the start of a minute
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_controller(clock: Clock | None = None, **limits: Any) -> AdmissionController:
+    values = {"max_queue_tokens": 2**25, "max_inflight_bytes": 2**31, **limits}
+    return AdmissionController(clock=clock or Clock(), **values)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "overhead_s", "mean_tokens", "seconds"),
+    [(20_000, 0.004, 25, 10), (20_000, 0.004, 2000, 60), (2000, 0.02, 60, 30), (300, 0.05, 60, 60)],
+    ids=["small model, queries", "small model, passages", "large model", "slow machine"],
+)
+def test_in_overload_requests_are_refused_and_the_others_answered_soon(
+    tokens_per_s: float, overhead_s: float, mean_tokens: int, seconds: float
+) -> None:
+    server = SimulatedServer(tokens_per_s, overhead_s)
+    normal = server.run(0.7, seconds, mean_tokens)
+    server.run(10, seconds, mean_tokens)  # begins with a burst
+    overload = server.run(10, seconds, mean_tokens)
+
+    assert not normal.retry_after
+    assert overload.percentile(0.99) <= 3 * normal.percentile(0.99)
+    assert overload.tokens >= 0.85 * tokens_per_s * seconds
+    assert len(overload.retry_after) > 0.85 * (len(overload.retry_after) + len(overload.latencies))
+    assert 0.05 <= min(overload.retry_after) < max(overload.retry_after) <= 120
+    server.run(0.5, 2, mean_tokens)
+    assert not server.run(0.5, seconds, mean_tokens).retry_after
+
+
+def test_a_burst_of_hundreds_of_requests_is_admitted() -> None:
+    server = SimulatedServer(20_000, 0.004)
+    server.run(0.3, 30, 25)
+
+    tickets = [server.controller.admit(25) for _ in range(256)]
+
+    assert len(tickets) == 256
+
+
+def test_a_request_is_admitted_when_nothing_is_in_flight_whatever_the_measured_rate() -> None:
+    controller = make_controller(max_queue_seconds=0.001)
+
+    ticket = controller.admit(4000)
+    with pytest.raises(Overloaded, match="overloaded: 8000 tokens in flight, limit 8192; retry later"):
+        for _ in range(10):
+            controller.admit(4000)
+    ticket.release(is_completed=False)
+
+
+def test_a_request_larger_than_the_queue_is_refused_for_good() -> None:
+    with pytest.raises(BodyTooLarge, match="about 101 tokens.* limit 100; split the request, or raise --max-queue-tok"):
+        make_controller(max_queue_tokens=100).admit(101)
+
+
+def test_bytes_above_the_limit_are_refused_now_or_for_good() -> None:
+    controller = make_controller(max_inflight_bytes=1000)
+    controller.add_bytes(600, "the body")
+
+    with pytest.raises(Overloaded, match="600 bytes of requests and answers in flight and 500 in this one, limit 1000"):
+        controller.add_bytes(500, "the body")
+    with pytest.raises(BodyTooLarge, match="the answer would take about 1001 bytes, limit 1000"):
+        controller.add_bytes(1001, "the answer")
+    with pytest.raises(Overloaded):
+        controller.check_open(500, None, ANONYMOUS, ())
+    assert controller.counters.total(BYTES) == 600
+    controller.remove_bytes(600)
+    controller.add_bytes(1000, "the body")
+
+
+def test_large_requests_do_not_stop_small_ones() -> None:
+    controller = make_controller()
+    for _ in range(3):
+        controller.admit(2_000_000)
+
+    controller.admit(100)
+    assert controller.admit(10_000).lane == "bulk"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lane", "size_class"),
+    [(1, None, 0), (MAX_INTERACTIVE_TOKENS, None, 0), (MAX_INTERACTIVE_TOKENS + 1, None, 1), (10**9, None, 5)]
+    + [(1, "bulk", 1), (10**6, "interactive", 0), (100_000, "bulk", 3)],
+)
+def test_the_lane_is_that_of_the_header_or_follows_from_the_size(tokens: int, lane: Any, size_class: int) -> None:
+    assert find_size_class(tokens, lane) == size_class
+
+
+def test_a_deadline_before_the_work_ahead_is_done_is_refused_at_once() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.run(10, 10, 60)
+    server.run(0.1, 10, 60)
+    for _ in range(10):
+        server.controller.admit(60)
+
+    with pytest.raises(DeadlineExceeded, match=r"tokens are ahead of the request, about 0\.\d+ s"):
+        server.controller.admit(60, deadline_at=server.now + 0.2)
+    server.controller.admit(60, deadline_at=server.now + 1)
+    with pytest.raises(DeadlineExceeded):
+        make_controller().admit(1, deadline_at=1.0)
+
+
+# tenants
+
+
+def make_keys(*lines: str) -> list[KeySettings]:
+    return parse_key_lines(line.encode() for line in lines)
+
+
+def fill(controller: AdmissionController, key: KeySettings, keys: list[KeySettings], tokens: int = 100) -> int:
+    """Send requests of one key until one is refused; return how many were admitted."""
+    for count in range(10_000):
+        try:
+            controller.admit(tokens, None, key, keys)
+        except Overloaded:
+            return count
+    raise AssertionError("nothing was refused")
+
+
+def test_a_key_fills_the_queue_alone_and_its_share_while_others_are_active() -> None:
+    clock = Clock()
+    controller, keys = make_controller(clock), make_keys("a", "b", "c weight=2")
+
+    alone = fill(controller, keys[0], keys)
+    clock.now += 0.1
+    second = fill(controller, keys[1], keys)
+    clock.now += 0.1
+    third = fill(controller, keys[2], keys)
+
+    assert 0 < second <= alone // 2 + 1  # the queue was full, but not with requests of this key
+    assert third > 0 and abs(third / 2 - second / 2) <= 1  # half of the queue for two of four parts
+    clock.now += 0.1
+    with pytest.raises(Overloaded, match="this API key has .* tokens in flight, its share of the queue is"):
+        controller.admit(100, None, keys[0], keys)
+
+
+def test_limits_of_a_key_are_its_own() -> None:
+    clock = Clock()
+    controller, keys = make_controller(clock), make_keys("a max-queue-tokens=1k", "b max-tokens-per-minute=500", "c")
+
+    assert fill(controller, keys[0], keys) == 10
+    assert fill(controller, keys[1], keys) == 5
+    controller.admit(100, None, keys[2], keys)
+    with pytest.raises(Overloaded, match="has used 500 of 500 tokens per minute and the request has about 100"):
+        controller.admit(100, None, keys[1], keys)
+    with pytest.raises(BodyTooLarge, match="limit 500 per minute of this API key"):
+        controller.admit(501, None, keys[1], keys)
+    clock.now += 60
+    controller.admit(100, None, keys[1], keys)
+
+
+def test_front_ends_share_limits_and_a_dead_one_releases_what_it_held() -> None:
+    fd = make_counters_file(2)
+    rows = [Counters(fd, 2, row) for row in range(2)]
+    first, second = (make_controller(counters=counters, max_inflight_bytes=1000) for counters in rows)
+    supervisor = Counters(fd, 2, row=None)
+    first.admit(8000)
+    first.add_bytes(900, "the body")
+
+    assert supervisor.total(QUEUED + 1) == 8000 and second.counters.total(BYTES) == 900
+    with pytest.raises(Overloaded):
+        second.add_bytes(200, "the body")
+    supervisor.clear_row(0)
+    second.add_bytes(200, "the body")
+    assert supervisor.total(QUEUED + 1) == 0 and supervisor.total(BYTES) == 200
+
+
+def test_refusals_are_counted_by_reason_and_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    controller = make_controller(max_queue_tokens=10)
+    for _ in range(5):
+        with pytest.raises(BodyTooLarge):
+            controller.admit(11)
+
+    refused = next(family for family in controller.collect_metrics() if family.name == "cenote_requests_refused_total")
+    assert {series.labels: series.value for series in refused.series}["request_tokens",] == 5
+    assert len([record for record in caplog.records if "refused 1 requests" in record.getMessage()]) == 1

@@ -1,0 +1,270 @@
+"""Admission of HTTP requests: costs of amplifying requests, deadlines, priorities and limits of API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.api.admission.counters import BYTES, QUEUED
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.config.server import ServerConfig
+from tests.tiny import tiny_bert_classifier
+
+from .app_client import assert_refused, load_llm, make_client
+
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("reranker")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load_llm(folder) as llm:
+        yield llm
+
+
+def make_app(llm: LLM, **settings: Any) -> tuple[AppState, TestClient]:
+    app_state = AppState(ServerConfig(**settings))
+    app_state.set_engine(llm.engine)
+    return app_state, TestClient(build_app(app_state))
+
+
+def assert_nothing_in_flight(app_state: AppState) -> None:
+    counters = app_state.admission.counters
+    assert counters.total(BYTES) == 0 and counters.total_up_to(QUEUED, 6) == 0
+
+
+# requests whose cost is far above the size of their body
+
+
+def test_a_prompt_of_megabytes_before_thousands_of_inputs_is_refused_before_it_is_copied(llm: LLM) -> None:
+    app_state, client = make_app(llm)
+    started_at = time.process_time()
+
+    reply = client.post("/v1/embeddings", json={"input": ["a"] * 2048, "prompt": "word " * (6 * MEGABYTE)})
+
+    assert_refused(reply, "with prompts and queries repeated for every input, would take about 614", None, 413)
+    assert "limit 2147483648" in reply.json()["message"] and reply.headers["x-should-retry"] == "false"
+    assert time.process_time() - started_at < 10
+    assert_nothing_in_flight(app_state)
+
+
+def test_an_instruction_counts_once_per_document(reranker: LLM) -> None:
+    _, client = make_app(reranker, max_inflight_bytes=MEGABYTE)
+    body: dict[str, Any] = {"query": "a", "documents": ["b"], "instruction": "x" * 32_768, "truncate": True}
+
+    assert client.post("/rerank", json=body).status_code == 200
+    refused = client.post("/rerank", json=body | {"documents": ["b"] * 64})
+
+    assert refused.status_code == 413 and "would take about 21" in refused.json()["message"]  # 64 times 32,768
+
+
+def test_a_query_counts_once_per_document(reranker: LLM) -> None:
+    _, client = make_app(reranker, max_queue_tokens=5000)
+    body = {"query": "word " * 500, "documents": ["b"] * 2048, "truncate": True}
+
+    refused = client.post("/rerank", json=body)
+
+    assert refused.status_code == 413 and "limit 5000; split the request" in refused.json()["message"]
+
+
+def test_an_answer_larger_than_the_memory_for_answers_is_refused(llm: LLM) -> None:
+    _, client = make_app(llm, max_inflight_bytes=10 * MEGABYTE)
+    body = {"input": ["the water in the cave is clear " * 20] * 200, "task": "token_embed"}
+
+    refused = client.post("/pooling", json=body)
+
+    assert refused.status_code == 413
+    assert "use encoding_format base64 or bytes for large answers" in refused.json()["message"]
+    assert client.post("/pooling", json=body | {"input": body["input"][:2]}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_the_answers_of_tokenization_count(llm: LLM, path: str) -> None:
+    _, client = make_app(llm, max_inflight_bytes=300_000)
+    body = {"prompt": "a " * 40_000, "tokens": [7] * 40_000}
+
+    refused = client.post(path, json=body)
+
+    assert refused.status_code == 413 and "with its answer" in refused.json()["message"]
+
+
+def test_nothing_is_in_flight_after_requests_of_all_kinds(llm: LLM) -> None:
+    app_state, client = make_app(llm)
+    for path, body in [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/embeddings", {"input": [[1, 2], [10**9]]}),
+        ("/v1/embeddings", {"input": "a " * 100_000}),
+        ("/score", {"queries": "a", "documents": ["b", "c"]}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/pooling", {"input": "a", "task": "token_embed"}),
+        ("/invocations", {"input": "a", "timeout": 100}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [7]}),
+        ("/v2/embed", {"texts": ["a"], "truncate": "NONE", "max_tokens": 10, "input_type": "search_query"}),
+        ("/v1/embeddings", {"input": 1.5}),
+    ]:
+        assert client.post(path, json=body).status_code in (200, 400), path
+    assert_nothing_in_flight(app_state)
+    text = client.get("/metrics").text
+    assert 'cenote_admitted_tokens{lane="interactive",model_name="mini"} 0.0' in text
+    assert 'cenote_requests_refused_total{model_name="mini",reason="queue"} 0.0' in text
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(llm: LLM) -> None:
+    app_state, client = make_app(llm)
+    while True:
+        try:
+            app_state.admission.admit(1)
+        except Exception:
+            break
+
+    reply = client.post("/v1/embeddings", content=b"not JSON", headers={"content-type": "application/json"})
+
+    assert reply.status_code == 429 and "tokens in flight, limit" in reply.json()["message"]
+    assert int(reply.headers["retry-after"]) >= 1 and int(reply.headers["retry-after-ms"]) >= 50
+    assert "x-should-retry" not in reply.headers
+
+
+# deadlines
+
+
+def post_slowly(client: TestClient, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, float]:
+    """Send a request to an engine that takes two seconds; return the reply and the seconds it took."""
+    engine = client.app_state["engine"]  # type: ignore[index]
+
+    async def pool(request: Any) -> Any:
+        seen.append(request)
+        await asyncio.sleep(2)
+
+    seen: list[Any] = []
+    monkeypatch.setattr(engine, "pool", pool)
+    started_at = time.perf_counter()
+    reply = client.post("/v1/embeddings", json={"input": "a"} | options.get("body", {}), headers=options.get("headers"))
+    assert not seen or seen[0].deadline_at > 0
+    return reply, time.perf_counter() - started_at
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"headers": {"x-request-timeout-ms": "200"}},
+        {"headers": {"x-request-timeout-seconds": "0.2"}},
+        {"body": {"timeout": 0.2}},
+        {"headers": {"x-request-timeout-ms": "100000"}, "body": {"timeout": 0.2}},
+    ],
+    ids=str,
+)
+def test_a_request_is_answered_with_504_at_its_deadline(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    app_state, client = make_app(llm)
+    client.app_state["engine"] = llm.engine
+
+    reply, seconds = post_slowly(client, monkeypatch, **options)
+
+    assert_refused(reply, "the deadline of the request has passed", None, 504)
+    assert 0.19 < seconds < 1.5
+    assert_nothing_in_flight(app_state)
+
+
+def test_the_server_has_a_default_timeout(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    app_state, client = make_app(llm, request_timeout_s=0.2)
+    client.app_state["engine"] = llm.engine
+
+    assert post_slowly(client, monkeypatch)[0].status_code == 504
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("x-request-timeout-ms", "0"), ("x-request-timeout-ms", "soon"), ("x-request-timeout-seconds", "nan")]
+    + [("x-request-timeout-seconds", "-1"), ("x-priority", "urgent")],
+)
+def test_an_invalid_header_is_refused_by_name(llm: LLM, name: str, value: str) -> None:
+    reply = make_client(llm).post("/v1/embeddings", json={"input": "a"}, headers={name: value})
+
+    assert_refused(reply, f"invalid {name} {value!r}; expected", f"header.{name}")
+
+
+# API keys
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "keys"
+    path.write_text("plain\nfast priority weight=3\nslow max-tokens-per-minute=50\nboss admin\n")
+    return str(path)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_only_keys_with_the_setting_may_raise_their_priority(llm: LLM, key_file: str) -> None:
+    client = make_client(llm, api_key_file=key_file)
+
+    def post(key: str, priority: int = 0, **headers: str) -> Any:
+        body = {"input": "a", "priority": priority}
+        return client.post("/v1/embeddings", json=body, headers={**bearer(key), **headers})
+
+    assert_refused(post("plain", -1), "this API key may not ask to run before others", "priority", 403)
+    assert_refused(post("plain", **{"x-priority": "interactive"}), "may not ask", "header.x-priority", 403)
+    assert post("plain", 5).status_code == post("plain", **{"x-priority": "bulk"}).status_code == 200
+    assert post("fast", -1, **{"x-priority": "interactive"}).status_code == 200
+
+
+def test_the_engine_gets_tenant_weight_and_lane(llm: LLM, key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = make_client(llm, api_key_file=key_file)
+    seen: list[Any] = []
+    pool = llm.engine.pool
+
+    async def record(request: Any) -> Any:
+        seen.append(request.scheduling)
+        return await pool(request)
+
+    monkeypatch.setattr(llm.engine, "pool", record)
+    for inputs, headers in [("a", {}), (["b " * 200] * 70, {}), ("c", {"x-priority": "bulk"})]:
+        client.post("/v1/embeddings", json={"input": inputs}, headers={**bearer("fast"), **headers})
+
+    assert [(scheduling.weight, scheduling.lane) for scheduling in seen] == [
+        (3, "interactive"),
+        (3, "bulk"),
+        (3, "bulk"),
+    ]
+    assert len({scheduling.tenant for scheduling in seen}) == 1 and len(seen[0].tenant) == 64
+
+
+def test_a_key_with_a_rate_limit_sees_it_in_headers(llm: LLM, key_file: str) -> None:
+    client = make_client(llm, api_key_file=key_file)
+    texts = ["the water is clear"] * 5
+
+    first = client.post("/v1/embeddings", json={"input": texts}, headers=bearer("slow"))
+    second = client.post("/v1/embeddings", json={"input": texts}, headers=bearer("slow"))
+
+    assert first.status_code == 200 and first.headers["x-ratelimit-limit-tokens"] == "50"
+    assert 0 < int(first.headers["x-ratelimit-remaining-tokens"]) < 30
+    assert first.headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert second.status_code == 429 and "tokens per minute" in second.json()["message"]
+    assert client.post("/v1/embeddings", json={"input": texts}, headers=bearer("plain")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_adapters_need_an_admin_key_if_there_is_one(llm: LLM, path: str) -> None:
+    body = {"lora_name": "x", "lora_path": "/nowhere"}
+    settings = {"allow_runtime_lora_updating": True, "api_key": ("user",)}
+    protected = make_client(llm, admin_api_key=("root",), **settings)
+    shared = make_client(llm, **settings)
+
+    assert_refused(protected.post(path, json=body, headers=bearer("user")), "needs an admin key", None, 403)
+    assert protected.post(path, json=body, headers=bearer("root")).status_code in (400, 404)  # there is no such adapter
+    assert protected.post("/v1/embeddings", json={"input": "a"}, headers=bearer("root")).status_code == 200
+    assert shared.post(path, json=body, headers=bearer("user")).status_code in (400, 404)
+    assert make_client(llm, admin_api_key=("root",)).get("/version").status_code == 401
