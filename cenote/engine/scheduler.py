@@ -14,7 +14,10 @@ INTERACTIVE_WINDOW_S = 1.0
 DEFAULT_BULK_MAX_WAIT_S = 5.0
 # device time of bulk sequences in a batch while there is interactive traffic
 DEFAULT_BULK_BATCH_S = 0.05
-# before any batch has been measured, bulk batches beside interactive traffic have this part of the token budget
+# without interactive traffic, a bulk batch takes at most this long, because the first query may come, unless it is small:
+# more tokens make it no more efficient
+BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.25, 512
+# before any batch has been measured, bulk batches have this part of the token budget
 UNMEASURED_PART = 8
 
 
@@ -45,6 +48,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs or token_budget  # every sequence has at least one token
         self.by_priority = by_priority
         self.mix_lanes = mix_lanes
+        self.bulk_batch_s = bulk_batch_s
         self.bulk_max_wait_s = bulk_max_wait_s
         self.clock = clock
         self.lanes: dict[Lane, LaneQueue] = {"interactive": LaneQueue(), "bulk": LaneQueue()}
@@ -81,6 +85,7 @@ class Scheduler:
         now = self.clock()
         room = Room(self.token_budget, self.max_num_seqs, float("inf"))
         if not interactive.num_waiting and now - self._last_interactive_at > INTERACTIVE_WINDOW_S:
+            room.num_tokens = self._compute_bulk_tokens(BULK_ALONE_S, MIN_BULK_ALONE_TOKENS)
             return bulk.take(room, now)
         if not bulk.num_waiting:
             self._last_interactive_at = now if interactive.num_waiting else self._last_interactive_at
@@ -100,7 +105,7 @@ class Scheduler:
 
     def _next_mixed_batch(self, room: Room, now: float) -> list[Slice]:
         interactive, bulk = self.lanes["interactive"], self.lanes["bulk"]
-        bulk_tokens = self._compute_bulk_tokens(bulk.find_next_length())
+        bulk_tokens = self._compute_bulk_tokens(self.bulk_batch_s)
         is_bulk_turn = self._is_bulk_turn
         # at most half: interactive sequences go on
         reserved = min(bulk_tokens, self.token_budget // 2) if is_bulk_turn and self._is_bulk_old(now) else 0
@@ -117,10 +122,10 @@ class Scheduler:
             return batch
         return batch + bulk.take(Room(allowed, room.num_seqs, num_left if batch else float("inf")), now)
 
-    def _compute_bulk_tokens(self, length: int) -> int:
-        """Return the bulk tokens of a batch beside interactive traffic."""
-        measured = self.throughput.max_tokens(max(1, length))
-        return min(self.token_budget, self.token_budget // UNMEASURED_PART if measured is None else measured)
+    def _compute_bulk_tokens(self, seconds: float, minimum: int = 0) -> int:
+        """Return the bulk tokens that take this long."""
+        measured = self.throughput.max_tokens(max(1, self.lanes["bulk"].find_next_length()), seconds)
+        return min(self.token_budget, max(minimum, measured or self.token_budget // UNMEASURED_PART))
 
     def _is_bulk_old(self, now: float) -> bool:
         oldest = self.lanes["bulk"].find_oldest_time()

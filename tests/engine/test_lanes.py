@@ -52,6 +52,7 @@ def count_tokens(batch: list[Any], by: str = "lane") -> Counter[str]:
 def test_bulk_batches_are_full_until_a_query_comes_and_again_a_second_after_the_last() -> None:
     device = FakeDevice(mix_lanes=False)
     device.add([32] * 10_000, "bulk")
+    assert count_tokens(device.run())["bulk"] == BUDGET // 8  # nothing has been measured
     assert count_tokens(device.run()) == {"bulk": BUDGET}
 
     device.add([12])
@@ -63,6 +64,17 @@ def test_bulk_batches_are_full_until_a_query_comes_and_again_a_second_after_the_
         assert device.now - before == pytest.approx(0.05, rel=0.2)
     device.now += 0.2
     assert count_tokens(device.run()) == {"bulk": BUDGET}
+
+
+def test_on_a_slow_device_the_first_query_waits_for_a_quarter_of_a_second() -> None:
+    device = FakeDevice(tokens_per_s=2500.0, mix_lanes=False)
+    device.add([32] * 10_000, "bulk")
+    device.run()
+
+    for _ in range(10):
+        before = device.now
+        assert count_tokens(device.run())["bulk"] >= 512
+        assert device.now - before == pytest.approx(0.25, rel=0.1)
 
 
 def test_a_query_waits_for_one_short_batch_of_any_amount_of_bulk_work() -> None:
@@ -230,13 +242,13 @@ def test_sequences_past_their_deadline_are_removed_and_reported_once() -> None:
 
 def test_small_batches_do_not_lower_the_estimate() -> None:
     estimate = ThroughputEstimate(0.05)
-    assert estimate.max_tokens(12) is None
+    assert estimate.max_tokens(12, 0.05) is None
     estimate.record(4000, 100, 0.1)
 
     for _ in range(100):
         estimate.record(12, 1, 0.003)
 
-    assert estimate.max_tokens(40) == estimate.max_tokens(12) == 2000
+    assert estimate.max_tokens(40, 0.05) == estimate.max_tokens(12, 0.05) == 2000
 
 
 def test_the_estimate_follows_the_device_and_differs_by_length() -> None:
@@ -244,9 +256,9 @@ def test_the_estimate_follows_the_device_and_differs_by_length() -> None:
     for _ in range(20):
         estimate.record(4000, 100, 0.1)
         estimate.record(4096, 8, 0.2)
-    assert estimate.max_tokens(40) == 2000
-    assert estimate.max_tokens(512) == 1024
+    assert estimate.max_tokens(40, 0.05) == 2000
+    assert estimate.max_tokens(512, 0.05) == 1024
 
     for _ in range(20):
         estimate.record(2000, 50, 0.1)
-    assert estimate.max_tokens(40) == pytest.approx(1000, rel=0.01)
+    assert estimate.max_tokens(40, 0.05) == pytest.approx(1000, rel=0.01)
