@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,17 +13,20 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cenote.bench.client import HttpClient, ServerAddress, encode_http_request
+from cenote.bench.process_group import terminate_groups_on_sigterm
 from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
 from cenote.utils.arguments import parse_positive_int
 
-WORDS = (
+TEXT = (
     "a cenote is natural pit in limestone that exposes groundwater beneath the surface where rivers flow through caves "
     "and divers find fossils of animals which lived there before sea level rose again after last ice age"
-).split()
+)
+WORDS = TEXT.split()
 QUERY_WORDS, MIN_WORDS, MAX_WORDS = 10, 10, 100
 # bodies are made before the clock starts; enough different ones that identical inputs are rare
 NUM_BODIES = 16
 BULK_HEADERS = {"x-priority": "bulk"}
+WARMUP_S = 1.0  # before the clock of a phase starts, and after bulk requests were cancelled
 
 
 @dataclass(slots=True)
@@ -30,12 +34,12 @@ class Phase:
     """What one phase of a round measured."""
 
     query_s: list[float] = field(default_factory=list)
-    num_texts: int = 0
+    num_tokens: float = 0.0  # in the batches that ran
     elapsed_s: float = 0.0
 
     def add(self, other: Phase) -> None:
         self.query_s += other.query_s
-        self.num_texts += other.num_texts
+        self.num_tokens += other.num_tokens
         self.elapsed_s += other.elapsed_s
 
 
@@ -45,7 +49,6 @@ class Load:
     def __init__(self, address: ServerAddress, *, num_clients: int, num_texts: int, pause_s: float) -> None:
         self.address = address
         self.num_clients = num_clients
-        self.num_texts = num_texts
         self.pause_s = pause_s
         rng = random.Random(0)
 
@@ -65,13 +68,28 @@ class Load:
         ]
 
     async def run(self, seconds: float, *, has_query: bool, has_bulk: bool) -> Phase:
+        """Send requests for a time; bulk requests that are not finished by then are cancelled."""
         phase = Phase()
-        until = time.perf_counter() + seconds
-        async with HttpClient(self.address, timeout_s=600) as client:
-            began = time.perf_counter()
-            tasks = [self._send_bulk(client, number, until, phase) for number in range(self.num_clients * has_bulk)]
-            await asyncio.gather(*tasks, *([self._send_queries(client, until, phase)] if has_query else []))
+        async with (
+            HttpClient(self.address, timeout_s=600) as monitor,
+            HttpClient(self.address, timeout_s=600) as client,
+        ):
+            bulk = [
+                asyncio.create_task(self._send_bulk(client, number)) for number in range(self.num_clients * has_bulk)
+            ]
+            await asyncio.sleep(WARMUP_S)
+            began, num_tokens = time.perf_counter(), await self._count_tokens(monitor)
+            if has_query:
+                await self._send_queries(monitor, began + seconds, phase)
+            else:
+                await asyncio.sleep(seconds)
+            phase.num_tokens = await self._count_tokens(monitor) - num_tokens
             phase.elapsed_s = time.perf_counter() - began
+            for task in bulk:
+                assert not task.done(), task.exception()
+                task.cancel()
+            await asyncio.gather(*bulk, return_exceptions=True)
+        await asyncio.sleep(WARMUP_S)
         return phase
 
     async def _send_queries(self, client: HttpClient, until: float, phase: Phase) -> None:
@@ -84,12 +102,16 @@ class Load:
             number += 1
             await asyncio.sleep(self.pause_s)
 
-    async def _send_bulk(self, client: HttpClient, number: int, until: float, phase: Phase) -> None:
-        while time.perf_counter() < until:
+    async def _send_bulk(self, client: HttpClient, number: int) -> None:
+        while True:
             reply = await client.send(self.bulk[number % len(self.bulk)])
             assert reply.status == 200, reply.body[:500]
-            phase.num_texts += self.num_texts
             number += self.num_clients
+
+    async def _count_tokens(self, client: HttpClient) -> float:
+        reply = await client.send(encode_http_request("GET", self.address, "/metrics"))
+        (value,) = re.findall(rb"^cenote_batch_tokens_sum{.*} (\S+)$", reply.body, re.MULTILINE)
+        return float(value)
 
 
 def percentile(seconds: Sequence[float], part: float) -> float:
@@ -103,9 +125,9 @@ def print_report(idle: Phase, alone: Phase, both: Phase) -> None:
         print(f"query {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {len(phase.query_s)} queries")
     p99 = percentile(both.query_s, 0.99)
     print(f"p99 beside bulk: {p99 / p99_limit:.2f} of 3 x p99 idle + 50 ms = {1000 * p99_limit:.1f} ms")
-    rates = [phase.num_texts / phase.elapsed_s for phase in (alone, both)]
+    rates = [phase.num_tokens / phase.elapsed_s for phase in (alone, both)]
     print(
-        f"bulk alone: {rates[0]:.0f} texts/s, beside queries: {rates[1]:.0f} texts/s, ratio {rates[1] / rates[0]:.2f}"
+        f"bulk alone: {rates[0]:.0f} tokens/s, with queries: {rates[1]:.0f} tokens/s, ratio {rates[1] / rates[0]:.2f}"
     )
 
 
@@ -127,9 +149,9 @@ def main() -> None:
     port = find_free_port()
     command = make_serve_command(port, model=args.model, dtype=args.dtype, extra_args=args.serve_args)
     idle, alone, both = Phase(), Phase(), Phase()
-    with asyncio.Runner() as runner, spawn_server(command, port, runner) as server:
+    with terminate_groups_on_sigterm(), asyncio.Runner() as runner, spawn_server(command, port, runner) as server:
         load = Load(server.address, num_clients=args.clients, num_texts=args.texts, pause_s=args.pause_ms / 1000)
-        runner.run(load.run(2.0, has_query=True, has_bulk=True))
+        runner.run(load.run(WARMUP_S, has_query=True, has_bulk=True))
         for _ in range(args.rounds):
             idle.add(runner.run(load.run(args.seconds, has_query=True, has_bulk=False)))
             alone.add(runner.run(load.run(args.seconds, has_query=False, has_bulk=True)))
