@@ -71,7 +71,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="texts per request, or documents per query (default: 1)",
     )
-    texts.add_argument("--mean", type=_parse_positive_float, default=50, help="mean length in tokens (default: 50)")
+    texts.add_argument("--mean", type=parse_positive_float, default=50, help="mean length in tokens (default: 50)")
     texts.add_argument(
         "--sigma",
         type=_parse_non_negative_float,
@@ -81,7 +81,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--longest", type=_parse_length, default=256, help="maximum length in tokens (default: 256)")
     texts.add_argument(
         "--query-mean",
-        type=_parse_positive_float,
+        type=parse_positive_float,
         default=12,
         help="mean query length for rerank and score, in tokens (default: 12)",
     )
@@ -118,7 +118,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--burstiness",
-        type=_parse_positive_float,
+        type=parse_positive_float,
         help="burstiness of --request-rate; 1 is Poisson, higher is more regular",
     )
     load.add_argument(
@@ -133,7 +133,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--duration",
-        type=_parse_positive_float,
+        type=parse_positive_float,
         metavar="S",
         help="seconds per round, instead of or in addition to --num-requests",
     )
@@ -146,7 +146,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rounds", type=parse_positive_int, help="number of rounds (default: 1, or 3 for comparisons)")
     load.add_argument(
         "--timeout",
-        type=_parse_positive_float,
+        type=parse_positive_float,
         default=60,
         metavar="S",
         help="timeout of one request in seconds (default: 60)",
@@ -247,10 +247,10 @@ def _parse_length(text: str) -> int:
 
 
 def _parse_rate(text: str) -> float:
-    return math.inf if text.lower() == "inf" else _parse_positive_float(text)
+    return math.inf if text.lower() == "inf" else parse_positive_float(text)
 
 
-def _parse_positive_float(text: str) -> float:
+def parse_positive_float(text: str) -> float:
     if (number := _parse_float(text)) <= 0:
         raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected a number greater than 0")
     return number

@@ -50,7 +50,7 @@ def spawn_server(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, environment=environment
         )
         try:
-            problem = runner.run(_wait_until_healthy(group.process, address))
+            problem = runner.run(wait_until_healthy(group.process, address))
             if problem is not None:
                 log.seek(0)
                 log_tail = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-MAX_LOG_LINES:])
@@ -60,7 +60,7 @@ def spawn_server(
             group.terminate()
 
 
-async def _wait_until_healthy(process: subprocess.Popen[bytes], address: ServerAddress) -> str | None:
+async def wait_until_healthy(process: subprocess.Popen[bytes], address: ServerAddress) -> str | None:
     """Poll /health; return None when the server is healthy, else the reason for the failure."""
     began = time.perf_counter()
     async with HttpClient(address, timeout_s=5) as client:

@@ -1,0 +1,45 @@
+"""`python -m cenote.bench.chaos`: faults under load, or one scenario; exit status 1 on a violation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from cenote.bench.chaos.driver import run_chaos
+from cenote.bench.chaos.flags import make_options, make_parser
+from cenote.bench.chaos.report import format_results
+from cenote.bench.chaos.scenarios import SCENARIOS
+from cenote.bench.chaos.scenarios.scenario import format_figures
+from cenote.bench.process_group import terminate_groups_on_sigterm
+from cenote.bench.serve import raise_open_file_limit
+from cenote.errors import PoolingError
+
+
+def main(argv: Sequence[str]) -> int:
+    args = make_parser().parse_args(argv)
+    options = make_options(args)
+    raise_open_file_limit()
+    with terminate_groups_on_sigterm(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            if args.scenario is not None:
+                figures = runner.run(SCENARIOS[args.scenario].run(options))
+                text, has_failed = format_figures(figures), any(not figure.is_met for figure in figures)
+                content: object = [figure.to_json() for figure in figures]
+            else:
+                results = runner.run(run_chaos(options))
+                text, has_failed, content = format_results(results), bool(results.violations), results.to_json()
+        except PoolingError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    print(text)
+    if args.json is not None:
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

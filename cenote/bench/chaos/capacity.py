@@ -1,0 +1,48 @@
+"""How many requests per second the server answers."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from functools import partial
+
+from cenote.bench.chaos.request_mix import ChaosRequest, fresh_embed
+from cenote.bench.chaos.sender import CheckedSender
+from cenote.bench.chaos.session import SHORT_WORDS, ChaosSession
+from cenote.bench.chaos.traced_client import TracedClient
+from cenote.bench.load import LoadPattern, run_load
+
+NUM_CLIENTS = 16
+PROBE_S = 2.0
+# this client could not send ten times more
+MAX_CAPACITY = 60.0
+MAX_TEXTS = 512
+
+
+async def measure_capacity(sender: CheckedSender, seconds: float = PROBE_S) -> float:
+    """Return the requests per second that a closed loop with several clients gets answered."""
+    num_before, began = count_answers(sender), time.perf_counter()
+    await run_load(sender, LoadPattern(NUM_CLIENTS, num_requests=None, duration_s=seconds))
+    return max(1.0, (count_answers(sender) - num_before) / (time.perf_counter() - began))
+
+
+async def find_overload(
+    session: ChaosSession, client: TracedClient, seconds: float = PROBE_S
+) -> tuple[CheckedSender, float]:
+    """Return a sender of requests so large that ten times the capacity can be sent, and the capacity."""
+    num_texts = 1
+    while True:
+        sender = session.make_sender(client, partial(_draw, session, num_texts))
+        capacity = await measure_capacity(sender, seconds)
+        if capacity <= MAX_CAPACITY or num_texts == MAX_TEXTS:
+            return sender, capacity
+        num_texts = min(MAX_TEXTS, num_texts * math.ceil(capacity / MAX_CAPACITY))
+
+
+def _draw(session: ChaosSession, num_texts: int, source: random.Random) -> ChaosRequest:
+    return fresh_embed(session.texts, num_texts, SHORT_WORDS)
+
+
+def count_answers(sender: CheckedSender) -> int:
+    return sum(outcome.status == 200 for outcome in sender.outcomes)

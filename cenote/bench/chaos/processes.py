@@ -1,0 +1,84 @@
+"""The processes of a server, read from /proc."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+ENGINE_MODULE, FRONT_END_MODULE = "cenote.api.engine_process", "cenote.api.front_ends.front_end"
+ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSize:
+    """What a process holds."""
+
+    resident_mib: float
+    num_files: int
+    num_shared_memory_files: int
+
+
+def find_group(group_id: int) -> list[int]:
+    """Return the processes of a process group that have not exited."""
+    pids = []
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                fields = read_stat(int(entry.name))
+                if int(fields[2]) == group_id and fields[0] != "Z":
+                    pids.append(int(entry.name))
+    return sorted(pids)
+
+
+def find_engine(group_id: int) -> int | None:
+    return next(iter(_with_module(group_id, ENGINE_MODULE)), None)
+
+
+def find_front_ends(group_id: int) -> list[int]:
+    """Return the front-end processes; the supervisor if it contains the only front-end."""
+    return _with_module(group_id, FRONT_END_MODULE) or [group_id]
+
+
+def _with_module(group_id: int, module: str) -> list[int]:
+    return [pid for pid in find_group(group_id) if module in read_command(pid)]
+
+
+def read_command(pid: int) -> list[str]:
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def read_stat(pid: int) -> list[str]:
+    """Return the fields of the stat file from the state on; the name before it may contain spaces."""
+    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def read_size(pid: int) -> ProcessSize:
+    pages = int((PROC / str(pid) / "statm").read_text().split()[1])
+    links = read_links(pid)
+    num_shared = sum(link.startswith("/memfd:") for link in links)
+    return ProcessSize(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(links), num_shared)
+
+
+def read_links(pid: int) -> list[str]:
+    """Return the targets of the open descriptors."""
+    links = []
+    for link in (PROC / str(pid) / "fd").iterdir():
+        with suppress(OSError):  # closed in the meantime
+            links.append(os.readlink(link))
+    return links
+
+
+def find_client_ports(pid: int) -> set[int]:
+    """Return the ports at the other end of all established TCP connections over IPv4 of a process."""
+    sockets = set(read_links(pid))
+    ports = set()
+    for line in (PROC / str(pid) / "net" / "tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == ESTABLISHED and f"socket:[{fields[9]}]" in sockets:
+            ports.add(int(fields[2].rpartition(":")[2], 16))
+    return ports
