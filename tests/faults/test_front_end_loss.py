@@ -1,0 +1,17 @@
+"""A front-end process that is killed takes only its own connections with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.bench.chaos.session import ChaosOptions
+
+from .conftest import IS_FULL
+from .run import run_faults
+
+
+def test_a_killed_front_end_breaks_only_its_open_connections(options: ChaosOptions) -> None:
+    results = run_faults(replace(options, front_ends=2, rate=100.0), "lost-front-end", count=10 if IS_FULL else 3)
+
+    assert results.restarts == 0
+    assert results.verdicts["lost"] == 0

@@ -1,0 +1,21 @@
+"""SIGTERM under load: every accepted request gets its reply, and no process stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cenote.bench.chaos.scenarios.shutdown import measure_shutdown
+from cenote.bench.chaos.session import ChaosOptions
+
+from .conftest import IS_FULL
+from .run import check_figures, run
+
+
+@pytest.mark.parametrize("num_front_ends", [1, 2])
+def test_a_shutdown_at_80_percent_load_loses_no_request(num_front_ends: int, options: ChaosOptions) -> None:
+    count = 10 if IS_FULL else 2
+    values = check_figures(run(measure_shutdown(replace(options, front_ends=num_front_ends, max_faults=count))))
+
+    assert values["shutdowns"] == count
