@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="duration of faults that last, such as a stopped engine",
     )
     parser.add_argument(
-        "--step-timeout-s", type=parse_positive_float, default=10.0, help="--step-timeout-s of the server"
+        "--step-timeout-s", type=parse_positive_float, default=30.0, help="--step-timeout-s of the server"
     )
     parser.add_argument(
         "--timeout-s", type=parse_positive_float, default=60.0, help="a reply that takes longer is lost"

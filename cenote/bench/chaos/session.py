@@ -30,7 +30,7 @@ class ChaosOptions:
     rate: float = 20.0  # requests per second of the open loop
     bulk_clients: int = 1
     max_fault_s: float = 8.0
-    step_timeout_s: float = 10.0
+    step_timeout_s: float | None = 30.0  # of the server; None: its default
     request_timeout_s: float = 60.0
     deterministic: bool = False
     serve_args: tuple[str, ...] = ()
@@ -81,11 +81,13 @@ class ChaosSession:
 
     def _server_options(self, serve_args: Sequence[str]) -> ServerOptions:
         options = self.options
-        deterministic = ["--deterministic"] if options.deterministic else []
+        flags = ["--deterministic"] if options.deterministic else []
+        if options.step_timeout_s is not None:
+            flags += ["--step-timeout-s", f"{options.step_timeout_s:g}"]
         return ServerOptions(
             options.model,
             options.front_ends,
-            ["--step-timeout-s", f"{options.step_timeout_s:g}", *deterministic, *serve_args, *options.serve_args],
+            [*flags, *serve_args, *options.serve_args],
             API_KEYS,
             {**options.environment, **self.hooks.environment},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from cenote.bench.chaos.driver import start_load, stop_loads
@@ -24,7 +25,7 @@ TOKENS_METRIC = "cenote_batch_tokens_sum"  # counted per batch: bulk requests ta
 async def measure_lanes(options: ChaosOptions) -> list[Figure]:
     seconds = options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="cenote-chaos-") as folder:
-        session = ChaosSession(options, Path(folder))
+        session = ChaosSession(replace(options, step_timeout_s=None), Path(folder))
         async with session.serve() as server, session.make_client(server) as client:
             queries = session.make_sender(client)
             bulk = session.make_sender(

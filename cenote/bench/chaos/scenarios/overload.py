@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cenote.bench.chaos.capacity import find_overload
@@ -24,7 +25,7 @@ MIN_GOODPUT, MAX_LATENCY_GROWTH, MAX_REFUSAL_MS = 0.95, 3.0, 20.0
 async def measure_overload(options: ChaosOptions) -> list[Figure]:
     seconds = options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="cenote-chaos-") as folder:
-        session = ChaosSession(options, Path(folder))
+        session = ChaosSession(replace(options, step_timeout_s=None), Path(folder))
         async with session.serve() as server, session.make_client(server) as client:
             sender, capacity = await find_overload(session, client, CAPACITY_S)
             normal = await run_open_loop(sender, NORMAL_LOAD * capacity, seconds)
@@ -32,6 +33,7 @@ async def measure_overload(options: ChaosOptions) -> list[Figure]:
             after = await run_open_loop(sender, NORMAL_LOAD * capacity, min(seconds, CAPACITY_S))
     answered = [outcome for outcome in overload if outcome.status == OK]
     refused = [outcome for outcome in overload if outcome.status == TOO_MANY_REQUESTS]
+    failed = [outcome for outcome in overload if outcome.status not in (OK, TOO_MANY_REQUESTS)]
     busy_s = max((outcome.finished_at for outcome in answered), default=math.inf) - overload[0].sent_at
     normal_p99 = compute_p99_ms(normal)
     return [
@@ -42,9 +44,10 @@ async def measure_overload(options: ChaosOptions) -> list[Figure]:
         Figure("p99 of answers", compute_p99_ms(answered), "ms", at_most=MAX_LATENCY_GROWTH * normal_p99),
         Figure("refused with 429", len(refused), at_least=1),
         Figure("p99 of refusals", compute_p99_ms(refused), "ms", at_most=MAX_REFUSAL_MS),
-        Figure("other outcomes", len(overload) - len(answered) - len(refused), at_most=0),
+        Figure("other outcomes", len(failed), at_most=0, note=failed[0].error if failed else ""),
         Figure("replies that are wrong", sum(bool(outcome.wrong) for outcome in overload), at_most=0),
         Figure("p99 at 70 % load afterwards", compute_p99_ms(after), "ms"),
+        Figure("failed afterwards", sum(outcome.status != OK for outcome in after), at_most=0),
     ]
 
 
