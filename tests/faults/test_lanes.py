@@ -1,0 +1,22 @@
+"""Queries and bulk requests at the same time: neither keeps the other waiting for long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.bench.chaos.scenarios.lanes import measure_lanes
+from cenote.bench.chaos.session import ChaosOptions
+
+from .run import check_figures, run
+
+# the driver measures the promised figures by hand: on a machine with other work they vary
+TIMED = ("p99 of a query beside bulk", "bulk beside queries")
+MAX_GROWTH, MAX_DELAY_MS, MIN_BULK_SHARE = 10.0, 300.0, 0.5
+
+
+def test_a_query_beside_four_bulk_clients_is_answered_soon(options: ChaosOptions) -> None:
+    values = check_figures(run(measure_lanes(replace(options, minutes=8 / 60))), *TIMED)
+
+    alone, beside = values["p99 of a query alone"], values["p99 of a query beside bulk"]
+    assert beside <= MAX_GROWTH * alone + MAX_DELAY_MS
+    assert values["bulk beside queries"] >= MIN_BULK_SHARE
