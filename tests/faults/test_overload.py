@@ -15,7 +15,7 @@ MIN_GOODPUT, MAX_REFUSAL_MS, MAX_LATENCY_GROWTH = 0.5, 200.0, 10.0
 
 
 def test_an_overloaded_server_answers_what_it_can_and_refuses_the_rest(options: ChaosOptions) -> None:
-    values = check_figures(run(measure_overload(replace(options, minutes=10 / 60))), *TIMED)
+    values = check_figures(run(measure_overload(replace(options, minutes=10 / 60, device_tokens_per_s=2000))), *TIMED)
 
     assert values["answered"] >= MIN_GOODPUT
     assert values["p99 of refusals"] <= MAX_REFUSAL_MS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from cenote.bench.chaos.request_mix import ChaosRequest, fresh_embed
@@ -18,6 +20,7 @@ PROBE_S = 2.0
 # this client could not send ten times more
 MAX_CAPACITY = 60.0
 MAX_TEXTS = 512
+MIN_DISTINCT, DISTINCT_TEXTS = 512, 20_000  # identical inputs in flight would be computed once
 
 
 async def measure_capacity(sender: CheckedSender, seconds: float = PROBE_S) -> float:
@@ -33,15 +36,18 @@ async def find_overload(
     """Return a sender of requests so large that ten times the capacity can be sent, and the capacity."""
     num_texts = 1
     while True:
-        sender = session.make_sender(client, partial(_draw, session, num_texts))
+        # made before the measurement: the client shall not be slower than the server
+        count = max(MIN_DISTINCT, DISTINCT_TEXTS // num_texts)
+        requests = [fresh_embed(session.texts, num_texts, SHORT_WORDS) for _ in range(count)]
+        sender = session.make_sender(client, partial(_draw, itertools.cycle(requests)))
         capacity = await measure_capacity(sender, seconds)
         if capacity <= MAX_CAPACITY or num_texts == MAX_TEXTS:
             return sender, capacity
         num_texts = min(MAX_TEXTS, num_texts * math.ceil(capacity / MAX_CAPACITY))
 
 
-def _draw(session: ChaosSession, num_texts: int, source: random.Random) -> ChaosRequest:
-    return fresh_embed(session.texts, num_texts, SHORT_WORDS)
+def _draw(requests: Iterator[ChaosRequest], source: random.Random) -> ChaosRequest:
+    return next(requests)
 
 
 def count_answers(sender: CheckedSender) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 
 FOLDER_VARIABLE = "CHAOS_HOOK_FOLDER"  # not CENOTE_*: the server refuses unknown variables of that prefix
 POISON_FILE, HANG_FILE, CLOCK_FILE, SLOW_DISK_FILE = "poison", "hang", "clock", "slow-disk"
+DEVICE_FILE = "device-tokens-per-s"
 ENGINE_FRAME_FILE, FRONT_END_FRAME_FILE = "bad-frame-to-front-end", "bad-frame-to-engine"
 ENGINE_MODULE = "cenote.api.engine_process"
 OFFSET = struct.Struct("<d")
@@ -95,20 +96,26 @@ def shift_clock(folder: Path) -> None:
 
 
 def fail_batches(module: ModuleType, folder: Path) -> None:
-    """Let batches with the poison crash the process in native code, and batches hang while the hang file is there."""
+    """Let batches with the poison crash the process in native code, and batches hang while the hang file is there.
+
+    If the device file says how many tokens per second a device computes, every batch takes as long as on that device.
+    """
     make_executor = module.make_executor
-    poison_path, hang_path = folder / POISON_FILE, folder / HANG_FILE
+    hang_path = folder / HANG_FILE
 
     def make_failing_executor(*args: Any, **options: Any) -> Any:
         executor = make_executor(*args, **options)
         start = executor.start
-        poison = read_token_ids(poison_path)
+        poison = read_numbers(folder / POISON_FILE)
+        tokens_per_s = read_numbers(folder / DEVICE_FILE)
 
         def start_or_fail(batch: Any) -> Any:
             if poison and contains_run(batch.inputs.token_ids.tolist(), poison):
                 ctypes.string_at(0)  # a segmentation fault
             while hang_path.exists():
                 time.sleep(POLL_S)
+            if tokens_per_s:
+                time.sleep(batch.num_tokens / tokens_per_s[0])
             return start(batch)
 
         executor.start = start_or_fail
@@ -165,7 +172,7 @@ def take_order(path: Path) -> str | None:
     return order
 
 
-def read_token_ids(path: Path) -> list[int]:
+def read_numbers(path: Path) -> list[int]:
     try:
         return [int(word) for word in path.read_text().split()]
     except OSError:

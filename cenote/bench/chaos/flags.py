@@ -50,6 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--timeout-s", type=parse_positive_float, default=60.0, help="a reply that takes longer is lost"
     )
     parser.add_argument(
+        "--device-tokens-per-s",
+        type=parse_positive_int,
+        metavar="N",
+        help="batches take as long as on a device of this speed: figures do not depend on other work of the machine",
+    )
+    parser.add_argument(
         "--deterministic", action="store_true", help="serve with --deterministic; results are bit-equal"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
@@ -71,6 +77,7 @@ def make_options(args: argparse.Namespace) -> ChaosOptions:
         max_fault_s=args.max_fault_s,
         step_timeout_s=args.step_timeout_s,
         request_timeout_s=args.timeout_s,
+        device_tokens_per_s=args.device_tokens_per_s,
         deterministic=args.deterministic,
         serve_args=tuple(args.serve_args),
         log=args.log,

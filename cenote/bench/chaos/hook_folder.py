@@ -10,6 +10,7 @@ from pathlib import Path
 import cenote
 from cenote.bench.chaos.fault_hook import (
     CLOCK_FILE,
+    DEVICE_FILE,
     ENGINE_FRAME_FILE,
     FOLDER_VARIABLE,
     FRONT_END_FRAME_FILE,
@@ -26,11 +27,13 @@ STARTUP_CODE = "from cenote.bench.chaos.fault_hook import install\n\ninstall()\n
 
 
 class HookFolder:
-    def __init__(self, folder: Path, poison: Sequence[int]) -> None:
+    def __init__(self, folder: Path, poison: Sequence[int], device_tokens_per_s: int | None = None) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         (folder / STARTUP_MODULE).write_text(STARTUP_CODE)
         (folder / POISON_FILE).write_text(" ".join(map(str, poison)))
+        if device_tokens_per_s is not None:
+            (folder / DEVICE_FILE).write_text(str(device_tokens_per_s))
 
     @property
     def environment(self) -> dict[str, str]:

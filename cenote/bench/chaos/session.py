@@ -32,6 +32,7 @@ class ChaosOptions:
     max_fault_s: float = 8.0
     step_timeout_s: float | None = 30.0  # of the server; None: its default
     request_timeout_s: float = 60.0
+    device_tokens_per_s: int | None = None  # batches take as long as on such a device; None: as they take
     deterministic: bool = False
     serve_args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class ChaosSession:
         self.source = random.Random(options.seed)
         self.texts = TextMaker(options.model, options.seed)
         self.mix = make_mix(self.texts)
-        self.hooks = HookFolder(folder / "hooks", self.texts.poison())
+        self.hooks = HookFolder(folder / "hooks", self.texts.poison(), options.device_tokens_per_s)
         self.references: References = {}
         self.unsupported: set[str] = set()  # kinds of requests that the model refuses
 

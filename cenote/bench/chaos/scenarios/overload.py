@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,9 @@ async def measure_overload(options: ChaosOptions) -> list[Figure]:
         async with session.serve() as server, session.make_client(server) as client:
             sender, capacity = await find_overload(session, client, CAPACITY_S)
             normal = await run_open_loop(sender, NORMAL_LOAD * capacity, seconds)
+            began, cpu_s = time.perf_counter(), time.process_time()
             overload = await run_open_loop(sender, OVERLOAD * capacity, seconds)
+            client_cpu = (time.process_time() - cpu_s) / (time.perf_counter() - began)
             after = await run_open_loop(sender, NORMAL_LOAD * capacity, min(seconds, CAPACITY_S))
     answered = [outcome for outcome in overload if outcome.status == OK]
     refused = [outcome for outcome in overload if outcome.status == TOO_MANY_REQUESTS]
@@ -46,6 +49,7 @@ async def measure_overload(options: ChaosOptions) -> list[Figure]:
         Figure("p99 of refusals", compute_p99_ms(refused), "ms", at_most=MAX_REFUSAL_MS),
         Figure("other outcomes", len(failed), at_most=0, note=failed[0].error if failed else ""),
         Figure("replies that are wrong", sum(bool(outcome.wrong) for outcome in overload), at_most=0),
+        Figure("CPU of this client", client_cpu, "cores", note="near 1 it measures itself"),
         Figure("p99 at 70 % load afterwards", compute_p99_ms(after), "ms"),
         Figure("failed afterwards", sum(outcome.status != OK for outcome in after), at_most=0),
     ]
