@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import replace
@@ -17,7 +17,7 @@ import torch
 
 from cenote.cache.result_cache import CachedResult, ResultCache
 from cenote.engine.request_state import RequestState
-from cenote.engine.sequence_group import GroupResult, RaggedRows, SequenceGroup
+from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows, SequenceGroup
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
@@ -202,6 +202,20 @@ class DedupReceiver:
         for state, num_inputs in Counter(dropped).items():
             state.drop(num_inputs)
         return cancelled
+
+    @property
+    def isolated_indices(self) -> Collection[int]:
+        return ()  # requests with such inputs are not deduplicated
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        refs = [self.state.get_call_refs(indices)]
+        if self.duplicates:
+            with self.dedup.lock:
+                keys = [self.in_flight_keys.get(index, b"") for index in indices.tolist()]
+                waiting = [duplicate for key in keys for duplicate in self.duplicates.get(key, ())]
+            for group, offset in waiting:
+                refs.append(group.receiver.get_call_refs(group.indices[offset : offset + 1]))
+        return refs[0] if len(refs) == 1 else tuple(map(np.concatenate, zip(*refs, strict=True)))  # type: ignore[return-value]
 
     def mark_started(self, now: float) -> None:
         self.started_at = self.started_at or now

@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 from cenote.engine.batch_bisect import isolate_failures, run_in_halves, try_run
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.device_errors import check_device_is_usable, is_out_of_memory
 from cenote.engine.execution.executor import Executor
+from cenote.engine.isolated_queue import IsolatedQueue
 from cenote.engine.lane_queue import Slice
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.scheduler import Scheduler
@@ -20,6 +22,26 @@ from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGro
 logger = logging.getLogger("cenote")
 
 MIN_TOKEN_BUDGET = 256  # smaller batches would not help: single sequences may be longer
+
+
+class BatchRecorder(Protocol):
+    """Remembers what is on the device outside of this process, which a batch may crash."""
+
+    def record(self, batch: ScheduledBatch) -> None:
+        """Remember a batch in its slot; at most one batch of each of two slots is on the device."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget the batch in a slot: it has left the device."""
+        ...
+
+
+class NoRecorder:
+    """Remembers nothing: callers in the same process do not survive a crash either."""
+
+    def record(self, batch: ScheduledBatch) -> None: ...
+
+    def clear(self, slot: int) -> None: ...
 
 
 class EngineLoop:
@@ -33,22 +55,26 @@ class EngineLoop:
         self.scheduler = scheduler
         self.executor = executor
         self.metrics = metrics
+        self.recorder: BatchRecorder = NoRecorder()
+        self.isolated = IsolatedQueue()
         self.on_exit = on_exit  # called once when the thread ends, with the exception if it crashed
         self.on_batch_taken: Callable[[], None] = lambda: None  # called when the queue may have become shorter
         self.condition = threading.Condition()  # guards the scheduler
         self.step_started_at: float | None = None  # monotonic start time of the running batch
         self.is_stopping = False
+        self._slot = 0  # of the last batch, for the recorder
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
 
     def submit(self, groups: Iterable[SequenceGroup]) -> None:
         with self.condition:
-            self.scheduler.add(groups)
+            self.scheduler.add(self.isolated.take_isolated(groups))
             self.condition.notify_all()
 
     def stop(self) -> None:
         with self.condition:
             self.is_stopping = True
             self.scheduler.clear()
+            self.isolated.clear()
             self.condition.notify_all()
 
     def _run(self) -> None:
@@ -65,10 +91,13 @@ class EngineLoop:
         in_flight: tuple[ScheduledBatch, Callable[[], BatchOutput]] | None = None
         while (batch := self._next_batch(block=in_flight is None)) is not None:
             self.step_started_at = time.monotonic()
+            if batch.is_isolated and in_flight is not None:
+                self._finish_batch(*in_flight)
+                in_flight = None
             started = self._start_batch(batch) if len(batch) else None
             if in_flight is not None:
                 self._finish_batch(*in_flight)
-            if started is not None and not self.executor.is_async:
+            if started is not None and (batch.is_isolated or not self.executor.is_async):
                 self._finish_batch(*started)
                 started = None
             in_flight = started
@@ -79,6 +108,8 @@ class EngineLoop:
         """Return the next batch; an empty one if the queue is empty and `block` is False; None when stopping."""
         with self.condition:
             while not self.is_stopping:
+                if (alone := self.isolated.next_input(others_wait=len(self.scheduler) > 0)) is not None:
+                    return ScheduledBatch([alone], is_isolated=True)
                 scheduled = self.scheduler.next_batch()
                 self._fail_expired()
                 self.on_batch_taken()  # also if there is no batch because all requests were aborted
@@ -86,7 +117,7 @@ class EngineLoop:
                     slices = [part for item in scheduled for part in _to_group_slice(item).without_cancelled()]
                     # sorted: kernels process consecutive sequences of equal length together
                     return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
-                if not len(self.scheduler):
+                if not len(self.scheduler) and not len(self.isolated):
                     self.condition.wait()
         return None
 
@@ -96,6 +127,8 @@ class EngineLoop:
             cast(SequenceGroup, group).receiver.expire(now)
 
     def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Callable[[], BatchOutput]] | None:
+        self._slot = batch.slot = 1 - self._slot  # that of the batch before is perhaps still in use
+        self.recorder.record(batch)
         now = batch.times.started_at = time.monotonic()
         for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
@@ -113,17 +146,20 @@ class EngineLoop:
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
         failure = try_run(batch, lambda _: self._count_tokens(batch, wait()))
         if failure is None:
+            self.recorder.clear(batch.slot)
             device_s = self.metrics.on_computed(batch.times)
             self.scheduler.throughput.record(batch.num_tokens, batch.num_seqs, device_s)
         else:
             self._retry(batch, failure)
 
     def _retry(self, batch: ScheduledBatch, failure: Exception) -> None:
+        run_part = partial(self._run_part, batch)
         if is_out_of_memory(failure):
             self._reduce_token_budget(batch, failure)
-            run_in_halves(batch, self._run_batch)
+            run_in_halves(batch, run_part)
         else:
-            isolate_failures(batch, self._run_batch, failure)
+            isolate_failures(batch, run_part, failure)
+        self.recorder.clear(batch.slot)
 
     def _reduce_token_budget(self, batch: ScheduledBatch, error: Exception) -> None:
         """Make all later batches smaller: this one did not fit the memory."""
@@ -139,7 +175,10 @@ class EngineLoop:
             (str(error) or type(error).__name__).splitlines()[0],
         )
 
-    def _run_batch(self, batch: ScheduledBatch) -> BatchOutput:
+    def _run_part(self, failed: ScheduledBatch, batch: ScheduledBatch) -> BatchOutput:
+        """Run part of a batch that has failed."""
+        batch.slot, batch.is_isolated = failed.slot, failed.is_isolated
+        self.recorder.record(batch)
         self.step_started_at = batch.times.started_at = time.monotonic()
         return self._count_tokens(batch, self.executor.start(batch)())
 

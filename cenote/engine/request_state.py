@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from cenote.engine.sequence_group import GroupResult, RaggedRows
+from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
@@ -93,6 +93,15 @@ class RequestState:
         """Whether no caller waits for results: the request was cancelled or has failed."""
         return self.future.done()
 
+    @property
+    def isolated_indices(self) -> Collection[int]:
+        return () if self.request.call is None else self.request.call.isolated
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        if (call := self.request.call) is None:
+            return np.zeros_like(indices), indices
+        return np.full_like(indices, call.call_id), indices + call.first_input
+
     def next_slice(self, max_tokens: int) -> Many[Input]:
         """Return the next inputs to tokenize: at least one, and about `max_tokens` in total."""
         start = self.num_rendered
@@ -116,6 +125,9 @@ class RequestState:
 
     def drop(self, num_inputs: int) -> None:
         """Do nothing: single inputs are not cancelled."""
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        return self.find_cancelled(indices)
 
     def mark_started(self, now: float) -> None:
         if self.started_at is None:
@@ -258,7 +270,7 @@ class ChunkedInput:
         self.state = state
         self.index = index
         self.full_input = full_input
-        self.num_remaining = num_chunks
+        self.num_chunks = self.num_remaining = num_chunks
         self.normalize = normalize
         self.chunk_mean = WeightedMean()
 
@@ -268,6 +280,13 @@ class ChunkedInput:
 
     def drop_cancelled(self, indices: Int64Array) -> BoolArray:
         return np.zeros(len(indices), dtype=bool)
+
+    @property
+    def isolated_indices(self) -> Collection[int]:
+        return range(self.num_chunks) if self.index in self.state.isolated_indices else ()
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        return self.state.get_call_refs(np.full(len(indices), self.index))
 
     def mark_started(self, now: float) -> None:
         self.state.mark_started(now)

@@ -14,8 +14,8 @@ INTERACTIVE_WINDOW_S = 1.0
 DEFAULT_BULK_MAX_WAIT_S = 5.0
 # device time of bulk sequences in a batch while there is interactive traffic
 DEFAULT_BULK_BATCH_S = 0.05
-# without interactive traffic, a bulk batch takes at most this long, because the first query may come, unless it is small:
-# more tokens make it no more efficient
+# without interactive traffic, a bulk batch takes at most this long, because the first query may come, unless it is
+# small: more tokens make it no more efficient
 BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.25, 512
 # before any batch has been measured, bulk batches have this part of the token budget
 UNMEASURED_PART = 8

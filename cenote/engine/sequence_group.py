@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,8 @@ from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.scheduling import SchedulingParams
+
+CallRefs = tuple[Int64Array, Int64Array]  # call ids, 0 where unknown, and the number of an input in each call
 
 
 @dataclass(slots=True, eq=False)
@@ -102,8 +104,10 @@ class BatchTimes:
 class ScheduledBatch:
     """The sequences of one forward pass, numbered consecutively over its slices."""
 
-    def __init__(self, slices: Many[GroupSlice]) -> None:
+    def __init__(self, slices: Many[GroupSlice], *, is_isolated: bool = False) -> None:
         self.slices = slices
+        self.is_isolated = is_isolated  # nothing else may be on the device meanwhile
+        self.slot = 0  # where the engine loop records it
         self.times = BatchTimes()
         self.num_seqs = sum(item.end - item.start for item in slices)
 
@@ -122,6 +126,12 @@ class ScheduledBatch:
     @property
     def num_tokens(self) -> int:
         return len(self.inputs.token_ids)
+
+    def get_call_refs(self) -> CallRefs:
+        refs = [item.group.receiver.get_call_refs(item.indices) for item in self.slices]
+        if len(refs) == 1:
+            return refs[0]
+        return np.concatenate([ids for ids, _ in refs]), np.concatenate([numbers for _, numbers in refs])
 
     @property
     def specs(self) -> list[tuple[PoolingSpec, ...]]:
@@ -263,4 +273,13 @@ class ResultReceiver(Protocol):
 
     def expire(self, now: float) -> None:
         """Called when the deadline has passed before all of its sequences have run."""
+        ...
+
+    @property
+    def isolated_indices(self) -> Collection[int]:
+        """The inputs that may crash the process: each runs in a batch of its own."""
+        ...
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        """Return the calls of front-ends that wait for inputs, and the numbers of the inputs in their calls."""
         ...

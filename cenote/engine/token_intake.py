@@ -46,6 +46,9 @@ class TokenIntake:
         if (adapter := batch.options.input_options.adapter) is not None:
             engine.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
         engine.admit_batch(batch)
+        if batch.isolated_indices:  # not deduplicated: another request must not wait for an input that may crash
+            engine.loop.submit([batch.make_group(batch)])
+            return
         dedup = engine.tokenizer_worker.dedup
         if (group := dedup.filter_new(batch.make_group(dedup.make_receiver(batch)))) is not None:
             engine.loop.submit([group])

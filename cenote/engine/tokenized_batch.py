@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
 
 from cenote.engine.request_state import InputOptions
-from cenote.engine.sequence_group import GroupResult, SequenceGroup
+from cenote.engine.sequence_group import CallRefs, GroupResult, SequenceGroup
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
@@ -46,10 +46,21 @@ class TokenizedBatch:
         options: ResolvedOptions,
         receiver: BatchReceiver,
         deadline_at: float = 0.0,
+        *,
+        call_ids: Int64Array | None = None,
+        input_numbers: Int64Array | None = None,
+        is_isolated: bool = False,
     ) -> None:
-        """`request_indices`: for each input the number of its request, ascending."""
+        """`request_indices`: for each input the number of its request, ascending.
+
+        `call_ids` of the requests and `input_numbers` of the inputs identify them for front-ends. With `is_isolated`,
+        each input runs in a batch of its own.
+        """
         self.inputs = inputs
         self.request_indices = request_indices
+        self.call_ids = call_ids
+        self.input_numbers = input_numbers
+        self.isolated_indices: Collection[int] = range(len(inputs)) if is_isolated else ()
         self.num_requests = int(request_indices[-1]) + 1 if len(request_indices) else 0
         self.options = options
         self.input_options = [options.input_options]
@@ -86,6 +97,11 @@ class TokenizedBatch:
             deadline_at=self.deadline_at,
         )
 
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        if self.call_ids is None or self.input_numbers is None:
+            return np.zeros_like(indices), indices
+        return self.call_ids[self.request_indices[indices]], self.input_numbers[indices]
+
     def abort(self) -> None:
         """Drop what has not run: nobody waits for it."""
         self.is_aborted = True
@@ -112,6 +128,12 @@ class TokenizedBatch:
         """Count inputs that were cancelled before they ran."""
         self.receiver.on_dropped(self, num_inputs)
         self._count((), num_inputs)
+
+    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
+        """Say which inputs nobody waits for, and count them."""
+        cancelled = self.find_cancelled(indices)
+        self.drop(int(cancelled.sum()))
+        return cancelled
 
     def mark_started(self, now: float) -> None:
         if self.started_at is None:

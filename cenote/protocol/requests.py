@@ -62,6 +62,20 @@ class Timing:
         return now
 
 
+@dataclass(frozen=True, slots=True)
+class CallRef:
+    """The call of a front-end that a request belongs to: it tells what was on the device when the engine crashed."""
+
+    call_id: int
+    isolated: frozenset[int] = frozenset()  # numbers of inputs that may crash the engine: each runs in a batch alone
+    first_input: int = 0  # number of the first input, in a part of a request
+
+    def slice(self, start: int, end: int) -> CallRef:
+        """Return the reference for consecutive inputs."""
+        isolated = frozenset(number - start for number in self.isolated if start <= number < end)
+        return CallRef(self.call_id, isolated, self.first_input + start)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     """Inputs and the pooling task to run on each of them."""
@@ -81,6 +95,7 @@ class PoolRequest:
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0  # monotonic time after which nobody waits for the results; 0.0: none
     return_exceptions: bool = False  # return the errors of inputs in the list instead of failing the request
+    call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
 
 
@@ -103,6 +118,7 @@ class ScoreRequest:
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0
     return_exceptions: bool = False
+    call: CallRef | None = None
     timing: Timing = field(default_factory=Timing)
 
     @property

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cenote.engine.result_delivery import BatchOutput, deliver_results
-from cenote.engine.sequence_group import GroupResult, GroupSlice, RaggedRows, ScheduledBatch, SequenceGroup
+from cenote.engine.sequence_group import CallRefs, GroupResult, GroupSlice, RaggedRows, ScheduledBatch, SequenceGroup
 from cenote.errors import NumericalError, PoolingError
-from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import PoolingOptions
 
@@ -20,6 +20,7 @@ EMBED, TOKENS = PoolingSpec("embed", PoolingOptions()), PoolingSpec("token_embed
 
 class FakeReceiver:
     is_aborted = False
+    isolated_indices = ()
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -27,6 +28,9 @@ class FakeReceiver:
         self.errors: dict[int, PoolingError] = {}
 
     def mark_started(self, now: float) -> None: ...
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        return np.zeros_like(indices), indices
 
     def receive(self, results: Many[GroupResult]) -> None:
         self.num_calls += 1

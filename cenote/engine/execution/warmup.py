@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cenote.engine.execution.executor import Executor
-from cenote.engine.sequence_group import GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
+from cenote.engine.sequence_group import CallRefs, GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
@@ -22,9 +22,13 @@ class NullReceiver:
     """Discards results."""
 
     is_aborted = has_cancelled = False
+    isolated_indices = ()
 
     def drop_cancelled(self, indices: Int64Array) -> BoolArray:
         return np.zeros(len(indices), dtype=bool)
+
+    def get_call_refs(self, indices: Int64Array) -> CallRefs:
+        return np.zeros_like(indices), indices
 
     def mark_started(self, now: float) -> None: ...
 

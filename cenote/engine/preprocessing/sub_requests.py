@@ -125,4 +125,6 @@ def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:
         params = params[indices]
     if adapter is not None and not isinstance(adapter, str):
         adapter = adapter[indices]
-    return replace(request, inputs=request.inputs[indices], params=params, adapter=adapter, timing=Timing())
+    inputs = request.inputs[indices]
+    call = request.call and request.call.slice(indices.start, indices.start + len(inputs))
+    return replace(request, inputs=inputs, params=params, adapter=adapter, call=call, timing=Timing())

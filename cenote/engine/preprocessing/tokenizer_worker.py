@@ -45,7 +45,7 @@ class TokenizeJob:
     """A request with inputs that are not rendered yet."""
 
     state: RequestState
-    receiver: DedupReceiver
+    receiver: DedupReceiver | RequestState
 
     @property
     def batch_key(self) -> tuple[type, TokenizationParams, Limits, str | None, Role | None]:
@@ -99,7 +99,8 @@ class TokenizerWorker:
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
     def add(self, state: RequestState) -> None:
-        self._enqueue_job(TokenizeJob(state, self.dedup.make_receiver(state)))
+        # no other request may wait for an input that may crash the process
+        self._enqueue_job(TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state)))
 
     def _enqueue_job(self, job: TokenizeJob) -> None:
         with self.condition:
@@ -248,7 +249,7 @@ class TokenizerWorker:
             self._enqueue_job(following)
 
     def _make_groups(
-        self, state: RequestState, receiver: DedupReceiver, first_index: int, result: RenderResult
+        self, state: RequestState, receiver: DedupReceiver | RequestState, first_index: int, result: RenderResult
     ) -> Iterator[SequenceGroup]:
         """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
         inputs, indices = result.inputs, result.indices + first_index
