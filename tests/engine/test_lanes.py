@@ -125,6 +125,8 @@ def test_a_lane_is_filled_up_with_bulk_where_batches_are_mixed() -> None:
     device = FakeDevice(mix_lanes=True)
     device.add([32] * 1000, "bulk")
     device.run()
+    for _ in range(5):
+        device.run()
     device.add([12] * 3)
 
     counts = count_tokens(device.run())
