@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -13,12 +14,14 @@ from cenote.api.replies import status_error_reply
 from cenote.bench.chaos.expectations import FAULTS as HONEST
 from cenote.bench.chaos.fault_hook import contains_run
 from cenote.bench.chaos.faults import FAULTS
+from cenote.bench.chaos.flags import make_parser
 from cenote.bench.chaos.leaks import find_leaks
 from cenote.bench.chaos.outcomes import FaultWindow, Outcome, check_error_reply, compare_answer, judge
 from cenote.bench.chaos.processes import ProcessSize
 from cenote.bench.chaos.report import format_results
 from cenote.bench.chaos.request_mix import embed, read_ranking
 from cenote.bench.chaos.results import ChaosResults
+from cenote.bench.chaos.scenarios.scenario import Figure
 from cenote.bench.chaos.schedule import MAX_ENGINE_FAILURES, Schedule
 
 OK = Outcome("embed", 10.0, 11.0, expected_status=200, status=200)
@@ -150,3 +153,20 @@ def test_a_report_counts_requests_and_names_violations() -> None:
     ]
     assert "VIOLATION: wrong during overload" in format_results(results)
     assert results.to_json()["requests"] == 6
+
+
+def test_an_unknown_fault_is_refused_with_the_names_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--faults", "kill-engine,earthquake"])
+
+    message = capsys.readouterr().err
+    assert "unknown fault 'earthquake'" in message
+    assert all(name in message for name in FAULTS)
+
+
+def test_a_figure_that_could_not_be_measured_misses_its_target() -> None:
+    assert Figure("p99", 10.0, at_most=20.0).is_met
+    assert not Figure("p99", 30.0, at_most=20.0).is_met
+    assert not Figure("p99", math.nan, at_most=20.0).is_met
+    assert not Figure("share", math.nan, at_least=0.5).is_met
+    assert Figure("count", math.nan).is_met
