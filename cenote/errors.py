@@ -14,6 +14,7 @@ PoolingError            500
 ├── BodyTooLarge        413
 ├── Overloaded          429   too much in flight; the request can be retried
 ├── NumericalError      500   the model output contains NaN or infinity
+├── InputCrashedEngine  500   the engine process died twice while it computed this input
 ├── NotOffered          501   route of a task that the loaded model does not support
 ├── NotReady            503   the model is loading, or the server is shutting down
 ├── EngineStopped       503   the engine stopped before the request finished
@@ -29,6 +30,7 @@ class PoolingError(Exception):
 
     status = 500
     http_message: str | None = None  # in HTTP responses, if it is not the message: vLLM's text, or one without details
+    code: str | None = None  # field `error.code` of HTTP responses, if it is not the status
     http_detail: str | None = None  # field `detail` of HTTP responses, if it is not the message
 
     def __init__(self, message: str, *, param: str | None = None, value: object = None) -> None:
@@ -136,6 +138,12 @@ class Overloaded(PoolingError):
 
 class NumericalError(PoolingError):
     """The model output for this input contains NaN or infinity."""
+
+
+class InputCrashedEngine(PoolingError):
+    """The engine process died twice while this input was on the device, the second time alone; it is not run again."""
+
+    code = "input_crashed_engine"
 
 
 class EngineStopped(PoolingError):

@@ -83,7 +83,7 @@ class ErrorDetail(msgspec.Struct):
     message: str
     type: str
     param: str | None
-    code: int
+    code: int | str  # the status, or the name of the error
     index: int | msgspec.UnsetType = msgspec.UNSET  # index of the invalid input
 
 
@@ -138,6 +138,7 @@ def error_reply(error: PoolingError, request_id: str = "") -> Reply:
         param=error.param,
         index=error.index,
         detail=error.http_detail,
+        code=error.code,
     )
     if isinstance(error, Overloaded):
         reply.headers |= make_retry_headers(error.retry_after_s)
@@ -163,16 +164,17 @@ def status_error_reply(
     param: str | None = None,
     index: int | None = None,
     detail: str | None = None,
+    code: str | None = None,
 ) -> Reply:
     """Return an error reply; its `detail` is the message unless given."""
     error_type = error_type or ERROR_TYPES.get(status) or HTTPStatus(status).phrase
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
-    error = ErrorDetail(message, error_type, param, status, msgspec.UNSET if index is None else index)
+    error = ErrorDetail(message, error_type, param, code or status, msgspec.UNSET if index is None else index)
     headers = {}
     if status in (429, 503):
         headers = make_retry_headers(RETRY_AFTER_S)
-    elif status < 500 or status == 501:
+    elif status < 500 or status == 501 or code is not None:
         headers = {"x-should-retry": "false"}  # OpenAI clients would retry otherwise
     if status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from cenote.api.wire.control_messages import ReplayStats
 from cenote.protocol.engine import Engine
 from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry
 
@@ -12,6 +13,10 @@ from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry
 class ServerMetrics(Protocol):
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Record an HTTP response."""
+        ...
+
+    def observe_replay(self, stats: ReplayStats) -> None:
+        """Record requests that were sent to another engine process."""
         ...
 
     async def collect(self, engine: Engine) -> list[MetricFamily]:
@@ -34,6 +39,22 @@ class LocalServerMetrics:
             LATENCY_BUCKETS,
             "handler",
         )
+
+        self._count_replayed = self.registry.counter(
+            "cenote_requests_replayed_total", "Requests sent again because an engine process or a link to it was lost."
+        )
+        self._count_quarantined = self.registry.counter(
+            "cenote_requests_quarantined_total",
+            "Requests with inputs that were on the device when an engine process died, and then ran alone.",
+        )
+        self._count_poison = self.registry.counter(
+            "cenote_poison_inputs_total", "Inputs refused because the engine process died twice while it computed them."
+        )
+
+    def observe_replay(self, stats: ReplayStats) -> None:
+        self._count_replayed(by=stats.num_replayed)
+        self._count_quarantined(by=stats.num_quarantined)
+        self._count_poison(by=stats.num_poison)
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self._count_http(handler, method, str(status))

@@ -106,6 +106,9 @@ class ServerConfig:
     shutdown_delay_s: float = option(
         "seconds to keep accepting after SIGTERM, so that load balancers can remove the server", default=0.3
     )
+    replay_timeout_s: float = option(
+        "seconds a request waits for another engine process when one has crashed; then it gets 503", default=60.0
+    )
     enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
     skip_model_name_validation: bool = option("accept any model name in requests", default=False)
     allow_runtime_lora_updating: bool = option("serve /v1/load_lora_adapter and /v1/unload_lora_adapter", default=False)

@@ -180,8 +180,10 @@ class EngineMetrics:
         with self._lock:
             self.num_in_flight_chars -= batch.num_tokens
             self.in_flight.discard(batch)
-        cancelled = batch.cancelled_requests if batch.num_requests else set()  # 0: counted elsewhere
-        failed = batch.failed_requests - cancelled if outcome == "answered" and batch.num_requests else set()
+        is_counted = batch.num_requests > 0  # else with the last inputs of the call
+        failed = batch.failed_requests if is_counted and outcome == "answered" else set()
+        # a front-end cancels the other inputs of a request that has failed
+        cancelled = batch.cancelled_requests - failed if is_counted else set()
         num_requests = batch.num_requests - len(failed) - len(cancelled)
         for name, num_finished in ((outcome, num_requests), ("failed", len(failed)), ("cancelled", len(cancelled))):
             if num_finished:

@@ -117,6 +117,12 @@ class ServerProcess:
         return next((line for line in self.lines if re.search(pattern, line)), None)
 
 
+def read_metrics(client: httpx.Client) -> dict[str, float]:
+    """Return the metrics without labels of their own."""
+    lines = [line for line in client.get("/metrics").text.splitlines() if line and not line.startswith("#")]
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
 def children(pid: int) -> list[int]:
     pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,8 @@ import pytest
 
 from tests.tiny import tiny_bert
 
-from .server_process import ServerProcess, children, is_alive, wait_until
+from .failing_device import CRASHED, HUNG, LOST, failing_server
+from .server_process import ServerProcess, children, is_alive, read_metrics, wait_until
 
 BODY = {"input": "the cat is in the city"}
 
@@ -65,20 +64,15 @@ def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> N
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: status(server, "/health/ready") == 503)
         assert status(server, "/health/live") == 200
-        reply = embed(server)
-        assert reply.status_code == 503 and reply.headers["retry-after"]
-        assert "restarted" in reply.json()["error"]["message"] or "exited" in reply.json()["error"]["message"]
         assert status(server, "/v1/models") == 200
-        wait_until(lambda: status(server, "/health/ready") == 200)
+        assert embed(server).json()["data"] == expected  # it waits for the next engine
+        assert status(server, "/health/ready") == 200
         assert engine_pid(server) != killed
-        assert embed(server).json()["data"] == expected
 
     assert len(children(server.process.pid)) == num_children
     assert resources(server) <= num_files
     with server.client() as client:
-        lines = client.get("/metrics").text.splitlines()
-    restarts = [line for line in lines if line.startswith("cenote_engine_restarts_total{")]
-    assert float(restarts[0].rpartition(" ")[2]) == 5
+        assert read_metrics(client)["cenote_engine_restarts_total"] == 5
     assert server.output.count("exited with SIGKILL; starting another now") == 5
     assert server.stop() == 0
 
@@ -102,24 +96,6 @@ def test_a_crash_in_native_code_is_logged_with_its_stack(server: ServerProcess) 
     wait_until(lambda: status(server, "/health/ready") == 200)
 
 
-def test_requests_in_flight_when_the_engine_dies_get_503_and_can_be_retried(folder: Path) -> None:
-    server = ServerProcess(str(folder), "--dtype", "float32", "--max-num-seqs", "1").wait_until_ready()
-    texts = [f"the cat is in the city {'cat ' * (number % 40)} {number}" for number in range(2048)]
-    try:
-        with server.client() as client, server.client() as other, ThreadPoolExecutor(1) as pool:
-            pending = pool.submit(other.post, "/v1/embeddings", json={"input": texts})
-            wait_until(lambda: client.get("/load").json()["server_load"] == 1)
-            time.sleep(0.2)
-            os.kill(engine_pid(server), signal.SIGKILL)
-            reply = pending.result(30)
-            assert reply.status_code == 503
-            assert reply.headers["retry-after"]
-            wait_until(lambda: status(server, "/health/ready") == 200)
-            assert client.post("/v1/embeddings", json=BODY).status_code == 200
-    finally:
-        server.stop()
-
-
 def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", "2").wait_until_ready()
     try:
@@ -136,82 +112,44 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
             assert client.get("/health/ready").json()["state"] == "restarting"
             assert client.get("/v1/models").json()["data"][0]["root"] == str(folder)
             assert "cenote_engine_restarts_total" in client.get("/metrics").text
-            reply = client.post("/v1/embeddings", json=BODY)
-            assert reply.status_code == 503 and "is being restarted" in reply.json()["error"]["message"]
-        os.kill(engine_pid(server), signal.SIGCONT)
-        wait_until(lambda: status(server, "/health/ready") == 200)
-        assert embed(server).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(embed, server)
+            time.sleep(0.2)
+            assert not waiting.done()
+            os.kill(engine_pid(server), signal.SIGCONT)
+            assert waiting.result().status_code == 200
     finally:
         server.stop()
 
 
-# the supervisor, or with more arguments the engine process, whose device fails for the token id 7 and hangs for 8
-FAILING_DEVICE = """
-import sys, time
-
-def load(init):
-    from cenote.api.wire.engine_options import decode_engine_config
-    from cenote.engine.engine import PoolingEngine
-    from cenote.engine.execution.executor import EchoExecutor
-    from cenote.loading.load import load_model
-
-    def fail(batch):
-        if 7 in batch.inputs.token_ids:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        if 8 in batch.inputs.token_ids:
-            time.sleep(60)
-
-    config = decode_engine_config(init.config)
-    return PoolingEngine(load_model(config), config, EchoExecutor(fail))
-
-if sys.argv[1] == "engine":
-    from cenote.api.engine_process.__main__ import main
-    sys.exit(main(sys.argv[2:], load))
-from cenote.api.app_state import AppState
-from cenote.api.log_config import configure_logging
-from cenote.api.sockets import open_socket
-from cenote.api.supervisor.supervisor import run_supervisor
-from cenote.config.engine import EngineConfig
-from cenote.config.server import ServerConfig
-
-settings = ServerConfig(host="127.0.0.1", port=0, api_server_count=int(sys.argv[3]))
-configure_logging(settings)
-listener = open_socket(settings)
-print(listener.getsockname()[1], flush=True)
-config = EngineConfig(model=sys.argv[1], dtype="float32", step_timeout_s=0.5)
-run_supervisor(AppState(settings), [listener], config, [sys.executable, "-c", sys.argv[2], "engine"])
-"""
-
-
 @pytest.mark.parametrize("num_front_ends", ["1", "2"])
 @pytest.mark.parametrize(
-    ("token_id", "reason"), [(7, "an illegal memory access"), (8, "did not finish within 0.5 s")], ids=["lost", "hung"]
+    ("token_id", "reason"),
+    [(LOST, "an illegal memory access"), (HUNG, "did not finish within 2 s"), (CRASHED, "SIGSEGV")],
+    ids=["lost", "hung", "crashed"],
 )
-def test_a_device_that_fails_costs_one_engine_process(
+def test_an_input_on_which_the_device_fails_costs_two_engine_processes_and_nobody_else(
     folder: Path, num_front_ends: str, token_id: int, reason: str
 ) -> None:
-    command = [sys.executable, "-c", FAILING_DEVICE, str(folder), FAILING_DEVICE, num_front_ends]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        base_url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        try:
-            with httpx.Client(base_url=base_url, timeout=60) as client:
-
-                def is_ready() -> bool:
-                    return client.get("/health/ready").status_code == 200
-
-                wait_until(is_ready)
-                assert client.post("/v1/embeddings", json={"input": [[5]]}).status_code == 200
-                reply = client.post("/v1/embeddings", json={"input": [[5, token_id]]})
-                assert reply.status_code == 503 and reply.headers["retry-after"]
-                assert reason in reply.json()["error"]["message"]
-                health = client.get("/health/ready")
-                assert (health.status_code, health.json()["state"]) == (503, "restarting")
-                wait_until(is_ready)
-                assert client.post("/v1/embeddings", json={"input": [[5]]}).status_code == 200
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+    step_timeout_s = 2.0 if token_id == HUNG else 60.0
+    with (
+        failing_server(folder, num_front_ends, step_timeout_s) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        with ThreadPoolExecutor(2) as pool:
+            fails = pool.submit(client.post, "/v1/embeddings", json={"input": [[5], [5, token_id]]})
+            wait_until(lambda: client.get("/health/ready").status_code == 503)
+            assert client.get("/health/ready").json()["state"] == "restarting"
+            assert client.post("/v1/embeddings", json={"input": [[6]]}).json()["data"][0]["embedding"] == [6]
+            reply = fails.result(60)
+        assert reply.status_code == 500 and reply.headers["x-should-retry"] == "false"
+        error = reply.json()["error"]
+        assert (error["code"], error["index"]) == ("input_crashed_engine", 1)
+        assert reason in error["message"]
+        again = client.post("/v1/embeddings", json={"input": [[5, token_id]]})
+        assert (again.status_code, again.json()["error"]["index"]) == (500, 0)
+        assert client.post("/v1/embeddings", json={"input": [[5]]}).status_code == 200
+        assert read_metrics(client)["cenote_engine_restarts_total"] == 2
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(server: ServerProcess) -> None:

@@ -1,4 +1,4 @@
-"""Entry point of the engine process: `python -m cenote.api.engine_process CONTROL_FD LINKS_FD HEARTBEAT_FD`."""
+"""Entry point of the engine process: `python -m cenote.api.engine_process`, with the numbers of inherited files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import uvloop
 from cenote.api.background_load import SWITCH_INTERVAL_S
 from cenote.api.engine_process.engine_server import EngineServer, LoadEngine
 from cenote.api.wire.control_messages import EngineInit
+from cenote.api.wire.device_table import DeviceTable
 from cenote.api.wire.engine_options import decode_engine_config
 from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
 
@@ -26,7 +27,7 @@ logger = logging.getLogger("cenote")
 
 
 def main(argv: Sequence[str], load_engine: LoadEngine | None = None) -> int:
-    control_fd, links_fd, heartbeat_fd = map(int, argv)
+    control_fd, links_fd, heartbeat_fd, table_fd = map(int, argv)
     exit_with_parent()
     prefer_as_oom_victim()
     faulthandler.enable()  # the stack of a native crash goes to standard error, which the supervisor logs
@@ -39,7 +40,7 @@ def main(argv: Sequence[str], load_engine: LoadEngine | None = None) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def serve() -> int:
-        server = EngineServer(load_engine or load_pooling_engine)
+        server = EngineServer(load_engine or load_pooling_engine, DeviceTable(table_fd))
         status = await server.serve(socket.socket(fileno=control_fd), socket.socket(fileno=links_fd), heartbeat_fd)
         if (stop := getattr(server.engine, "stop", None)) is not None:
             stop()

@@ -26,6 +26,7 @@ from cenote.api.wire.control_messages import (
     LoadFailed,
     SupervisorToEngine,
 )
+from cenote.api.wire.device_table import DeviceRecorder, DeviceTable
 from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter
 from cenote.api.wire.link_messages import FrontEndMessage
 from cenote.api.wire.link_sockets import LinkReceiver
@@ -60,8 +61,10 @@ LoadEngine = Callable[[EngineInit], Engine]
 
 
 class EngineServer:
-    def __init__(self, load_engine: LoadEngine) -> None:
+    def __init__(self, load_engine: LoadEngine, device_table: DeviceTable) -> None:
         self.load_engine = load_engine
+        self.device_table = device_table
+        self.engine_number = 0
         self.control: Channel[SupervisorToEngine] = Channel(
             SupervisorToEngine, self._on_control_message, self._on_supervisor_exited
         )
@@ -103,6 +106,7 @@ class EngineServer:
     def _on_control_message(self, message: SupervisorToEngine, array_bytes: ArrayBytes) -> None:
         if isinstance(message, EngineInit):
             log_config.configure_logging(message.settings)
+            self.engine_number = message.engine_number
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
         elif isinstance(message, MetricsCall):
             asyncio.get_running_loop().create_task(self._send_metrics(message))
@@ -128,6 +132,7 @@ class EngineServer:
 
     def _on_loaded(self, engine: Engine) -> None:
         self.engine = engine
+        record_batches(engine, self.device_table)
         if hasattr(engine, "on_stopped"):
             loop = asyncio.get_running_loop()
             engine.on_stopped = lambda: loop.call_soon_threadsafe(self._on_engine_stopped)
@@ -168,6 +173,14 @@ class EngineServer:
             self.exit_status.set_result(status)
 
 
+def record_batches(engine: Engine, table: DeviceTable) -> None:
+    """Record the batches of an engine, and of the engines of its routes, in a table that outlives this process."""
+    if hasattr(engine, "loop"):
+        pooling_engine = cast("PoolingEngine", engine)
+        for number, part in enumerate(dict.fromkeys([pooling_engine, *pooling_engine.routes.values()])):
+            DeviceRecorder(table, number).attach(part.loop)
+
+
 def make_renderer_info(engine: Engine) -> RendererInfo | None:
     """Return what front-ends need to tokenize like the engine; None if they cannot."""
     settings: RendererSettings | None = getattr(engine, "renderer_settings", None)
@@ -205,7 +218,7 @@ class FrontEndLink:
         if server.renderer_info is not None and server.token_batcher is not None:
             self._token_link = TokenLink(server.token_batcher, self.channel)
             self.channel.send(server.renderer_info)
-        self.channel.send(EngineReady(to_json(engine.model_info)))
+        self.channel.send(EngineReady(to_json(engine.model_info), server.engine_number))
 
     async def update_model_info(self, message: ModelInfoUpdate) -> None:
         if self.rpc_server is None:

@@ -170,7 +170,8 @@ class TokenBatcher:
         self.intake.check(group.inputs)
         message = group.message
         is_part = message.start > 0 or not message.is_last
-        if is_part or (len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS):
+        is_large = len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS
+        if is_part or is_large or message.is_isolated:
             self._submit(options, [group])
             return
         key = id(options), get_deadline_bucket(message.deadline_at)
@@ -193,7 +194,16 @@ class TokenBatcher:
 
         calls = MergedCalls(groups)
         deadline_at = min([group.message.deadline_at for group in groups])
-        batch = TokenizedBatch(calls.inputs, calls.request_indices, options, self._receiver, deadline_at)
+        batch = TokenizedBatch(
+            calls.inputs,
+            calls.request_indices,
+            options,
+            self._receiver,
+            deadline_at,
+            call_ids=calls.call_ids,
+            input_numbers=calls.input_numbers,
+            is_isolated=groups[0].message.is_isolated,
+        )
         if not groups[0].message.is_last:
             batch.num_requests = 0  # the request is counted with its last inputs
         elif groups[0].message.start:

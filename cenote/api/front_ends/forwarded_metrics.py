@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.control_messages import FrontEndStats, SupervisorToFrontEnd
+from cenote.api.wire.control_messages import FrontEndStats, ReplayStats, SupervisorToFrontEnd
 from cenote.api.wire.messages import MetricsCall, MetricsResponse
 from cenote.protocol.engine import Engine
 from cenote.utils.metrics import MetricFamily
@@ -29,6 +29,9 @@ class ForwardedMetrics:
         self._replies.append((handler, method, status, seconds))
         if len(self._replies) >= REPLIES_PER_REPORT:
             self._send()
+
+    def observe_replay(self, stats: ReplayStats) -> None:
+        self._channel.send(stats)
 
     async def collect(self, engine: Engine) -> list[MetricFamily]:
         self._send()

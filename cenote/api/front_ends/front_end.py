@@ -27,12 +27,14 @@ from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     Drain,
+    EngineExited,
     EngineState,
     FrontEndReady,
     Init,
     LinkLost,
     Listening,
     OtherFrontEndsLoad,
+    PoisonFound,
     SupervisorToFrontEnd,
 )
 from cenote.api.wire.link_sockets import LinkReceiver
@@ -72,6 +74,8 @@ class FrontEndProcess:
         )
         self.metrics = ForwardedMetrics(self.channel)
         self.remote_engine = RemoteEngine(self._on_engine_ready, lambda: self.channel.send(LinkLost()))
+        self.remote_engine.on_replay = self.metrics.observe_replay
+        self.remote_engine.quarantine.on_poison = lambda *found: self.channel.send(PoisonFound(*found))
         self.is_disconnected = False
         self.initialized = asyncio.Event()
 
@@ -94,6 +98,10 @@ class FrontEndProcess:
             self._initialize(message)
         elif isinstance(message, EngineState):
             self.remote_engine.set_status(message.status, message.reason)
+        elif isinstance(message, EngineExited):
+            self.remote_engine.on_engine_exited(message)
+        elif isinstance(message, PoisonFound):
+            self.remote_engine.quarantine.add_poison(message.digests, message.reason)
         elif isinstance(message, AllFrontEndsReady):
             self.server.app_state.are_front_ends_ready = True
         elif isinstance(message, Drain):
@@ -110,6 +118,7 @@ class FrontEndProcess:
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
         app_state.metrics = self.metrics
+        self.remote_engine.availability.replay_timeout_s = init.settings.replay_timeout_s
         self.server = FrontEndServer(app_state, self, init.front_end_id)
         if init.model_info:  # started again: what the model is stays known while the engine restarts or has failed
             self.remote_engine.model_info = from_json(init.model_info, type=ModelInfo)
@@ -171,6 +180,10 @@ class FrontEndServer(ApiServer):
             self._begin_shutdown(
                 0.0 if self.app_state.engine_or_none is None else self.app_state.settings.shutdown_delay_s
             )
+
+    def _begin_shutdown(self, delay_s: float) -> None:
+        super()._begin_shutdown(delay_s)
+        self.front_end.remote_engine.start_draining()
 
     def _on_signal(self, signal_number: int) -> None:
         # a signal to the whole process group reaches the supervisor too, which then sends Drain

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cenote.api.front_ends.quarantine import digest_inputs
+from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import NO_IDS
+from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import Cancel
 from cenote.api.wire.token_messages import BatchTimesTuple
 from cenote.errors import DeadlineExceeded, PoolingError
@@ -43,25 +46,37 @@ class TokenCounts(NamedTuple):
         self.is_exact.extend(other.is_exact)
 
 
-class PendingPool:
-    """Results arrive in any order; they are stored by the index of their input."""
+class PendingPool(ReplayableCall):
+    """Results arrive in any order; they are stored by the index of their input.
 
-    def __init__(self, call_id: int, request: PoolRequest, options_id: int) -> None:
-        self.call_id = call_id
+    It outlives engine processes: results that have arrived are kept, inputs without a result are sent again. The
+    number of an input is its row among those that could be rendered.
+    """
+
+    parts: Sequence[PendingPart] = ()  # what was sent last, if it was not all inputs as one call
+
+    def __init__(self, request: PoolRequest) -> None:
+        self.call_id = self.options_id = 0  # of the last attempt
         self.request = request
-        self.options_id = options_id
         self.num_inputs = len(request.inputs)
         self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._indices: Any = range(self.num_inputs)  # or a list: of the inputs that were sent, in the request
-        self._counts = TokenCounts([], [], [])
-        self._counts_start = 0
-        self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
-        self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
-        self._num_open = self.num_inputs
         self._is_sent = False
         self._created_at = time.monotonic()
         self._sent_at = 0.0
         self._first_times: BatchTimesTuple | None = None  # of the first batch, if there may be several
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget what was rendered, and its results."""
+        self._indices: Any = range(self.num_inputs)  # or a list: of the inputs that were sent, in the request
+        self._inputs: TokenizedInputs | None = None  # rendered, perhaps with those of other requests
+        self._slices: list[TokenizedInputs] = []  # rendered since, if it is rendered in parts
+        self._num_rendered = 0  # inputs, those with an error as well
+        self._counts = TokenCounts([], [], [])
+        self._start = 0  # of its own in `_inputs` and `_counts`
+        self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
+        self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
+        self._num_open = self.num_inputs
 
     @property
     def num_sent(self) -> int:
@@ -72,6 +87,75 @@ class PendingPool:
         now, deadline_at = time.monotonic(), self.request.deadline_at
         if 0.0 < deadline_at <= now:
             raise DeadlineExceeded.after(now - self._created_at, now - deadline_at)
+
+    @property
+    def owner(self) -> PendingPool:
+        return self
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether all inputs are rendered."""
+        return self._num_rendered == self.num_inputs
+
+    @property
+    def inputs(self) -> TokenizedInputs:
+        """Those that are rendered without an error."""
+        if self._slices:
+            parts = self._slices if self._inputs is None else [self._inputs, *self._slices]
+            self._inputs, self._slices = TokenizedInputs.concat(parts), []
+        assert self._inputs is not None, "they are rendered"
+        return self._inputs.slice(self._start, self._start + self.num_sent)
+
+    @property
+    def call_ids(self) -> list[int]:
+        """The ids of the calls of the last attempt."""
+        return [part.call_id for part in self.parts] if self.parts else [self.call_id]
+
+    @property
+    def is_decided(self) -> bool:
+        return self.error is not None or self._num_open == 0
+
+    def begin(self, call_id: int, options_id: int) -> None:
+        """Start an attempt; what was rendered in part by the one before is rendered again."""
+        self.call_id, self.options_id, self.parts = call_id, options_id, ()
+        if not self.is_rendered and not self.is_decided:
+            self._reset()
+        if self.future.done():  # lost, or refused because the engine was overloaded
+            self.future = asyncio.get_running_loop().create_future()
+            self._is_sent = False
+            if self._num_open == 0:  # an error was the last result
+                self.future.set_result(self._make_results())
+
+    def take_results(self) -> list[Any]:
+        """Return the results of a request that was decided while it waited for an engine process."""
+        self.begin(0, 0)
+        return self.future.result()
+
+    def lose(self) -> None:
+        """End an attempt: the engine process or the link to it is gone."""
+        self.fail(EngineLost())
+
+    def on_exit(self, numbers: Sequence[int], exited: EngineExited) -> list[bytes]:
+        """Take what was on the device when the engine process exited; return the digests of inputs to blame."""
+        missing = [row for row in numbers if self._data[self._indices[row]] is None]
+        poison = self.find_poison(missing, exited)
+        for row in poison:
+            self.refuse(row, exited.reason)
+        self.suspect_digests = digest_inputs(self.inputs, self.suspects)
+        return digest_inputs(self.inputs, poison)
+
+    def refuse(self, row: int, reason: str) -> None:
+        """Answer an input that has crashed the engine process."""
+        index = self._indices[row]
+        self._add_error(index, make_poison_error(index, reason))
+
+    def set_error(self, error: Exception) -> None:
+        super().set_error(error)
+        self.fail(error)
+
+    def find_missing(self) -> list[int]:
+        """Return the rows of the inputs without a result."""
+        return [row for row, index in enumerate(self._indices) if self._data[index] is None]
 
     def mark_rendered(self, started_at: float, ended_at: float) -> None:
         """Record the time until the first inputs are sent: with other requests of the same turn, or a slice alone."""
@@ -85,9 +169,10 @@ class PendingPool:
         """Whether the engine has it, and counts its outcome."""
         return self._is_sent
 
-    def set_counts(self, counts: TokenCounts, start: int) -> None:
-        """Take the token counts of inputs without errors, which begin at `start` of those rendered together."""
-        self._counts, self._counts_start, self._is_sent = counts, start, True
+    def set_rendered_together(self, inputs: TokenizedInputs, counts: TokenCounts, start: int) -> None:
+        """Take inputs without errors, which begin at `start` of those rendered together."""
+        self._inputs, self._counts, self._start, self._is_sent = inputs, counts, start, True
+        self._num_rendered = self.num_inputs
 
     def add_rendered(self, rendered: RenderResult, first_index: int = 0) -> bool:
         """Add rendered inputs, the first of which is `first_index`; return whether there is something to send."""
@@ -96,6 +181,9 @@ class PendingPool:
         if first_index == 0:
             self._indices = []
         self._indices += (rendered.indices + first_index).tolist()
+        self._num_rendered = first_index + len(rendered.inputs) + len(rendered.errors)
+        if len(rendered.inputs):
+            self._slices.append(rendered.inputs)
         self._counts.extend(TokenCounts.of_inputs(rendered.inputs))
         for index, error in rendered.errors.items():
             self._add_error(first_index + index, error)
@@ -148,23 +236,32 @@ class PendingPool:
     def cancel(self, channel: Channel[Any]) -> None:
         """Tell the engine that nobody waits for the results that are still missing."""
         if self._is_sent and self._num_open:
-            channel.send(Cancel(self.call_id))
+            for call_id in self.call_ids:
+                channel.send(Cancel(call_id))
+
+    def mark_resent(self, parts: Sequence[PendingPart]) -> None:
+        """Record what is sent again, now."""
+        self.parts, self._is_sent, self._sent_at = parts, True, time.monotonic()
 
     def _add_error(self, index: int, error: PoolingError) -> None:
         if error.index is None:
             error.index = index
         if not self.request.return_exceptions:
+            super().set_error(error)
             self.fail(error)
             return
         self._data[index] = error
         self._num_open -= 1
-        if self._num_open == 0:
+        if self._num_open == 0 and not self.future.done():
             self.future.set_result(self._make_results())
 
     def _make_results(self) -> list[Any]:
-        data, counts, start = self._data, self._counts, self._counts_start
-        vectors = [data[index] for index in self._indices]
-        for row, (index, vector) in enumerate(zip(self._indices, vectors, strict=True), start):
+        data, counts, start = self._data, self._counts, self._start
+        vectors = []
+        for row, index in enumerate(self._indices, start):
+            if isinstance(vector := data[index], PoolingError):
+                continue
+            vectors.append(vector)
             result = PoolResult(
                 vector, NO_IDS, counts.num_tokens[row], counts.num_input_tokens[row], counts.is_exact[row]
             )
@@ -177,3 +274,24 @@ class PendingPool:
             return PoolResultBatch(data, vectors[0][None]) if vectors[0].ndim == 1 else data
         shapes = {vector.shape for vector in vectors}
         return PoolResultBatch(data, np.stack(vectors)) if shapes == {(vectors[0].size,)} else data
+
+
+class PendingPart:
+    """Inputs of a request that are sent again, as a call of their own."""
+
+    def __init__(self, call_id: int, owner: PendingPool, rows: Sequence[int]) -> None:
+        self.call_id = call_id
+        self.owner = owner
+        self.rows = rows
+        self.num_sent = len(rows)
+
+    def add_result(
+        self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
+    ) -> None:
+        self.owner.add_result(self.rows[input_number], data, extra, times, arrived_at)
+
+    def add_error(self, input_number: int, error: Exception) -> None:
+        self.owner.add_error(input_number if input_number < 0 else self.rows[input_number], error)
+
+    def on_exit(self, numbers: Sequence[int], exited: EngineExited) -> list[bytes]:
+        return self.owner.on_exit([self.rows[number] for number in numbers], exited)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
+import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cenote.api.front_ends.token_client import NeedsEngine, TokenClient
+from cenote.api.front_ends.availability import Availability
+from cenote.api.front_ends.pending_pool import PendingPool
+from cenote.api.front_ends.quarantine import Quarantine
+from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
+from cenote.api.front_ends.rpc_call import RpcCall
+from cenote.api.front_ends.token_client import NeedsEngine, TokenCalls, TokenClient, make_renderer
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_requests import (
     encode_entities,
@@ -28,6 +36,7 @@ from cenote.api.wire.codec_results import (
     decode_score_results,
     set_timing,
 )
+from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
     Ack,
@@ -55,9 +64,10 @@ from cenote.api.wire.messages import (
     UnloadAdapter,
 )
 from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
-from cenote.errors import BadRequest, EngineStopped, NotReady, PoolingError
+from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError
+from cenote.inputs.renderer import Renderer
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import Input
+from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
@@ -78,6 +88,10 @@ ResponseT = TypeVar(
 
 # by then the supervisor has noticed if the link was closed because the engine process has exited
 RECONNECT_DELAY_S = 0.2
+# before a call is repeated that a new engine process has refused because all others come at the same time
+OVERLOADED_DELAY_S = 0.1
+
+logger = logging.getLogger("cenote")
 
 
 class RemoteEngine:
@@ -90,29 +104,30 @@ class RemoteEngine:
     ) -> None:
         self.on_ready = on_ready  # called when the engine process at the other end of a link has loaded the model
         self.on_link_lost = on_link_lost  # called some time after a link was closed, whatever the reason
+        self.on_replay: Callable[[ReplayStats], None] = lambda stats: None  # called when requests are sent again
         self._is_closed = False
-        self.status: EngineStatus = "loading"
-        self.status_reason = ""
-        self._reported_status: tuple[EngineStatus, str] = ("loading", "")  # by the supervisor
+        self.availability = Availability()
+        self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
         self._token_client: TokenClient | None = None  # None: the engine tokenizes
+        self._renderer: tuple[RendererInfo, Renderer] | None = None  # of the last link
         self._connecting: asyncio.Task[None] | None = None
-        self._call_ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[tuple[RpcResponse, ArrayBytes]]] = {}
+        # unique among the front-ends that run: the supervisor tells all of them the calls that were on the device
+        self._call_ids = itertools.count((os.getpid() << 32) + 1)
+        self._pending: dict[int, RpcCall] = {}
+        self._token_calls = TokenCalls(lambda: next(self._call_ids), self.quarantine)
+
+    @property
+    def status(self) -> EngineStatus:
+        return self.availability.status
+
+    @property
+    def status_reason(self) -> str:
+        return self.availability.reason
 
     @property
     def dead_error(self) -> PoolingError | None:
-        if self.status == "ready":
-            return None
-        if self.status in ("loading", "restarting"):
-            state = "is being restarted" if self.status == "restarting" else "is loading the model"
-            reason = f" ({self.status_reason})" if self.status_reason else ""
-            error: PoolingError = NotReady(f"the engine {state}{reason}; retry shortly")
-            error.http_message = f"the engine {state}; retry shortly"
-        else:
-            error = EngineStopped(f"the engine has {self.status}: {self.status_reason}")
-            error.http_message = f"the engine has {self.status}; the reason is in the server log"
-        return error
+        return self.availability.dead_error
 
     async def connect(self, sock: socket.socket) -> None:
         """Use a new link to an engine process; it is ready when that process says so."""
@@ -134,9 +149,42 @@ class RemoteEngine:
 
     def set_status(self, status: EngineStatus, reason: str = "") -> None:
         """Record why the engine does not answer, as the supervisor reports it; the link itself tells when it does."""
-        self._reported_status = status, reason
-        if status != "ready" and self.status != "ready":
-            self.status, self.status_reason = status, reason
+        self.availability.on_report(status, reason)
+
+    def on_engine_exited(self, exited: EngineExited) -> None:
+        """Take the report of the supervisor on what was on the device; afterwards requests are sent again."""
+        numbers_by_call: dict[int, list[int]] = {}
+        for call_id, number in exited.calls:
+            numbers_by_call.setdefault(call_id, []).append(number)
+        suspects, poison = set[ReplayableCall](), list[bytes]()
+        for call_id, numbers in numbers_by_call.items():
+            call = self._token_calls.pending.get(call_id) or self._pending.get(call_id)
+            if call is not None:
+                suspects.add(call.owner)
+                self.quarantine.remove_suspects(call.owner.suspect_digests)
+                poison += call.on_exit(numbers, exited)
+                self.quarantine.add_suspects(call.owner.suspect_digests)
+        calls = {call.owner for call in (*self._token_calls.pending.values(), *self._pending.values())}
+        if not exited.calls and not exited.is_external:
+            for call in calls:
+                call.on_unexplained_crash(exited)
+        if poison:
+            self.quarantine.report_poison(poison, exited.reason)
+        if calls:
+            logger.warning(
+                "the engine process has exited (%s): %d requests are sent again, %d of them with inputs that run alone "
+                "because they were on the device; %d inputs are refused",
+                exited.reason,
+                sum(call.can_replay and not call.is_decided for call in calls),
+                sum(not call.is_decided for call in suspects),
+                len(poison),
+            )
+        self.on_replay(ReplayStats(0, len(suspects), len(poison)))
+        self.availability.on_exit(exited.num_exits)
+
+    def start_draining(self) -> None:
+        """Do not wait for another engine process: the server shuts down."""
+        self.availability.start_draining()
 
     def close(self) -> None:
         self._is_closed = True
@@ -144,23 +192,51 @@ class RemoteEngine:
             self._channel.close()
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
-        if (client := self._token_client) is not None and client.can_render(request) and self.dead_error is None:
+        if not self.availability.is_available:
+            num_chars = sum(map(compute_input_size, request.inputs))
+            await self.availability.wait(request.deadline_at, None, num_chars)
+        if (client := self._token_client) is not None and client.can_render(request):
             try:
-                return await client.pool(request, self.model_info)
+                return await self._pool_tokens(request)
             except NeedsEngine:
                 pass  # the engine splits long texts into chunks
-        call = encode_pool(next(self._call_ids), request)
-        response, array_bytes = await self._call(call, PoolResponse, request.timing)
+        call = RpcCall(lambda call_id, isolated: encode_pool(call_id, request, isolated), has_indices=True)
+        response, array_bytes = await self._call(call, PoolResponse, request.timing, request.deadline_at)
         return decode_pool_results(response, array_bytes)
 
+    async def _pool_tokens(self, request: PoolRequest) -> list[Any]:
+        """Tokenize here, and send the inputs until all have a result."""
+        pending = PendingPool(request)
+        try:
+            while True:
+                if not self.availability.is_available:
+                    await self.availability.wait(request.deadline_at, pending, 0)
+                pending.begin_attempt(self.availability.engine_number)
+                if pending.is_decided:  # while it waited for an engine process
+                    return pending.take_results()
+                if (client := self._token_client) is None:
+                    raise NeedsEngine
+                try:
+                    return await client.pool(pending, self.model_info)
+                except EngineLost:
+                    pending.mark_lost()
+                except Overloaded as error:
+                    await self._wait_for_capacity(pending, error)
+        finally:
+            for call_id in pending.call_ids:
+                self._token_calls.pending.pop(call_id, None)
+            if pending.suspect_digests:
+                self.quarantine.remove_suspects(pending.suspect_digests)
+
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
-        response, _ = await self._call(encode_score(next(self._call_ids), request), ScoreResponse, request.timing)
+        call = RpcCall(lambda call_id, isolated: encode_score(call_id, request, isolated))
+        response, _ = await self._call(call, ScoreResponse, request.timing, request.deadline_at)
         return decode_score_results(response)
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        response, _ = await self._call(
-            encode_entities(next(self._call_ids), request), EntitiesResponse, request.pool_request.timing
-        )
+        call = RpcCall(lambda call_id, isolated: encode_entities(call_id, request, isolated))
+        pool_request = request.pool_request
+        response, _ = await self._call(call, EntitiesResponse, pool_request.timing, pool_request.deadline_at)
         return decode_entity_results(response)
 
     async def tokenize(
@@ -172,38 +248,50 @@ class RemoteEngine:
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizeResult:
         kwargs = to_json(mm_processor_kwargs or {})
-        call = TokenizeCall(next(self._call_ids), encode_input(prompt), add_special_tokens, return_token_strs, kwargs)
-        response, _ = await self._call(call, TokenizeResponse)
+
+        def encode(call_id: int, isolated: Sequence[int]) -> TokenizeCall:
+            return TokenizeCall(call_id, encode_input(prompt), add_special_tokens, return_token_strs, kwargs)
+
+        response, _ = await self._call(RpcCall(encode), TokenizeResponse)
         return TokenizeResult(response.token_ids, response.token_strs)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        call = DetokenizeCall(next(self._call_ids), encode_token_ids(token_ids))
+        call = RpcCall(lambda call_id, isolated: DetokenizeCall(call_id, encode_token_ids(token_ids)))
         response, _ = await self._call(call, DetokenizeResponse)
         return response.text
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         data = to_json(request.data)
-        call = ProcessCall(
-            next(self._call_ids),
-            data,
-            request.request_id,
-            request.tokenization,
-            request.scheduling,
-            request.deadline_at,
-        )
-        response, _ = await self._call(call, ProcessResponse, request.timing)
+
+        def encode(call_id: int, isolated: Sequence[int]) -> ProcessCall:
+            return ProcessCall(
+                call_id,
+                data,
+                request.request_id,
+                request.tokenization,
+                request.scheduling,
+                request.deadline_at,
+            )
+
+        # not sent twice: what a plugin does besides calling the model is not known
+        call = RpcCall(encode, can_replay=False)
+        response, _ = await self._call(call, ProcessResponse, request.timing, request.deadline_at)
         return IOProcessorResult(
             from_json(response.data), response.num_inputs, response.num_tokens, response.num_truncated
         )
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
-        await self._call(LoadAdapter(next(self._call_ids), name, path, in_place), Ack)
+        call = RpcCall(lambda call_id, isolated: LoadAdapter(call_id, name, path, in_place), can_replay=False)
+        await self._call(call, Ack)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._call(UnloadAdapter(next(self._call_ids), name), Ack)
+        await self._call(RpcCall(lambda call_id, isolated: UnloadAdapter(call_id, name), can_replay=False), Ack)
 
     async def collect_metrics(self) -> list[MetricFamily]:
-        response, _ = await self._call(MetricsCall(next(self._call_ids)), MetricsResponse)
+        if self.dead_error is not None:
+            raise self.dead_error
+        call = RpcCall(lambda call_id, isolated: MetricsCall(call_id), can_replay=False)
+        response, _ = await self._call(call, MetricsResponse)
         return response.families
 
     def _on_message(self, channel: Channel[EngineMessage], message: EngineMessage, array_bytes: ArrayBytes) -> None:
@@ -211,17 +299,20 @@ class RemoteEngine:
             return  # of an engine process that has been replaced
         if isinstance(message, EngineReady):
             self.model_info = decode_model_info(message)
-            self.status, self.status_reason = "ready", ""
+            self.availability.on_ready(message.engine_number)
             self.on_ready()
         elif isinstance(message, EngineDown):
-            self.status, self.status_reason = "restarting", message.reason
+            self.availability.on_down(message.reason)
         elif isinstance(message, ModelInfoUpdate):
             self.model_info = decode_model_info(message)
             if self._token_client is not None:
                 self._token_client.forget_options()
             channel.send(ModelInfoAck(message.update_id))
         elif isinstance(message, RendererInfo):
-            self._token_client = TokenClient(message, channel, lambda: next(self._call_ids))
+            if self._renderer is None or self._renderer[0] != message:
+                self._renderer = message, make_renderer(message)
+            on_stopped = self.availability.on_down
+            self._token_client = TokenClient(self._renderer[1], channel, self._token_calls, on_stopped)
         elif isinstance(message, OptionsRegistered | TokenResults | TokenErrors):
             self._on_token_response(message, array_bytes)
         else:
@@ -243,35 +334,34 @@ class RemoteEngine:
         if isinstance(response, ErrorResponse) and client is not None and client.is_registering(response.call_id):
             client.on_refused(response.call_id, decode_error(response.error))
             return
-        future = self._pending.get(response.call_id)
-        if future is not None and not future.done():  # else the client disconnected in the meantime
-            future.set_result((response, array_bytes))
+        call = self._pending.get(response.call_id)
+        if call is not None and not call.future.done():  # else the client disconnected in the meantime
+            call.future.set_result((response, array_bytes))
 
     def _on_undecodable(self, channel: Channel[EngineMessage], call_id: int) -> None:
-        future = self._pending.get(call_id)
-        if future is not None and not future.done():
-            future.set_exception(PoolingError("the response of the engine process cannot be decoded"))
+        call = self._pending.get(call_id)
+        if call is not None and not call.future.done():
+            call.future.set_exception(PoolingError("the response of the engine process cannot be decoded"))
         elif not call_id:
-            channel.abort()  # results of calls that are not known: all of them fail, none waits for ever
+            channel.abort()  # results of calls that are not known: all of them are sent again, none waits for ever
 
     def _on_closed(self, channel: Channel[EngineMessage]) -> None:
-        """Fail all pending calls: the engine process has exited."""
+        """End the attempts of all calls: the engine process has exited, or the link is replaced."""
         if channel is not self._channel:
             return
         self._channel = None
+        calls = {call.owner for call in (*self._token_calls.pending.values(), *self._pending.values())}
         if self._token_client is not None:
-            self._token_client.fail_all(engine_exited_error())
+            self._token_client.lose_all()
             self._token_client.close()
             self._token_client = None
-        if self.status == "ready":
-            # the report of the supervisor may have arrived before the end of the link
-            is_reported = self._reported_status[0] not in ("loading", "ready")
-            exited: tuple[EngineStatus, str] = ("restarting", "its process has exited")
-            self.status, self.status_reason = self._reported_status if is_reported else exited
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(engine_exited_error())
-        if not self._is_closed:
+        for call in self._pending.values():
+            call.lose()
+        self.availability.on_link_lost()
+        if self._is_closed:
+            self.availability.on_closed()
+        else:
+            self.on_replay(ReplayStats(sum(call.can_replay for call in calls), 0, 0))
             asyncio.get_running_loop().call_later(RECONNECT_DELAY_S, self._report_lost_link)
 
     def _report_lost_link(self) -> None:
@@ -279,32 +369,67 @@ class RemoteEngine:
             self.on_link_lost()
 
     async def _call(
-        self, request: RpcRequest, expected: type[ResponseT], timing: Timing | None = None
+        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
     ) -> tuple[ResponseT, ArrayBytes]:
-        if self.dead_error is not None:
-            raise self.dead_error
-        channel = self._channel
-        assert channel is not None, "an engine that is ready has a link"
-        future = asyncio.get_running_loop().create_future()
-        self._pending[request.call_id] = future
+        """Send a call until it is answered, or only once if it must not be repeated."""
+        try:
+            while True:
+                if not self.availability.is_available:
+                    await self.availability.wait(deadline_at, call, 0)
+                call.begin_attempt(self.availability.engine_number)
+                try:
+                    return await self._call_once(call, expected, timing)
+                except EngineLost:
+                    call.mark_lost()
+                    if not call.can_replay:
+                        raise engine_exited_error() from None
+                except Overloaded as error:
+                    await self._wait_for_capacity(call, error)
+        finally:
+            self._pending.pop(call.call_id, None)
+
+    async def _wait_for_capacity(self, call: ReplayableCall, error: Overloaded) -> None:
+        """Wait a moment before a call is repeated; raise the error if the engine had not admitted it before."""
+        now = time.monotonic()
+        call.retry_until = call.retry_until or now + self.availability.replay_timeout_s
+        if not call.was_lost or now > call.retry_until:
+            raise error
+        await asyncio.sleep(OVERLOADED_DELAY_S * (0.5 + random.random()))
+
+    async def _call_once(
+        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None
+    ) -> tuple[ResponseT, ArrayBytes]:
+        if (channel := self._channel) is None:
+            raise EngineLost
+        self._pending.pop(call.call_id, None)
+        request = call.begin(next(self._call_ids))
+        if call.can_replay and not self.quarantine.is_empty:
+            self._refuse_poison(call)
+        self._pending[call.call_id] = call
         try:
             await channel.wait_writable()
             sent_at = time.monotonic()
             self._send(channel, request)
-            response, array_bytes = await future
+            response, array_bytes = await call.future
         except asyncio.CancelledError:
-            channel.send(Cancel(request.call_id))
+            channel.send(Cancel(call.call_id))
             raise
-        finally:
-            del self._pending[request.call_id]
         if timing is not None and isinstance(
             response, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
         ):
             set_timing(timing, response.timing, sent_at)
         if isinstance(response, ErrorResponse):
-            raise decode_error(response.error)
+            error = decode_error(response.error)
+            if isinstance(error, EngineStopped):  # sent again to the next engine process
+                self.availability.on_down(str(error))
+                raise EngineLost
+            raise error
         assert isinstance(response, expected), f"got {type(response).__name__} for {type(request).__name__}"
         return response, array_bytes
+
+    def _refuse_poison(self, call: RpcCall) -> None:
+        if (reason := self.quarantine.find_poison(call.make_digest())) is not None:
+            raise make_poison_error(None, reason)
 
     @staticmethod
     def _send(channel: Channel[EngineMessage], request: RpcRequest) -> None:

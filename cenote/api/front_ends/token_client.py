@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from cenote.api.front_ends.pending_pool import PendingPool, TokenCounts
+from cenote.api.front_ends.pending_pool import PendingPart, PendingPool, TokenCounts
+from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
+from cenote.api.front_ends.replay import EngineLost
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import decode_error
 from cenote.api.wire.link_messages import EngineMessage
@@ -32,7 +35,7 @@ from cenote.api.wire.token_messages import (
     TokenResults,
     get_deadline_bucket,
 )
-from cenote.errors import DeadlineExceeded, PoolingError, make_internal_error
+from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
@@ -60,6 +63,7 @@ REFUSED_REPORT_S = 0.1
 # type of inputs, tokenization, limits, prompt and role, and the bucket of the deadline
 RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None, int]
 OptionsKey = tuple[Any, ...]
+OnStopped = Callable[[str], None]
 
 
 class RegisteredOptions:
@@ -78,20 +82,34 @@ class RegisteredOptions:
         return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, reply.is_chunked)
 
 
+@dataclass(slots=True)
+class TokenCalls:
+    """The calls of a front-end, which outlive the links and engine processes that they are sent to."""
+
+    next_call_id: Callable[[], int]
+    quarantine: Quarantine
+    pending: dict[int, PendingPool | PendingPart] = field(default_factory=dict)  # by call id
+
+
 class TokenClient:
     """The front-end's side of token batches, for one link to one engine process."""
 
-    def __init__(self, info: RendererInfo, channel: Channel[EngineMessage], next_call_id: Callable[[], int]) -> None:
-        self.renderer = make_renderer(info)
+    def __init__(
+        self, renderer: Renderer, channel: Channel[EngineMessage], calls: TokenCalls, on_engine_stopped: OnStopped
+    ) -> None:
+        """`on_engine_stopped` is called with the reason when the engine has stopped by itself."""
+        self.renderer = renderer
         self._channel = channel
-        self._next_call_id = next_call_id
-        self._pending: dict[int, PendingPool] = {}
+        self._next_call_id = calls.next_call_id
+        self._pending = calls.pending
+        self._quarantine = calls.quarantine
+        self._on_engine_stopped = on_engine_stopped
         self._registering: dict[int, asyncio.Future[OptionsRegistered]] = {}
         self._registered: dict[OptionsKey, RegisteredOptions] = {}
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
         self._is_render_scheduled = False
         self._refused: Counter[str] = Counter()  # by outcome, since the last report
-        self._closed_error: Exception | None = None  # set when the engine process has exited
+        self._is_lost = False  # the engine process has exited
         # one thread: the tokenizers library uses several threads by itself for many texts
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cenote-tokenizer")
         self._bulk_turn = asyncio.Lock()  # one bulk slice at a time is in the thread's queue: others overtake the rest
@@ -109,31 +127,40 @@ class TokenClient:
             and not any(isinstance(item, TextPair) and item.images for item in inputs)
         )
 
-    async def pool(self, request: PoolRequest, model_info: ModelInfo) -> list[Any]:
-        """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them."""
+    async def pool(self, pending: PendingPool, model_info: ModelInfo) -> list[Any]:
+        """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them.
+
+        Raises EngineLost if the engine process or the link to it is gone; the next client takes the same `pending`,
+        which stays in the table of calls until then.
+        """
         try:
-            pending, key, num_chars = await self._prepare(request, model_info)
+            options_id, key, num_chars = await self._prepare(pending.request, model_info)
             pending.check_deadline()
         except PoolingError as error:
             self._count_refused(error)
             raise
-        self._pending[pending.call_id] = pending
+        self._forget(pending)
+        pending.begin(self._next_call_id(), options_id)
         try:
-            if is_small(request, num_chars):
-                self._render_soon(key, pending)
+            if pending.is_rendered:
+                self._send_again(pending)
             else:
-                await self._render_in_thread(key, pending, num_chars)
+                self._pending[pending.call_id] = pending
+                if is_small(pending.request, num_chars):
+                    self._render_soon(key, pending)
+                else:
+                    await self._render_in_thread(key, pending, num_chars)
             return await pending.future
+        except EngineLost:
+            raise
         except BaseException as error:  # also an error of one input: the others are not needed any more
             if isinstance(error, PoolingError) and not pending.is_sent:
                 self._count_refused(error)
             pending.cancel(self._channel)
             raise
-        finally:
-            del self._pending[pending.call_id]
 
-    async def _prepare(self, request: PoolRequest, model_info: ModelInfo) -> tuple[PendingPool, RenderKey, int]:
-        """Check a request; return it with the settings of rendering and the characters to render."""
+    async def _prepare(self, request: PoolRequest, model_info: ModelInfo) -> tuple[int, RenderKey, int]:
+        """Check a request; return the number of its options, the settings of rendering and the characters to render."""
         selection = select_prompt(request, model_info)
         options = self._find_options(request, selection)
         limits = await options.get_limits()
@@ -141,15 +168,14 @@ class TokenClient:
             raise NeedsEngine
         check_tokenization_params(request.tokenization, limits)
         await self._channel.wait_writable()
-        if self._closed_error is not None:  # while this request waited: nobody would answer it
-            raise copy(self._closed_error)
+        if self._is_lost:  # while this request waited: nobody would answer it
+            raise EngineLost
         num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * len(request.inputs)
         if request.return_exceptions and not is_small(request, num_chars):
             raise NeedsEngine  # of a request in parts, none may remain without inputs because they all have errors
-        pending = PendingPool(self._next_call_id(), request, options.options_id)
         bucket = get_deadline_bucket(request.deadline_at)
         key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role, bucket)
-        return pending, key, num_chars
+        return options.options_id, key, num_chars
 
     def _count_refused(self, error: PoolingError) -> None:
         """Count a request that is not sent; the engine exposes the sum of all front-ends."""
@@ -166,15 +192,15 @@ class TokenClient:
         """Register options again before they are used: adapters have changed."""
         self._registered = {}
 
-    def fail_all(self, error: Exception) -> None:
-        """Fail all calls: the engine process has exited."""
-        self._closed_error = error
+    def lose_all(self) -> None:
+        """End the attempts of all calls: the engine process has exited, or the link is replaced."""
+        self._is_lost = True
         for future in self._registering.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(EngineLost())
                 future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
-        for pending in self._pending.values():
-            pending.fail(copy(error))
+        for call in self._pending.values():
+            call.owner.lose()
 
     def close(self) -> None:
         # queued slices are not cancelled: that would look like a client that has disconnected
@@ -190,6 +216,9 @@ class TokenClient:
     def on_refused(self, call_id: int, error: Exception) -> None:
         """Take the refusal of options: every request with them gets the error."""
         future = self._registering.pop(call_id)
+        if isinstance(error, EngineStopped):
+            self._on_engine_stopped(str(error))
+            error = EngineLost()
         if not future.done():
             future.set_exception(error)
             future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
@@ -204,8 +233,14 @@ class TokenClient:
 
     def on_errors(self, message: TokenErrors) -> None:
         for call_id, input_number, serialized in message.errors:
-            if (pending := self._pending.get(call_id)) is not None:
-                pending.add_error(input_number, decode_error(serialized))
+            if (pending := self._pending.get(call_id)) is None:
+                continue
+            error = decode_error(serialized)
+            if isinstance(error, EngineStopped):  # sent again to the next engine process
+                self._on_engine_stopped(str(error))
+                pending.owner.lose()
+            else:
+                pending.add_error(input_number, error)
 
     def _find_options(self, request: PoolRequest, selection: PromptSelection) -> RegisteredOptions:
         adapter = selection.adapter if request.adapter is None else request.adapter
@@ -237,7 +272,9 @@ class TokenClient:
     def _render_all(self) -> None:
         self._is_render_scheduled = False
         to_render, self._to_render = self._to_render, {}
-        for key, calls in to_render.items():
+        for key, waiting in to_render.items():
+            if not (calls := [pending for pending in waiting if not pending.future.done()]):
+                continue  # cancelled, or the engine process has exited
             inputs = [item for pending in calls for item in pending.request.inputs]
             started_at = time.monotonic()
             rendered = self._render(key, inputs)
@@ -255,7 +292,7 @@ class TokenClient:
         for pending in calls:
             part = rendered.slice(start, start + pending.num_inputs)
             if pending.add_rendered(part):
-                self._send(pending.options_id, [pending], part.inputs)
+                self._send_one(pending)
             start += pending.num_inputs
 
     def _send_rendered(self, calls: Sequence[PendingPool], inputs: TokenizedInputs) -> None:
@@ -264,9 +301,13 @@ class TokenClient:
         start = 0
         options_ids = set()
         for pending in calls:
-            pending.set_counts(counts, start)
+            pending.set_rendered_together(inputs, counts, start)
             start += pending.num_inputs
             options_ids.add(pending.options_id)
+        if not self._quarantine.is_empty:
+            for pending in calls:
+                self._send_one(pending)
+            return
         if len(options_ids) == 1:
             self._send(calls[0].options_id, calls, inputs)
             return
@@ -276,8 +317,12 @@ class TokenClient:
             self._send(options_id, chosen, inputs.select(np.flatnonzero(owners == options_id)))
 
     async def _render_in_thread(self, key: RenderKey, pending: PendingPool, num_chars: int) -> None:
-        """Render a large request slice by slice in the tokenizer thread, and send every slice when it is rendered."""
+        """Render a large request slice by slice in the tokenizer thread, and send every slice when it is rendered.
+
+        With suspects, all of it is sent at the end: some of its inputs may have to run alone.
+        """
         inputs, start = pending.request.inputs, 0
+        is_sent_in_parts = self._quarantine.is_empty and not pending.suspects
         started_at = time.monotonic()
         while start < len(inputs):
             end = start + max(1, len(inputs) * self._slice_chars // max(1, num_chars))
@@ -287,18 +332,24 @@ class TokenClient:
             if start == 0:
                 pending.mark_rendered(started_at, time.monotonic())
             num_sent = pending.num_sent if start else 0
-            if pending.add_rendered(rendered, start):
+            if pending.add_rendered(rendered, start) and is_sent_in_parts:
                 self._send(pending.options_id, [pending], rendered.inputs, num_sent, is_last=end >= len(inputs))
                 await self._channel.wait_writable()
             start = end
+        if not is_sent_in_parts and not pending.future.done():
+            self._send_again(pending)
 
     async def _render_slice(self, key: RenderKey, pending: PendingPool, inputs: Sequence[Any]) -> RenderResult:
         run = partial(self._render_timed, pending, key, inputs)
-        loop = asyncio.get_running_loop()
         if pending.request.scheduling.lane == "interactive":
-            return await loop.run_in_executor(self._executor, run)
+            return await self._run_in_thread(run)
         async with self._bulk_turn:  # first come, first served: requests take turns
-            return await loop.run_in_executor(self._executor, run)
+            return await self._run_in_thread(run)
+
+    async def _run_in_thread(self, run: Callable[[], RenderResult]) -> RenderResult:
+        if self._is_lost:  # the thread has ended with the engine process
+            return RenderResult.from_list([])
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     def _render_timed(self, pending: PendingPool, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
         if pending.future.done():
@@ -322,14 +373,49 @@ class TokenClient:
             reason = make_internal_error("the input could not be read", error)
             return RenderResult.from_list([reason] * len(inputs))
 
+    def _send_one(self, pending: PendingPool) -> None:
+        """Send the inputs of one call for the first time."""
+        if self._quarantine.is_empty:
+            self._send(pending.options_id, [pending], pending.inputs)
+        else:
+            self._send_again(pending)
+
+    def _send_again(self, pending: PendingPool) -> None:
+        """Send the inputs without a result: suspects as a call of their own, and no poison."""
+        self._forget(pending)
+        inputs, rows = pending.inputs, pending.find_missing()
+        suspects = set(pending.suspects)
+        if not self._quarantine.is_empty:
+            for row, digest in zip(rows, digest_inputs(inputs, rows), strict=True):
+                if (reason := self._quarantine.find_poison(digest)) is not None:
+                    pending.refuse(row, reason)
+                elif self._quarantine.is_suspect(digest):
+                    suspects.add(row)
+            rows = pending.find_missing()
+        if pending.future.done():
+            return
+        parts = []
+        for is_isolated in (False, True):
+            if chosen := [row for row in rows if (row in suspects) == is_isolated]:
+                part = PendingPart(self._next_call_id(), pending, chosen)
+                self._pending[part.call_id] = part
+                parts.append(part)
+                self._send(pending.options_id, [part], inputs.select(np.array(chosen)), is_isolated=is_isolated)
+        pending.mark_resent(parts)
+
+    def _forget(self, pending: PendingPool) -> None:
+        for call_id in pending.call_ids:
+            self._pending.pop(call_id, None)
+
     def _send(
         self,
         options_id: int,
-        calls: Sequence[PendingPool],
+        calls: Sequence[PendingPool | PendingPart],
         inputs: TokenizedInputs,
         start: int = 0,
         *,
         is_last: bool = True,
+        is_isolated: bool = False,
     ) -> None:
         """Send inputs of calls; `start`: how many of a single call were sent before."""
         message = TokenBatch(
@@ -338,9 +424,10 @@ class TokenClient:
             [len(inputs)] if len(calls) == 1 else [pending.num_sent for pending in calls],
             len(inputs.token_ids),
             inputs.row_mask is not None,
-            min([pending.request.deadline_at for pending in calls]),
+            min([call.owner.request.deadline_at for call in calls]),
             start,
             is_last,
+            is_isolated,
         )
         self._channel.send(message, encode_inputs(inputs))
 

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from cenote.api.supervisor.spawn import describe_exit, spawn_module
 from cenote.api.wire.channel import Channel
@@ -26,6 +27,7 @@ from cenote.api.wire.control_messages import (
     LoadFailed,
     StopEngine,
 )
+from cenote.api.wire.device_table import NOTHING, DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
@@ -55,6 +57,9 @@ class EngineHandle:
         self.kill_reason: str | None = None  # why the supervisor killed it
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)  # of its standard error
         self.pid = 0
+        self.on_device = NOTHING  # when the process exited
+        self._device_table: DeviceTable | None = None
+        self._num_oom_kills = 0
         self._pending_metrics: dict[int, asyncio.Future[list[MetricFamily]]] = {}
         self._call_ids = itertools.count(1)
         self._partial_line = b""
@@ -68,11 +73,13 @@ class EngineHandle:
         self.adapters = init.adapters  # also if it cannot be started: the next one loads them
         control, child_control = socket.socketpair()
         self._links, child_links = make_link_sender()
-        heartbeat_fd = make_heartbeat_file()
+        heartbeat_fd, table_fd = make_heartbeat_file(), make_device_table()
         self._stderr, child_stderr = os.pipe()
-        child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd]
+        child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd, table_fd]
         try:
             self.heartbeat = HeartbeatReader(heartbeat_fd)
+            self._device_table = DeviceTable(table_fd)
+            self._num_oom_kills = count_oom_kills()
             self.process: subprocess.Popen[bytes] = spawn_module(
                 MODULE, child_fds, command=self.command, stderr=child_stderr
             )
@@ -85,6 +92,7 @@ class EngineHandle:
             child_control.close()
             child_links.close()
             os.close(heartbeat_fd)
+            os.close(table_fd)
             os.close(child_stderr)
         self.pid = self.process.pid
         os.set_blocking(self._stderr, False)
@@ -111,20 +119,34 @@ class EngineHandle:
         self._links.close()
         self.control.close()
         self.heartbeat.close()
+        if self._device_table is not None:
+            self.on_device, self._device_table = self._device_table.read(), None
         for future in self._pending_metrics.values():
             if not future.done():
                 future.set_result([])
 
+    def was_killed_externally(self, code: int) -> bool:
+        """Whether somebody else has killed the process: neither this supervisor nor the kernel for lack of memory."""
+        return code in EXTERNAL_SIGNALS and self.kill_reason is None and not self._is_out_of_memory(code)
+
+    def _is_out_of_memory(self, code: int) -> bool:
+        return code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills
+
     def describe_exit(self, code: int) -> str:
-        """Return why the process has exited, in one line."""
+        """Return why the process has exited, in a few words."""
         if self.kill_reason is not None:
             return self.kill_reason
         if self.load_error is not None:
             return f"the model cannot be loaded: {self.load_error}"
         if self.failure is not None:
             return str(self.failure)
-        last_line = f"; last line: {self.last_lines[-1]}" if self.last_lines and code not in EXTERNAL_SIGNALS else ""
-        return f"exited with {describe_exit(code)}{last_line}"
+        memory = " (the kernel has killed a process for lack of memory)" if self._is_out_of_memory(code) else ""
+        return f"exited with {describe_exit(code)}{memory}"
+
+    def describe_last_line(self, code: int) -> str:
+        """Return the last line that a process wrote before it crashed, for the log."""
+        has_said_why = self.kill_reason or self.load_error or self.failure or code in EXTERNAL_SIGNALS
+        return f"; last line: {self.last_lines[-1]}" if self.last_lines and not has_said_why else ""
 
     def kill(self, reason: str) -> None:
         self.kill_reason = self.kill_reason or reason
@@ -180,3 +202,12 @@ class EngineHandle:
                 *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
                 self.last_lines.extend(line.decode(errors="replace") for line in lines if line.strip())
             asyncio.get_running_loop().remove_reader(self._stderr)  # end of file
+
+
+def count_oom_kills() -> int:
+    """Return how many processes of this machine the kernel has killed for lack of memory; 0 if it does not tell."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from cenote.api.supervisor.engine_handle import EXTERNAL_SIGNALS, EngineHandle
-from cenote.api.wire.control_messages import EngineInit
+from cenote.api.supervisor.engine_handle import EngineHandle
+from cenote.api.wire.control_messages import EngineExited, EngineInit
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
@@ -35,6 +35,8 @@ class EngineListener(Protocol):
     def on_engine_started(self, engine: EngineHandle) -> None: ...
 
     def on_engine_ready(self, model_info: bytes) -> None: ...
+
+    def on_engine_exited(self, exited: EngineExited) -> None: ...
 
     def on_engine_status(self, status: EngineStatus, reason: str) -> None: ...
 
@@ -62,6 +64,8 @@ class EngineManager:
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
         )
         self._has_been_ready = False
+        self._num_exits = 0
+        self._was_working = False  # whether the last process that failed had finished a batch
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -88,25 +92,48 @@ class EngineManager:
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
                 return
+            self._report_exit(engine, reason, code)
             error = engine.load_error
             if error is not None and not self._has_been_ready:
                 self.listener.on_engine_failed(error)  # a wrong option or a broken file: trying again changes nothing
                 return
-            is_external = code in EXTERNAL_SIGNALS and engine.kill_reason is None
-            if not is_external or not engine.is_loaded:
-                self._failures.append(time.monotonic())
+            self._count_failure(engine, code)
             if self._is_crash_loop():
                 self._set_failed(reason)
                 return
             # an engine that has served is replaced at once; one that does not start gets time for what it lacks
             delay = 0.0 if engine.is_loaded else min(MAX_RESTART_DELAY_S, max(MIN_RESTART_DELAY_S, 2 * delay))
             when = "now" if delay == 0.0 else f"in {delay:.1f} s"
-            logger.error("the engine process %d has ended: %s; starting another %s", engine.pid, reason, when)
+            log_reason = reason + engine.describe_last_line(code)
+            logger.error("the engine process %d has ended: %s; starting another %s", engine.pid, log_reason, when)
             self._set_status("restarting" if self._has_been_ready else "loading", reason)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             self._count_restart()
-            self.init = EngineInit(self.init.settings, self.init.config, engine.adapters)
+            self.init = EngineInit(self.init.settings, self.init.config, engine.adapters, self._num_exits)
+
+    def _report_exit(self, engine: EngineHandle, reason: str, code: int) -> None:
+        """Tell the front-ends what was on the device, before they send anything to the next process."""
+        self._num_exits += 1
+        calls, is_isolated, _ = engine.on_device
+        is_external = engine.was_killed_externally(code)
+        self.listener.on_engine_exited(EngineExited(self._num_exits, reason, calls, is_isolated, is_external))
+
+    def _count_failure(self, engine: EngineHandle, code: int) -> None:
+        """Record a failure of the engine itself: not the signal of somebody else, not an input that is to blame.
+
+        An input that crashes the process does so twice, the second time alone. Both crashes are its own, unless these
+        processes finished no batch at all: then the engine cannot compute anything.
+        """
+        was_working, self._was_working = self._was_working, False
+        if engine.was_killed_externally(code) and engine.is_loaded:
+            return
+        self._was_working = engine.on_device.num_finished > 0
+        if engine.on_device.is_isolated and (self._was_working or was_working):
+            if self._failures:
+                self._failures.pop()
+            return
+        self._failures.append(time.monotonic())
 
     async def _run_once(self, engine: EngineHandle) -> tuple[str, int]:
         """Run one engine process until it exits; return why, and its exit code."""

@@ -19,6 +19,7 @@ from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     Drain,
+    EngineExited,
     EngineState,
     FrontEndReady,
     FrontEndStats,
@@ -27,6 +28,8 @@ from cenote.api.wire.control_messages import (
     LinkLost,
     Listening,
     OtherFrontEndsLoad,
+    PoisonFound,
+    ReplayStats,
 )
 from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
@@ -78,6 +81,7 @@ class FrontEndManager:
         self.any_listening = asyncio.Event()
         self.model_info = b""  # as JSON, once an engine has loaded the model
         self._engine_state: EngineState | None = None
+        self._last_exit: EngineExited | None = None
         self._has_engine = False
         self._draining = asyncio.Event()
         self._has_announced_ready = False
@@ -103,6 +107,17 @@ class FrontEndManager:
         self._engine_state = state
         for front_end in self.running.values():
             front_end.channel.send(state)
+
+    def report_exit(self, exited: EngineExited) -> None:
+        self._last_exit = exited
+        for front_end in self.running.values():
+            front_end.channel.send(exited)
+
+    def forward_poison(self, found: PoisonFound, source: FrontEndHandle) -> None:
+        """Tell the other front-ends: a client that retries may reach any of them."""
+        for front_end in self.running.values():
+            if front_end is not source:
+                front_end.channel.send(found)
 
     async def drain(self) -> None:
         """Drain in-flight requests; return when all front-end processes have exited."""
@@ -161,6 +176,8 @@ class FrontEndManager:
         front_end.channel.send(
             Init(app_state.settings, front_end_id, app_state.started_at, app_state.created, self.model_info)
         )
+        if self._last_exit is not None:
+            front_end.channel.send(self._last_exit)
         if self._engine_state is not None:
             front_end.channel.send(self._engine_state)
         if self._has_engine:
@@ -261,6 +278,10 @@ class FrontEndHandle:
             self.manager.check_all_ready()
         elif isinstance(message, LinkLost):
             self.manager.reconnect(self)
+        elif isinstance(message, PoisonFound):
+            self.manager.forward_poison(message, self)
+        elif isinstance(message, ReplayStats):
+            self.manager.app_state.metrics.observe_replay(message)
         elif isinstance(message, FrontEndStats):
             self.num_in_flight = message.num_in_flight
             for reply in message.replies:

@@ -10,7 +10,7 @@ from cenote.api.app_state import AppState
 from cenote.api.banner import log_banner
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.server import ApiServer
-from cenote.api.wire.control_messages import EngineState
+from cenote.api.wire.control_messages import EngineExited, EngineState
 from cenote.api.wire.link_sockets import make_link
 
 logger = logging.getLogger("cenote")
@@ -29,7 +29,9 @@ class LocalFrontEnd:
         self.listeners = listeners
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.remote_engine = RemoteEngine(self._on_engine_ready, on_link_lost)
-        self.server = LocalServer(app_state, listeners, on_listening)
+        self.remote_engine.availability.replay_timeout_s = app_state.settings.replay_timeout_s
+        self.remote_engine.on_replay = app_state.metrics.observe_replay
+        self.server = LocalServer(app_state, listeners, on_listening, self.remote_engine.start_draining)
 
     async def serve(self) -> None:
         """Serve until a signal or a failure, then drain in-flight requests."""
@@ -45,6 +47,9 @@ class LocalFrontEnd:
     def set_engine_state(self, state: EngineState) -> None:
         self.remote_engine.set_status(state.status, state.reason)
 
+    def report_exit(self, exited: EngineExited) -> None:
+        self.remote_engine.on_engine_exited(exited)
+
     def fail(self, error: BaseException) -> None:
         """Shut down because of an error."""
         self.server._on_failed(error)
@@ -57,11 +62,20 @@ class LocalFrontEnd:
 
 class LocalServer(ApiServer):
     def __init__(
-        self, app_state: AppState, listeners: Sequence[socket.socket], on_listening: Callable[[], None]
+        self,
+        app_state: AppState,
+        listeners: Sequence[socket.socket],
+        on_listening: Callable[[], None],
+        on_draining: Callable[[], None],
     ) -> None:
         super().__init__(app_state, listeners, load_engine=None)
         self.on_listening = on_listening
+        self.on_draining = on_draining
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_listening()
+
+    def _begin_shutdown(self, delay_s: float) -> None:
+        super()._begin_shutdown(delay_s)
+        self.on_draining()

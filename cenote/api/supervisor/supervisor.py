@@ -21,7 +21,7 @@ from cenote.api.supervisor.engine_handle import EngineHandle
 from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.supervisor.local_front_end import LocalFrontEnd
-from cenote.api.wire.control_messages import EngineInit, EngineState
+from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineState
 from cenote.api.wire.engine_options import encode_engine_config
 from cenote.config.engine import EngineConfig
 from cenote.protocol.engine import Engine, EngineStatus
@@ -124,6 +124,9 @@ class Supervisor:
         self._model_info = model_info
         if isinstance(self.front_ends, FrontEndManager):
             self.front_ends.model_info = model_info
+
+    def on_engine_exited(self, exited: EngineExited) -> None:
+        self.front_ends.report_exit(exited)
 
     def on_engine_status(self, status: EngineStatus, reason: str) -> None:
         self.front_ends.set_engine_state(EngineState(status, reason))

@@ -33,7 +33,7 @@ from cenote.protocol.input_types import (
     TextPair,
 )
 from cenote.protocol.params import PoolingParams
-from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.requests import CallRef, EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 
 MAX_INT64 = 2**63 - 1
 
@@ -41,7 +41,7 @@ to_json = msgspec.json.encode
 from_json = msgspec.json.decode
 
 
-def encode_pool(call_id: int, request: PoolRequest) -> PoolCall:
+def encode_pool(call_id: int, request: PoolRequest, isolated: Sequence[int] = ()) -> PoolCall:
     params = request.params
     return PoolCall(
         call_id=call_id,
@@ -60,6 +60,7 @@ def encode_pool(call_id: int, request: PoolRequest) -> PoolCall:
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
+        isolated=list(isolated),
     )
 
 
@@ -80,6 +81,7 @@ def decode_pool(message: PoolCall, timing: Timing) -> PoolRequest:
         scheduling=message.scheduling,
         deadline_at=message.deadline_at,
         return_exceptions=message.return_exceptions,
+        call=CallRef(message.call_id, frozenset(message.isolated)),
         timing=timing,
     )
 
@@ -95,7 +97,7 @@ def decode_plugin(message: ProcessCall, timing: Timing) -> PluginRequest:
     )
 
 
-def encode_score(call_id: int, request: ScoreRequest) -> ScoreCall:
+def encode_score(call_id: int, request: ScoreRequest, isolated: Sequence[int] = ()) -> ScoreCall:
     return ScoreCall(
         call_id=call_id,
         queries=list(map(_encode_score_input, request.queries)),
@@ -113,6 +115,7 @@ def encode_score(call_id: int, request: ScoreRequest) -> ScoreCall:
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
+        isolated=list(isolated),
     )
 
 
@@ -133,14 +136,15 @@ def decode_score(message: ScoreCall, timing: Timing) -> ScoreRequest:
         scheduling=message.scheduling,
         deadline_at=message.deadline_at,
         return_exceptions=message.return_exceptions,
+        call=CallRef(message.call_id, frozenset(message.isolated)),
         timing=timing,
     )
 
 
-def encode_entities(call_id: int, request: EntityRequest) -> EntitiesCall:
+def encode_entities(call_id: int, request: EntityRequest, isolated: Sequence[int] = ()) -> EntitiesCall:
     return EntitiesCall(
         call_id=call_id,
-        pool_call=encode_pool(call_id, request.pool_request),
+        pool_call=encode_pool(call_id, request.pool_request, isolated),
         aggregation_strategy=request.aggregation_strategy,
         ignore_labels=list(request.ignore_labels),
         stride=request.stride,

@@ -15,6 +15,7 @@ class EngineInit(Message):
     settings: ServerConfig
     config: JSONBytes  # EngineConfig, as encoded by `encode_engine_config`
     adapters: dict[str, str]  # path by name, of adapters that requests had loaded before a restart
+    engine_number: int = 0  # of engine processes that have exited before
 
 
 class StopEngine(Message):
@@ -66,6 +67,23 @@ class EngineState(Message):
     reason: str
 
 
+class EngineExited(Message):
+    """An engine process has exited: what is not answered goes to the next one, after this message."""
+
+    num_exits: int  # until now
+    reason: str
+    calls: list[tuple[int, int]]  # on the device at that moment: call ids and numbers of inputs, of any front-end
+    is_isolated: bool  # one input, alone on the device because it had been there when another process exited
+    is_external: bool  # killed by somebody else, so that nothing on the device is to blame
+
+
+class PoisonFound(Message):
+    """Inputs have crashed the engine process twice: they are refused for a while. Forwarded to all front-ends."""
+
+    digests: list[bytes]
+    reason: str
+
+
 class AllFrontEndsReady(Message):
     """Sent to every front-end once all are ready: `/health/ready` may return 200."""
 
@@ -95,6 +113,14 @@ class LinkLost(Message):
     """The link to the engine process was closed; if that process lives, the front-end needs another one."""
 
 
+class ReplayStats(Message):
+    """Requests sent again, those of them with inputs that run alone, and inputs that were refused for good."""
+
+    num_replayed: int
+    num_quarantined: int
+    num_poison: int
+
+
 class FrontEndStats(Message):
     """HTTP responses since the last report, and requests in flight now."""
 
@@ -104,5 +130,7 @@ class FrontEndStats(Message):
 
 EngineToSupervisor = EngineLoaded | AdaptersChanged | LoadFailed | EngineFailed | MetricsResponse
 SupervisorToEngine = EngineInit | StopEngine | MetricsCall
-FrontEndToSupervisor = Listening | FrontEndReady | LinkLost | FrontEndStats | MetricsCall
-SupervisorToFrontEnd = Init | EngineState | AllFrontEndsReady | Drain | OtherFrontEndsLoad | MetricsResponse
+FrontEndToSupervisor = Listening | FrontEndReady | LinkLost | FrontEndStats | ReplayStats | PoisonFound | MetricsCall
+SupervisorToFrontEnd = (
+    Init | EngineState | EngineExited | PoisonFound | AllFrontEndsReady | Drain | OtherFrontEndsLoad | MetricsResponse
+)

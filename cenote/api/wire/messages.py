@@ -85,6 +85,7 @@ class PoolCall(Message):
     scheduling: SchedulingParams
     deadline_at: float
     return_exceptions: bool
+    isolated: list[int] = []  # numbers of inputs that may crash the engine process
 
 
 class ScoreCall(Message):
@@ -104,6 +105,7 @@ class ScoreCall(Message):
     scheduling: SchedulingParams
     deadline_at: float
     return_exceptions: bool
+    isolated: list[int] = []  # numbers of inputs that may crash the engine process
 
 
 class EntitiesCall(Message):
@@ -173,6 +175,7 @@ class EngineReady(Message):
     """The model is loaded: the first message on a link."""
 
     model_info: JSONBytes
+    engine_number: int = 0  # of engine processes that have exited before this one was started
 
 
 class EngineDown(Message):

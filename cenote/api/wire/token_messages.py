@@ -49,6 +49,7 @@ class TokenBatch(Message):
     # a large call is sent in several messages
     start: int  # inputs of the call that were sent before
     is_last: bool
+    is_isolated: bool = False  # each input may crash the engine process and runs in a batch of its own
 
 
 class RefusedRequests(Message):

@@ -18,7 +18,7 @@ from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.engine_process.token_batcher import TokenBatcher
 from cenote.api.front_ends.remote_engine import RECONNECT_DELAY_S, RemoteEngine
 from cenote.api.wire.link_sockets import make_link
-from cenote.errors import BadRequest, EngineStopped, InputTooLong, NotReady, PoolingError
+from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError
 from cenote.protocol.engine import Engine
 from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
@@ -37,9 +37,8 @@ def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return bool(request.param)
 
 
-@asynccontextmanager
-async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, FrontEndLink]]:
-    """Yield a RemoteEngine and the engine's end of its link."""
+async def attach_engine(remote: RemoteEngine, engine: Engine, engine_number: int = 0) -> FrontEndLink:
+    """Connect a RemoteEngine with an engine, and return the engine's end of the link."""
 
     async def broadcast_model_info() -> None:
         """Do nothing: there are no other front-ends."""
@@ -49,15 +48,25 @@ async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, Fr
         renderer_info=info,
         token_batcher=None if info is None else TokenBatcher(engine),  # type: ignore[arg-type]
         broadcast_model_info=broadcast_model_info,
+        engine_number=engine_number,
     )
     front_end_sock, engine_sock = make_link()
     link = FrontEndLink(lambda link: None)
     await link.channel.connect(engine_sock)
-    ready = asyncio.Event()
-    remote = RemoteEngine(ready.set)
+    ready, on_ready = asyncio.Event(), remote.on_ready
+    remote.on_ready = ready.set
     await remote.connect(front_end_sock)
     link.set_engine(engine, server)  # type: ignore[arg-type]
     await ready.wait()
+    remote.on_ready = on_ready
+    return link
+
+
+@asynccontextmanager
+async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, FrontEndLink]]:
+    """Yield a RemoteEngine and the engine's end of its link."""
+    remote = RemoteEngine()
+    link = await attach_engine(remote, engine)
     try:
         yield remote, link
     finally:
@@ -245,37 +254,6 @@ def test_a_disconnected_front_end_cancels_its_calls(make_engine: MakeEngine) -> 
 
     asyncio.run(close_front_end())
     gate.opened.set()
-
-
-def test_when_the_engine_process_exits_pending_and_later_calls_fail(make_engine: MakeEngine) -> None:  # noqa: F811
-    gate = BatchGate()
-
-    async def close_engine() -> None:
-        async with connect_remote(make_engine(fault=gate)) as (remote, link):
-            pending = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]])))
-            await wait_until(gate.reached.is_set)
-            link.channel.close()
-            with pytest.raises(EngineStopped, match="process exited"):
-                await asyncio.wait_for(pending, 20)
-            assert remote.status == "restarting"
-            with pytest.raises(NotReady, match="is being restarted"):
-                await remote.score(ScoreRequest(queries=["a"], documents=["b"]))
-
-    asyncio.run(close_engine())
-    gate.opened.set()
-
-
-def test_a_dead_engine_is_reported_remotely(make_engine: MakeEngine) -> None:  # noqa: F811
-    engine = make_engine()
-
-    async def die() -> None:
-        async with connect_remote(engine) as (remote, _):
-            await asyncio.to_thread(engine.stop, EngineStopped("the device is lost"))
-            with pytest.raises(EngineStopped, match="the device is lost"):
-                await remote.pool(PoolRequest(task="embed", inputs=[[7]]))
-            assert any(family.name == "cenote_requests_total" for family in await remote.collect_metrics())
-
-    asyncio.run(die())
 
 
 def test_an_internal_error_of_the_engine_is_returned_and_logged(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:

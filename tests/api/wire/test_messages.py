@@ -50,7 +50,7 @@ from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError
 from cenote.protocol.input_types import ContentParts, Conversation, TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
+from cenote.protocol.requests import CallRef, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily, MetricSeries
@@ -152,7 +152,8 @@ def test_a_pool_request_is_encoded_completely() -> None:
     )
     timing = request.timing
 
-    assert decode_pool(roundtrip(encode_pool(1, request), FrontEndMessage), timing) == request
+    decoded = decode_pool(roundtrip(encode_pool(1, request, [0]), FrontEndMessage), timing)
+    assert decoded == replace(request, call=CallRef(1, frozenset({0})))
 
 
 def test_a_score_request_is_encoded_completely() -> None:
@@ -172,7 +173,8 @@ def test_a_score_request_is_encoded_completely() -> None:
         return_exceptions=True,
     )
 
-    assert decode_score(roundtrip(encode_score(1, request), FrontEndMessage), request.timing) == request
+    decoded = decode_score(roundtrip(encode_score(1, request, [2, 5]), FrontEndMessage), request.timing)
+    assert decoded == replace(request, call=CallRef(1, frozenset({2, 5})))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Requests outlive engine processes: what is sent again, what runs alone, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cenote.api.wire.control_messages import EngineExited
+from cenote.errors import EngineStopped, InputCrashedEngine
+
+# exits with SIGKILL, sent by somebody else, while the same input was alone on the device: so many may be chance
+MAX_EXTERNAL_EXITS = 3
+# crashes with nothing on the device, for example of the tokenizer: nobody knows which request is to blame
+MAX_UNEXPLAINED_CRASHES = 3
+# links that were lost although the engine process lived, for example because a message could not be read
+MAX_LINK_LOSSES = 3
+
+
+class EngineLost(Exception):
+    """The engine process or the link to it is gone before a call was answered."""
+
+
+class ReplayableCall:
+    """A request over all engine processes that it is sent to.
+
+    The numbers of its inputs are those of its first message.
+    """
+
+    can_replay = True
+    suspect_digests: Sequence[bytes] = ()  # of its inputs, where they are known
+    was_lost = False  # it has been sent before, to an engine process or over a link that is gone
+    _is_lost = False  # the last attempt has ended so
+    engine_number = -1  # of the engine process that it was sent to last
+    error: Exception | None = None  # its answer, if it must not be sent again
+    retry_until = 0.0  # monotonic; 0.0 unless the engine was overloaded
+    suspects: frozenset[int] = frozenset()  # inputs that were on the device when an engine process died
+    _num_external_exits: Sequence[int] = ()  # numbers of inputs, once for each exit
+    _num_unexplained = 0
+    _num_link_losses = 0
+
+    @property
+    def is_decided(self) -> bool:
+        return self.error is not None
+
+    def begin_attempt(self, engine_number: int) -> None:
+        """Called before it is sent; raises its error if it must not be sent again."""
+        is_lost, self._is_lost = self._is_lost, False
+        if is_lost and engine_number == self.engine_number:
+            self._num_link_losses += 1
+            if self._num_link_losses > MAX_LINK_LOSSES:
+                raise EngineStopped(
+                    f"the link to the engine process was lost {self._num_link_losses} times with this request"
+                )
+        self.engine_number = engine_number
+        if self.error is not None:
+            raise self.error
+
+    def mark_lost(self) -> None:
+        """Called when an attempt has ended without an answer."""
+        self.was_lost = self._is_lost = True
+
+    def find_poison(self, numbers: Iterable[int], exited: EngineExited) -> list[int]:
+        """Return those of the inputs on the device that are to blame; the others have to run alone."""
+        poison = []
+        for number in numbers:
+            if exited.is_isolated and number in self.suspects and self._is_to_blame(number, exited):
+                poison.append(number)
+            else:
+                self.suspects |= {number}
+        return poison
+
+    def _is_to_blame(self, number: int, exited: EngineExited) -> bool:
+        if not exited.is_external:
+            return True
+        self._num_external_exits = [*self._num_external_exits, number]
+        return self._num_external_exits.count(number) >= MAX_EXTERNAL_EXITS
+
+    def on_unexplained_crash(self, exited: EngineExited) -> None:
+        """The engine process has crashed with nothing on the device."""
+        if self.engine_number == exited.num_exits - 1:
+            self._num_unexplained += 1
+        if self._num_unexplained >= MAX_UNEXPLAINED_CRASHES:
+            self.set_error(
+                EngineStopped(
+                    f"the engine process crashed {self._num_unexplained} times before it ran this request, the last "
+                    f"time: {exited.reason}"
+                )
+            )
+
+    def set_error(self, error: Exception) -> None:
+        self.error = self.error or error
+
+
+def make_poison_error(index: int | None, reason: str) -> InputCrashedEngine:
+    name = "an input of this request" if index is None else f"input {index}"
+    error = InputCrashedEngine(
+        f"{name} crashed the engine process ({reason}), twice and the second time alone on the device; it is not run "
+        "again. The other inputs of the request can be sent without it"
+    )
+    error.index = index
+    return error

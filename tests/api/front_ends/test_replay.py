@@ -1,0 +1,455 @@
+"""Requests outlive engine processes: each is answered once, by whichever process and link can."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote.api.engine_process import engine_server
+from cenote.api.engine_process.engine_server import FrontEndLink
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.replay import MAX_EXTERNAL_EXITS, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
+from cenote.api.wire.control_messages import EngineExited, ReplayStats
+from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.sequence_group import ScheduledBatch
+from cenote.errors import EngineStopped, InputCrashedEngine, NotReady
+from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult
+from tests.api.front_ends.test_remote_engine import attach_engine, wait_until
+from tests.api.front_ends.test_token_client import BlockedRenderer, get_client
+from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
+
+
+@pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"])
+def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(engine_server, "make_renderer_info", lambda engine: None)
+    return bool(request.param)
+
+
+class HangOn:
+    """A fault that blocks batches with one of some token ids, as a device that is about to crash."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self.gate = BatchGate()
+        self.token_ids = set(token_ids)
+        self.batches: list[list[int]] = []
+
+    def __call__(self, batch: ScheduledBatch) -> None:
+        self.batches.append(batch.inputs.token_ids.tolist())
+        if self.token_ids & set(self.batches[-1]):
+            self.gate(batch)
+
+
+class Machine:
+    """A front-end and one engine after the other, which crash when the test says so."""
+
+    def __init__(self, make: MakeEngine) -> None:
+        self.make = make
+        self.remote = RemoteEngine()
+        self.stats: list[ReplayStats] = []
+        self.remote.on_replay = self.stats.append
+        self.num_exits = 0
+        self.hangs: list[HangOn] = []
+
+    async def start(self, *hang_on: int, **options: Any) -> HangOn:
+        """Start an engine whose device hangs on some token ids."""
+        hang = HangOn(*hang_on)
+        self.hangs.append(hang)
+        self.engine: PoolingEngine = self.make(fault=hang, **options)
+        self.table = DeviceTable(make_device_table())
+        DeviceRecorder(self.table, 0).attach(self.engine.loop)
+        self.link: FrontEndLink = await attach_engine(self.remote, self.engine, self.num_exits)
+        return hang
+
+    async def crash(self, *, is_external: bool = False, reason: str = "exited with SIGSEGV") -> None:
+        """Close the link and report what was on the device, as the supervisor does."""
+        self.link.channel.close()
+        await wait_until(lambda: self.remote.status != "ready")
+        self.report(is_external=is_external, reason=reason)
+
+    def report(self, *, is_external: bool = False, reason: str = "exited with SIGSEGV") -> None:
+        self.num_exits += 1
+        calls, is_isolated, _ = self.table.read()
+        self.remote.on_engine_exited(EngineExited(self.num_exits, reason, calls, is_isolated, is_external))
+        self.remote.set_status("restarting", reason)
+
+    def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.remote.pool(PoolRequest(task="embed", inputs=inputs, **options)))
+
+    def total(self) -> ReplayStats:
+        columns = [(item.num_replayed, item.num_quarantined, item.num_poison) for item in self.stats]
+        return ReplayStats(*map(sum, zip(*columns, strict=True)))
+
+
+@asynccontextmanager
+async def machine_of(make: MakeEngine) -> AsyncIterator[Machine]:
+    machine = Machine(make)
+    try:
+        yield machine
+        assert not machine.remote._pending and not machine.remote._token_calls.pending
+        assert not machine.remote.quarantine._suspects
+    finally:
+        for hang in machine.hangs:
+            hang.gate.opened.set()
+        machine.remote.close()
+        machine.link.channel.close()
+        await asyncio.sleep(0.01)
+
+
+def run(make: MakeEngine, test: Callable[[Machine], Any]) -> None:
+    async def with_machine() -> None:
+        async with machine_of(make) as machine:
+            await asyncio.wait_for(test(machine), 30)
+
+    asyncio.run(with_machine())
+
+
+def values(results: Sequence[PoolResult]) -> list[list[int]]:
+    return [np.asarray(result.data).astype(int).tolist() for result in results]
+
+
+def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(
+    make_engine: MakeEngine,  # noqa: F811
+    tokenizes: bool,
+) -> None:
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7)
+        waiting = [machine.embed([[7], [8 + number]]) for number in range(20)]
+        await wait_until(hang.gate.reached.is_set)
+        await machine.crash()
+        late = machine.embed([[99]])
+        score = asyncio.create_task(machine.remote.score(ScoreRequest(queries=["a"], documents=["a", "b"])))
+        await asyncio.sleep(0.01)
+        assert not late.done() and not score.done()
+        await machine.start()
+        for number, call in enumerate(waiting):
+            assert values(await call) == [[7], [8 + number]]
+        assert values(await late) == [[99]]
+        assert len(await score) == 2
+        assert machine.total().num_replayed == 20
+
+    run(make_engine, crash)
+
+
+def test_results_that_have_arrived_are_kept(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7, max_num_batched_tokens=1)
+        call = machine.embed([[5], [6], [7], [8]])
+        await wait_until(hang.gate.reached.is_set)
+        await asyncio.sleep(0.05)
+        await machine.crash()
+        second = await machine.start()
+        assert values(await call) == [[5], [6], [7], [8]]
+        assert sorted(sum(second.batches, [])) == [7, 8]  # two batches
+
+    run(make_engine, crash)
+
+
+def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine, tokenizes: bool) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7, max_num_batched_tokens=4)
+        calls = [machine.embed([[7], [1], [2], [3]]), machine.embed([[4], [5], [6], [9]])]
+        await wait_until(hang.gate.reached.is_set)
+        on_device = hang.batches[-1]
+        assert len(on_device) == 4
+        await machine.crash()
+        second = await machine.start(max_num_batched_tokens=4)
+        await asyncio.gather(*calls)
+        assert all(len(batch) == 1 for batch in second.batches if set(batch) & set(on_device))
+        assert any(len(batch) > 1 for batch in second.batches)
+        assert machine.total().num_quarantined == 1
+
+    run(make_engine, crash)
+
+
+def test_an_input_that_crashes_two_engines_gets_an_error_and_the_others_their_results(
+    make_engine: MakeEngine,  # noqa: F811
+    tokenizes: bool,
+) -> None:
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7)
+        await machine.embed([[1]])  # registers the options, so that the others run together
+        calls = [machine.embed([[number], [number, 2]]) for number in range(3, 11)]
+        await wait_until(hang.gate.reached.is_set)
+        await machine.crash()
+        hang = await machine.start(7)
+        await wait_until(hang.gate.reached.is_set)
+        await machine.crash()
+        with pytest.raises(
+            InputCrashedEngine, match="input 0 crashed the engine process .exited with SIGSEGV"
+        ) as caught:
+            await calls[4]  # at once: it does not wait for the third engine
+        assert (caught.value.index, caught.value.status, caught.value.code) == (0, 500, "input_crashed_engine")
+        third = await machine.start(7)
+        for number, call in zip(range(3, 11), calls, strict=True):
+            if number != 7:
+                assert values(await call) == [[number], [number, 2]]
+        assert machine.total().num_poison == 1
+
+        # the same input again is refused without a crash
+        with pytest.raises(InputCrashedEngine):
+            await machine.embed([[7], [7, 2]])
+        assert not third.gate.reached.is_set()
+
+    run(make_engine, crash)
+
+
+def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        for _ in range(2):
+            hang = await machine.start(7)
+            if not machine.num_exits:
+                call = machine.embed([[5], [7], [9]], return_exceptions=True)
+            await wait_until(hang.gate.reached.is_set)
+            await machine.crash()
+        await machine.start(7)
+        first, poison, last = await call
+        assert values([first, last]) == [[5], [9]]
+        assert isinstance(poison, InputCrashedEngine) and poison.index == 1
+        refused, fine = await machine.embed([[7], [8]], return_exceptions=True)
+        assert isinstance(refused, InputCrashedEngine) and values([fine]) == [[8]]
+
+    run(make_engine, crash)
+
+
+def test_a_signal_of_somebody_else_does_not_make_an_input_poison(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        call = None
+        for _ in range(MAX_EXTERNAL_EXITS):  # the first one finds it in a batch, the others alone
+            hang = await machine.start(7)
+            call = call or machine.embed([[7]])
+            await wait_until(hang.gate.reached.is_set)
+            await machine.crash(is_external=True)
+        await machine.start()
+        assert values(await call) == [[7]]
+
+    run(make_engine, crash)
+
+
+def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains(
+    make_engine: MakeEngine,  # noqa: F811
+) -> None:
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        for _ in range(MAX_UNEXPLAINED_CRASHES):
+            machine.table = DeviceTable(make_device_table())  # as if it were being tokenized
+            await machine.crash()
+            if machine.num_exits < MAX_UNEXPLAINED_CRASHES:
+                hang = await machine.start(7)
+                await wait_until(hang.gate.reached.is_set)
+        with pytest.raises(EngineStopped, match="crashed 3 times"):
+            await call
+
+    run(make_engine, crash)
+
+
+def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(
+    make_engine: MakeEngine,  # noqa: F811
+    tokenizes: bool,
+) -> None:
+    async def lose(machine: Machine) -> None:
+        await machine.start()
+        machine.hangs[0].token_ids = {7}
+        call = machine.embed([[7], [8]])
+        await wait_until(machine.hangs[0].gate.reached.is_set)
+        machine.link = await attach_engine(machine.remote, machine.engine)  # the same process, without a crash
+        machine.hangs[0].gate.opened.set()
+        assert values(await call) == [[7], [8]]
+
+    run(make_engine, lose)
+
+
+def test_a_request_that_loses_every_link_is_given_up(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def lose(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        for _ in range(MAX_LINK_LOSSES + 1):
+            await asyncio.sleep(0.02)
+            machine.link = await attach_engine(machine.remote, machine.engine)
+        with pytest.raises(EngineStopped, match="link to the engine process was lost"):
+            await call
+
+    run(make_engine, lose)
+
+
+def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        old_table, machine.num_exits = machine.table, 1
+        machine.link.channel.close()
+        await wait_until(lambda: machine.remote.status != "ready")
+        second = await machine.start(7)  # ready, but the report of the first has not arrived
+        await asyncio.sleep(0.05)
+        assert not second.batches and not call.done()
+        machine.table, machine.num_exits = old_table, 0
+        machine.report()
+        await wait_until(second.gate.reached.is_set)
+        assert DeviceTable.read(machine.table).calls
+        second.gate.opened.set()
+        assert values(await call) == [[7]]
+        assert machine.total().num_quarantined == 1
+
+    run(make_engine, crash)
+
+
+def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
+    make_engine: MakeEngine,  # noqa: F811
+) -> None:
+    async def crash(machine: Machine) -> None:
+        await machine.start()
+        renderer = BlockedRenderer(get_client(machine.remote))
+        calls = [machine.embed([f"{number} " + "word " * 100] * 80) for number in range(3)]
+        await wait_until(renderer.started.is_set)
+        await machine.crash()
+        renderer.allowed.set()
+        machine.remote._renderer = None  # the next link makes its own
+        await machine.start()
+        for call in calls:
+            assert len(await call) == 80
+        assert len(renderer.threads) == 1  # what the first link cannot send is not tokenized for it
+
+    run(make_engine, crash)
+
+
+def test_a_request_that_waits_for_a_full_link_goes_to_the_next_one(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        await machine.start()
+        await machine.embed([[7]])
+        get_client(machine.remote)._channel.pause_writing()  # as if the engine read nothing
+        call = machine.embed([[8]])
+        await asyncio.sleep(0.01)
+        await machine.crash()
+        await machine.start()
+        assert values(await call) == [[8]]
+
+    run(make_engine, crash)
+
+
+def test_a_request_whose_options_are_being_registered_is_answered(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        await machine.start()
+        machine.link._on_message = lambda *message: None  # type: ignore[method-assign]
+        machine.link.channel._on_message = lambda *message: None  # it reads, and never answers
+        call = machine.embed([[8]])
+        await asyncio.sleep(0.01)
+        assert get_client(machine.remote)._registering
+        await machine.crash()
+        await machine.start()
+        assert values(await call) == [[8]]
+
+    run(make_engine, crash)
+
+
+def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
+    make_engine: MakeEngine,  # noqa: F811
+    tokenizes: bool,
+) -> None:
+    async def crash(machine: Machine) -> None:
+        hang = await machine.start(7)
+        in_flight = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        await machine.crash()
+        new = machine.embed([[8]])
+        await asyncio.sleep(0.01)
+        for call in (in_flight, new):
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        second = await machine.start()
+        await machine.embed([[9]])
+        assert second.batches == [[9]]
+
+    run(make_engine, crash)
+
+
+def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine, tokenizes: bool) -> None:  # noqa: F811
+    async def stop(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        hang.gate.opened.set()
+        hang.gate.reached.clear()
+        await asyncio.to_thread(machine.engine.stop, EngineStopped("the device is lost"))
+        await wait_until(lambda: call.done() or machine.remote.status == "restarting")
+        late = machine.embed([[8]])
+        await asyncio.sleep(0.01)
+        await machine.crash()
+        await machine.start()
+        assert values(await call) == [[7]] and values(await late) == [[8]]
+
+    run(make_engine, stop)
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeEngine, status: Any) -> None:  # noqa: F811
+    async def give_up(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        await machine.crash()
+        machine.remote.set_status(status, "5 engine processes failed")
+        for request in (call, machine.embed([[8]])):
+            with pytest.raises(EngineStopped, match="5 engine processes failed"):
+                await request
+
+    run(make_engine, give_up)
+
+
+def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
+    make_engine: MakeEngine,  # noqa: F811
+) -> None:
+    async def drain(machine: Machine) -> None:
+        hang = await machine.start(7)
+        call = machine.embed([[7]])
+        await wait_until(hang.gate.reached.is_set)
+        machine.remote.start_draining()
+        await asyncio.sleep(0.01)
+        assert not call.done()  # the engine lives
+        await machine.crash()
+        with pytest.raises(NotReady, match="shutting down while its engine is down"):
+            await call
+
+    run(make_engine, drain)
+
+
+@pytest.mark.parametrize("limit", ["replay_timeout_s", "deadline"])
+def test_a_request_does_not_wait_longer_than_it_may(make_engine: MakeEngine, limit: str) -> None:  # noqa: F811
+    async def wait(machine: Machine) -> None:
+        await machine.start()
+        await machine.crash()
+        deadline_at = 0.0
+        if limit == "deadline":
+            deadline_at = time.monotonic() + 0.1
+        else:
+            machine.remote.availability.replay_timeout_s = 0.1
+        with pytest.raises(NotReady, match="not been restarted after 0.1 s"):
+            await machine.embed([[8]], deadline_at=deadline_at)
+
+    run(make_engine, wait)
+
+
+def test_a_plugin_call_in_flight_is_not_sent_twice(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        await machine.start()
+        machine.link.channel._on_message = lambda *message: None
+        call = asyncio.create_task(machine.remote.process(PluginRequest(data=1, request_id="r")))
+        await asyncio.sleep(0.01)
+        await machine.crash()
+        with pytest.raises(EngineStopped, match="exited before it responded"):
+            await call
+        assert machine.total().num_replayed == 0
+
+    run(make_engine, crash)
