@@ -67,6 +67,7 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     owned_by: str = "cenote"
     parent: str | None = None  # of an adapter: its base model
+    state: ServerStatus = "ready"  # also while the engine restarts, which the models survive
 
 
 class ModelList(msgspec.Struct):
@@ -179,6 +180,7 @@ def list_model_cards(app_state: AppState) -> list[ModelCard]:
             model_info.max_model_len,
             [Permission(f"modelperm-{index}-{created}", created)],
             parent=parent,
+            state=app_state.status,
         )
         for index, (name, root, parent) in enumerate(rows)
     ]

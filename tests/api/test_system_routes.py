@@ -127,6 +127,7 @@ def test_every_served_name_has_a_model_card(llm: LLM) -> None:
         first = body["data"][0]
         assert (first["object"], first["owned_by"], first["parent"]) == ("model", "cenote", None)
         assert (first["max_model_len"], first["root"]) == (256, llm.engine.model_info.root)
+        assert first["state"] == "ready"
         assert isinstance(first["created"], int) and first["permission"][0]["object"] == "model_permission"
     assert client.get("/v1/models/org/two").json()["id"] == "org/two"
     assert client.get("/v1/models/three").status_code == 404

@@ -110,7 +110,8 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
         with server.client() as client:
             wait_until(lambda: client.get("/health/live").status_code == 200)
             assert client.get("/health/ready").json()["state"] == "restarting"
-            assert client.get("/v1/models").json()["data"][0]["root"] == str(folder)
+            card = client.get("/v1/models").json()["data"][0]
+            assert (card["root"], card["state"]) == (str(folder), "restarting")
             assert "cenote_engine_restarts_total" in client.get("/metrics").text
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(embed, server)
