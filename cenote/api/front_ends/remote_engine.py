@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cenote.api.front_ends.availability import Availability
@@ -193,8 +193,7 @@ class RemoteEngine:
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         if not self.availability.is_available:
-            num_chars = sum(map(compute_input_size, request.inputs))
-            await self.availability.wait(request.deadline_at, None, num_chars)
+            await self._wait_for_engine(request.deadline_at, request.inputs)
         if (client := self._token_client) is not None and client.can_render(request):
             try:
                 return await self._pool_tokens(request)
@@ -203,6 +202,10 @@ class RemoteEngine:
         call = RpcCall(lambda call_id, isolated: encode_pool(call_id, request, isolated), has_indices=True)
         response, array_bytes = await self._call(call, PoolResponse, request.timing, request.deadline_at)
         return decode_pool_results(response, array_bytes)
+
+    async def _wait_for_engine(self, deadline_at: float, inputs: Iterable[Input]) -> None:
+        """Wait before a new request is sent; raise if it or those that wait already are too large."""
+        await self.availability.wait(deadline_at, None, sum(map(compute_input_size, inputs)))
 
     async def _pool_tokens(self, request: PoolRequest) -> list[Any]:
         """Tokenize here, and send the inputs until all have a result."""
@@ -229,13 +232,17 @@ class RemoteEngine:
                 self.quarantine.remove_suspects(pending.suspect_digests)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
+        if not self.availability.is_available:
+            await self._wait_for_engine(request.deadline_at, (*request.queries, *request.documents))
         call = RpcCall(lambda call_id, isolated: encode_score(call_id, request, isolated))
         response, _ = await self._call(call, ScoreResponse, request.timing, request.deadline_at)
         return decode_score_results(response)
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        call = RpcCall(lambda call_id, isolated: encode_entities(call_id, request, isolated))
         pool_request = request.pool_request
+        if not self.availability.is_available:
+            await self._wait_for_engine(pool_request.deadline_at, pool_request.inputs)
+        call = RpcCall(lambda call_id, isolated: encode_entities(call_id, request, isolated))
         response, _ = await self._call(call, EntitiesResponse, pool_request.timing, pool_request.deadline_at)
         return decode_entity_results(response)
 

@@ -13,6 +13,7 @@ import pytest
 
 from cenote.api.engine_process import engine_server
 from cenote.api.engine_process.engine_server import FrontEndLink
+from cenote.api.front_ends import availability
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import MAX_EXTERNAL_EXITS, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
@@ -437,6 +438,27 @@ def test_a_request_does_not_wait_longer_than_it_may(make_engine: MakeEngine, lim
             machine.remote.availability.replay_timeout_s = 0.1
         with pytest.raises(NotReady, match="not been restarted after 0.1 s"):
             await machine.embed([[8]], deadline_at=deadline_at)
+
+    run(make_engine, wait)
+
+
+def test_the_size_of_requests_that_wait_is_limited(
+    make_engine: MakeEngine,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(availability, "MAX_WAITING_CHARS", 100)
+
+    async def wait(machine: Machine) -> None:
+        await machine.start()
+        await machine.crash()
+        large = machine.embed(["a" * 1000])  # alone, a request of any size waits
+        await asyncio.sleep(0.01)
+        with pytest.raises(NotReady, match="requests with 1000 characters wait"):
+            await machine.embed(["a"])
+        with pytest.raises(NotReady, match="requests with 1000 characters wait"):
+            await machine.remote.score(ScoreRequest(queries=["a"], documents=["b"]))
+        await machine.start()
+        assert len(await large) == 1
 
     run(make_engine, wait)
 
