@@ -46,6 +46,7 @@ async def measure_overload(options: ChaosOptions) -> list[Figure]:
         Figure("answered", len(answered) / busy_s / capacity, "of the capacity", at_least=MIN_GOODPUT),
         Figure("p99 of answers", compute_p99_ms(answered), "ms", at_most=MAX_LATENCY_GROWTH * normal_p99),
         Figure("refused with 429", len(refused), at_least=1),
+        Figure("median of refusals", compute_median_ms(refused), "ms"),
         Figure("p99 of refusals", compute_p99_ms(refused), "ms", at_most=MAX_REFUSAL_MS),
         Figure("other outcomes", len(failed), at_most=0, note=failed[0].error if failed else ""),
         Figure("replies that are wrong", sum(bool(outcome.wrong) for outcome in overload), at_most=0),
@@ -66,3 +67,8 @@ async def run_open_loop(sender: CheckedSender, rate: float, seconds: float) -> l
 def compute_p99_ms(outcomes: Sequence[Outcome]) -> float:
     percentiles = Percentiles.from_seconds([outcome.latency_s for outcome in outcomes])
     return math.nan if percentiles is None else percentiles.p99
+
+
+def compute_median_ms(outcomes: Sequence[Outcome]) -> float:
+    percentiles = Percentiles.from_seconds([outcome.latency_s for outcome in outcomes])
+    return math.nan if percentiles is None else percentiles.p50
