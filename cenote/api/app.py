@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cenote.api.admission.request_admission import RequestAdmission
+from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
 from cenote.api.dialects.dialect import Dialect, Route
@@ -147,7 +147,8 @@ async def read_body(receive: Receive, max_bytes: int, admission: RequestAdmissio
         size += len(part)
         if size > max_bytes:
             raise body_too_large_error(max_bytes, f"more than {max_bytes}")
-        admission.hold(len(part))
+        if size > SMALL_BYTES:
+            admission.hold(size - admission.held_bytes)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -170,15 +171,16 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[Reply], admissi
             is_disconnected = True
             task.cancel()
 
-    def on_deadline() -> None:
-        nonlocal is_expired
-        if is_running and not is_disconnected:
-            is_expired = True
-            task.cancel()
-
     disconnect.add_done_callback(on_disconnect)
     timer: asyncio.TimerHandle | None = None
     if admission.deadline_at:
+
+        def on_deadline() -> None:
+            nonlocal is_expired
+            if is_running and not is_disconnected:
+                is_expired = True
+                task.cancel()
+
         seconds = max(0.0, admission.deadline_at - time.monotonic())
         timer = asyncio.get_running_loop().call_later(seconds, on_deadline)
     try:

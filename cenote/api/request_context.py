@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from cenote.api.admission.controller import Ticket
@@ -27,7 +28,7 @@ from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
-from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams
+from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
 
 T = TypeVar("T")
 # adapter of a score request, or of a pool request, which may have one for each input
@@ -93,9 +94,17 @@ class RequestContext:
         self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
-        ticket = self._admit(estimate_pool(request, self.model_info, self.encoding_format), request.scheduling)
+        cost = estimate_pool(request, self.model_info, self.encoding_format)
+        ticket = self.admission.admit(cost, request.scheduling.priority)
         request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
-        return self._record_usage(await self._await_engine(ticket, self.engine.pool(request)))
+        self._mark_parsed()
+        try:  # as `_await_engine`, without another coroutine in the route of most requests
+            results = await self.engine.pool(request)
+        except BaseException:
+            ticket.release(is_completed=False)
+            raise
+        ticket.release(is_completed=True)
+        return self._record_usage(results)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         self.check_num_items(len(request.queries), "queries")
@@ -185,18 +194,23 @@ class RequestContext:
         """Return the response headers with token counts and timing."""
         if self._engine_done_at:
             self.timing.encode_s = time.monotonic() - self._engine_done_at
-        return [
+        headers = [
             (b"x-prompt-tokens", b"%d" % self.num_tokens),
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
-            *self.admission.rate_limit_headers(),
         ]
+        if self.admission.key.max_tokens_per_minute is not None:
+            headers += self.admission.rate_limit_headers()
+        return headers
 
     def _complete(self, scheduling: SchedulingParams, ticket: Ticket) -> dict[str, Any]:
         """Return the fields of an engine request that the server adds to what the body says."""
         key = self.admission.key
-        scheduling = replace(scheduling, tenant=key.tenant, weight=key.weight, lane=ticket.lane)
-        return {"scheduling": scheduling, "deadline_at": self.admission.deadline_at, "timing": self.timing}
+        return {
+            "scheduling": complete_scheduling(scheduling, key.tenant, key.weight, ticket.lane),
+            "deadline_at": self.admission.deadline_at,
+            "timing": self.timing,
+        }
 
     def _mark_parsed(self) -> None:
         timing = self.timing
@@ -209,6 +223,12 @@ class RequestContext:
         self.num_tokens += sum([result.num_tokens for result in results])
         self.num_truncated += sum([result.truncated for result in results])
         return cast("list[Any]", results)
+
+
+@lru_cache(maxsize=1024)
+def complete_scheduling(given: SchedulingParams, tenant: str, weight: float, lane: Lane) -> SchedulingParams:
+    """Add what the server knows about a request to what its body says; requests with equal values share them."""
+    return replace(given, tenant=tenant, weight=weight, lane=lane)
 
 
 def format_server_timing(timing: Timing) -> bytes:

@@ -51,8 +51,10 @@ class Ticket:
             own[self.column + lane] -= self.tokens
         if is_completed:
             own[DONE + lane] += self.tokens
-            now = controller.clock()
-            controller.on_completed(lane, now, now - self.admitted_at if self.is_first else 0.0)
+            now, limit = controller.clock(), controller.limits[lane]
+            latency_s = now - self.admitted_at if self.is_first else 0.0
+            if limit.on_completed(now, controller.counters.total(DONE + lane), latency_s):
+                own[RATE + lane] = limit.rate
 
 
 class AdmissionController:
@@ -98,7 +100,14 @@ class AdmissionController:
                 f"the request has about {tokens} tokens, prompts and queries counted for every input, limit "
                 f"{self.max_queue_tokens}; split the request, or raise --max-queue-tokens",
             )
-        now = self.clock()
+        now, own = self.clock(), self.counters.own
+        if not keys and lane is None and tokens <= MAX_INTERACTIVE_TOKENS and not deadline_at:
+            # most requests: the same as below in fewer steps
+            limit, num_queued = self.limits[0], self.counters.total(QUEUED)
+            if not num_queued or num_queued + tokens <= limit.tokens:
+                limit.on_admitted(now, num_queued)
+                own[QUEUED] += tokens
+                return Ticket(self, tokens, 0, 0, now, not num_queued)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
         num_queued = self._check_queue(tokens, size_class, key, column, now)
@@ -109,7 +118,6 @@ class AdmissionController:
                 f"{max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
             )
         limit.on_admitted(now, num_queued)
-        own = self.counters.own
         own[QUEUED + size_class] += tokens
         if column:
             own[column + (1 if size_class else 0)] += tokens
@@ -127,10 +135,10 @@ class AdmissionController:
             column = self.tenants.find_column(key, keys) if keys else 0
             self._check_queue(1, 0, key, column, self.clock())
 
-    def on_completed(self, lane: int, now: float, latency_s: float) -> None:
-        limit = self.limits[lane]
-        limit.on_completed(now, self.counters.total(DONE + lane), latency_s)
-        self.counters.own[RATE + lane] = limit.rate
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether requests have been refused recently because the queue of small requests is full."""
+        return self.limits[0].is_overloaded
 
     def _count_lane(self, lane: int) -> float:
         counters = self.counters

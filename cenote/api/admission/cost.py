@@ -46,6 +46,12 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
     else:
         tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
     num_bytes = len(inputs) * prompt_chars
+    if request.task == "embed" and not request.extra_tasks and encoding_format is None:  # most requests, in one step
+        return RequestCost(
+            tokens,
+            num_bytes
+            + len(inputs) * ((model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * JSON_BYTES + ENTRY_BYTES),
+        )
     for task in (request.task, *request.extra_tasks):
         num_bytes += estimate_answer(task, len(inputs), tokens, model_info, encoding_format)
     return RequestCost(tokens, num_bytes)

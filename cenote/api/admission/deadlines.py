@@ -11,10 +11,9 @@ TIMEOUT_HEADERS = {b"x-request-timeout-ms": 0.001, b"x-request-timeout-seconds":
 MAX_TIMEOUT_S = 10**7  # of the clock of the event loop, whose timers would overflow
 
 
-def parse_timeout_headers(headers: dict[bytes, bytes]) -> float | None:
-    """Return the shortest timeout of the headers in seconds; None if there is none."""
-    values = [_parse_timeout(headers[name], name, unit) for name, unit in TIMEOUT_HEADERS.items() if name in headers]
-    return min(values, default=None)
+def parse_timeout_headers(headers: dict[bytes, bytes]) -> float:
+    """Return the shortest timeout in seconds; the headers have at least one."""
+    return min(_parse_timeout(headers[name], name, unit) for name, unit in TIMEOUT_HEADERS.items() if name in headers)
 
 
 def _parse_timeout(value: bytes, name: bytes, unit: float) -> float:

@@ -71,19 +71,21 @@ class QueueLimit:
             self.is_overloaded = True
             self._update()
 
-    def on_completed(self, now: float, num_done: float, latency_s: float) -> None:
-        """A request has completed; `latency_s` is 0.0 unless it found the lane empty."""
+    def on_completed(self, now: float, num_done: float, latency_s: float) -> bool:
+        """A request has completed; `latency_s` is 0.0 unless it found the lane empty. Return whether a window ended."""
         if latency_s:
             gain = LATENCY_GAIN_DOWN if latency_s < self.latency_s else LATENCY_GAIN_UP
             self.latency_s += gain * (latency_s - self.latency_s) if self.latency_s else latency_s
+        window_ended = False
         if now - self._last_at > BATCH_GAP_S:
-            if self._last_at - self._window_started_at >= WINDOW_S:
+            if window_ended := self._last_at - self._window_started_at >= WINDOW_S:
                 self._end_window(self._last_at, self._last_done)
             self._batch_started_at = now
-        elif now - self._batch_started_at >= 2 * WINDOW_S:
+        elif window_ended := now - self._batch_started_at >= 2 * WINDOW_S:
             self._end_window(now, num_done)
             self._batch_started_at = now
         self._last_at, self._last_done = now, num_done
+        return window_ended
 
     def _end_window(self, now: float, num_done: float) -> None:
         seconds, num_tokens = now - self._window_started_at, num_done - self._window_done

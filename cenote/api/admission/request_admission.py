@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cenote.api.admission.controller import AdmissionController, Ticket
 from cenote.api.admission.cost import RequestCost
-from cenote.api.admission.deadlines import MAX_TIMEOUT_S, parse_timeout_headers
+from cenote.api.admission.deadlines import MAX_TIMEOUT_S, TIMEOUT_HEADERS, parse_timeout_headers
 from cenote.api.admission.tenants import seconds_to_next_minute
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import BadRequest, DeadlineExceeded, Forbidden
@@ -16,6 +16,8 @@ from cenote.protocol.scheduling import Lane
 if TYPE_CHECKING:
     from cenote.api.auth import ApiKeyStore
 
+# bodies and answers up to this size are not counted: the number of connections bounds them
+SMALL_BYTES = 16 * 1024
 PRIORITY_HEADER = b"x-priority"
 LANES: dict[bytes, Lane] = {b"interactive": "interactive", b"bulk": "bulk"}
 
@@ -36,13 +38,15 @@ class RequestAdmission:
         """Read priority and timeout, and raise if the request would be refused whatever its body is."""
         if PRIORITY_HEADER in headers:
             self.lane = self._parse_lane(headers[PRIORITY_HEADER])
-        timeout_s = parse_timeout_headers(headers)
-        if timeout_s is None:
-            timeout_s = default_timeout_s
+        timeout_s = default_timeout_s
+        if not TIMEOUT_HEADERS.keys().isdisjoint(headers):
+            timeout_s = parse_timeout_headers(headers)
         if timeout_s is not None:
             self.set_timeout(timeout_s)
         length = headers.get(b"content-length", b"")
-        self.controller.check_open(int(length) if length.isdigit() else 0, self.lane, self.key, self.keys)
+        num_bytes = int(length) if length.isdigit() else 0
+        if num_bytes > SMALL_BYTES or self.controller.is_overloaded:
+            self.controller.check_open(num_bytes, self.lane, self.key, self.keys)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline, unless there is an earlier one."""
@@ -53,7 +57,7 @@ class RequestAdmission:
         """Count the request as in flight until the ticket is released; raise if it does not fit."""
         if priority < 0:
             self._check_may_prioritize("priority")
-        if cost.num_bytes:
+        if cost.num_bytes > SMALL_BYTES:
             self.hold(
                 cost.num_bytes, "the request, with its answer and with prompts and queries repeated for every input,"
             )
@@ -66,8 +70,11 @@ class RequestAdmission:
 
     def hold_instead(self, num_bytes: int) -> None:
         """Replace what is held, such as by the answer: it exists already, so that it is counted without a check."""
-        self.controller.remove_bytes(self.held_bytes - num_bytes)
-        self.held_bytes = num_bytes
+        if num_bytes <= SMALL_BYTES:
+            num_bytes = 0
+        if num_bytes != self.held_bytes:
+            self.controller.remove_bytes(self.held_bytes - num_bytes)
+            self.held_bytes = num_bytes
 
     def make_expired_error(self) -> DeadlineExceeded:
         return self.controller.refusals.too_late(
