@@ -143,7 +143,11 @@ class BatchFileRunner:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-type", JSON_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())],
+            "headers": [
+                (b"content-type", JSON_MEDIA_TYPE.encode()),
+                (b"content-length", str(len(body)).encode()),
+                (b"x-priority", b"bulk"),
+            ],
         }
         pending: list[Message] = [{"type": "http.request", "body": body}]
         sent: list[Message] = []

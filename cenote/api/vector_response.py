@@ -22,8 +22,8 @@ from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.protocol.results import PoolResult
 
-# encoded in a few milliseconds; then control returns to the event loop
-NUMBERS_PER_YIELD = 100_000
+# encoded in a millisecond or two; then control returns to the event loop
+NUMBERS_PER_YIELD = 20_000
 EMPTY_DATA_JSON = b'"data":[]'
 
 

@@ -15,8 +15,10 @@ from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, Ro
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.argparse_utils import UsageError
 
+BULK = SchedulingParams(lane="bulk")
 ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
 RowSender: TypeAlias = (
     "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | PoolingError]]"
@@ -43,6 +45,7 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
                 instruction=args.instruction,
                 params=params,
                 tokenization=tokenization,
+                scheduling=BULK,
                 return_exceptions=True,
             )
             return cast("Sequence[ScoreResult | PoolingError]", llm.engine.score_sync(request))
@@ -57,6 +60,7 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
             tokenization=tokenization,
             prompt=args.prompt,
             prompt_name=args.prompt_name,
+            scheduling=BULK,
             return_exceptions=True,
         )
         return cast("Sequence[PoolResult | PoolingError]", llm.engine.pool_sync(request, on_progress))

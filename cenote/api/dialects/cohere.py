@@ -29,6 +29,7 @@ from cenote.api.request_fields import (
     Timeout,
     doc,
 )
+from cenote.api.vector_response import NUMBERS_PER_YIELD
 from cenote.errors import InputTooLong, InvalidBody
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -40,8 +41,6 @@ from cenote.protocol.scheduling import SchedulingParams
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # huge texts are counted only up to here: by then they exceed every model's maximum length
 MAX_COUNTED_CHARS = 1_000_000
-# encoded at a time; then control returns to the event loop
-ROWS_PER_YIELD = 256
 # slightly above 1, to allow for rounding
 MAX_UNIT_NORM = 1.001
 
@@ -191,14 +190,15 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
 
 
 async def encode_vectors(vectors: Float32Array, embedding_type: CohereEmbeddingType) -> msgspec.Raw:
-    """Encode the vectors as JSON, returning control to the event loop after every `ROWS_PER_YIELD` rows."""
+    """Encode the vectors as JSON, returning control to the event loop after every `NUMBERS_PER_YIELD` numbers."""
     # the int8 scale assumes a norm of at most 1, which not every model produces
     if embedding_type in ("int8", "uint8"):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         vectors = np.where(norms > MAX_UNIT_NORM, vectors / np.maximum(norms, 1), vectors)
     parts: list[bytes] = []
-    for start in range(0, len(vectors), ROWS_PER_YIELD):
-        parts.append(bytes(encode_cohere_vectors(vectors[start : start + ROWS_PER_YIELD], embedding_type))[1:-1])
+    rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, vectors.shape[1]))
+    for start in range(0, len(vectors), rows_per_yield):
+        parts.append(bytes(encode_cohere_vectors(vectors[start : start + rows_per_yield], embedding_type))[1:-1])
         await asyncio.sleep(0)
     return msgspec.Raw(b"[%s]" % b",".join(parts))
 
