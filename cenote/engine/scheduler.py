@@ -17,6 +17,9 @@ DEFAULT_BULK_BATCH_S = 0.05
 # without interactive traffic, a bulk batch takes at most this long, because the first query may come, unless it is
 # small: more tokens make it no more efficient
 BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.25, 512
+# smaller bulk parts are less efficient (on two cores a sequence alone takes a third more CPU time than in a batch): on
+# slow devices they may take twice as long beside interactive traffic, up to this many tokens
+SMALL_BULK_TOKENS = 192
 # before any batch has been measured, bulk batches have this part of the token budget
 UNMEASURED_PART = 8
 
@@ -106,6 +109,8 @@ class Scheduler:
     def _next_mixed_batch(self, room: Room, now: float) -> list[Slice]:
         interactive, bulk = self.lanes["interactive"], self.lanes["bulk"]
         bulk_tokens = self._compute_bulk_tokens(self.bulk_batch_s)
+        if bulk_tokens < SMALL_BULK_TOKENS:
+            bulk_tokens = min(SMALL_BULK_TOKENS, 2 * bulk_tokens)
         is_bulk_turn = self._is_bulk_turn
         # at most half: interactive sequences go on
         reserved = min(bulk_tokens, self.token_budget // 2) if is_bulk_turn and self._is_bulk_old(now) else 0

@@ -77,6 +77,16 @@ def test_on_a_slow_device_the_first_query_waits_for_a_quarter_of_a_second() -> N
         assert device.now - before == pytest.approx(0.25, rel=0.1)
 
 
+def test_beside_queries_a_slow_device_runs_bulk_in_batches_of_several_sequences() -> None:
+    device = FakeDevice(tokens_per_s=2500.0, mix_lanes=False)
+    device.add([60] * 10_000, "bulk")
+    for _ in range(5):
+        device.add([12]), device.run()
+        before = device.now
+        assert count_tokens(device.run())["bulk"] >= 180
+    assert device.now - before < 0.1
+
+
 def test_a_query_waits_for_one_short_batch_of_any_amount_of_bulk_work() -> None:
     device = FakeDevice(mix_lanes=False)
     for _ in range(40):
