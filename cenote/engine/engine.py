@@ -73,7 +73,7 @@ OnProgress = Callable[[RequestState], None]
 MAX_QUEUED_BATCHES = 16
 # device time of the bulk part of a batch while there is interactive traffic, on a CPU and on a GPU; on a GPU a batch
 # waits behind the one that runs, so that a query that has just missed it waits for two
-BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.05, 0.01
+BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.06, 0.01
 # how long stop() waits for the running batch
 THREAD_JOIN_TIMEOUT_S = 5.0
 # how often a request with many images checks whether its next sub-request can be admitted

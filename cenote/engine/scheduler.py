@@ -14,9 +14,9 @@ INTERACTIVE_WINDOW_S = 1.0
 DEFAULT_BULK_MAX_WAIT_S = 5.0
 # device time of bulk sequences in a batch while there is interactive traffic
 DEFAULT_BULK_BATCH_S = 0.05
-# without interactive traffic, a bulk batch takes at most this long, because the first query may come, unless it is
-# small: more tokens make it no more efficient
-BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.25, 512
+# without interactive traffic, a bulk batch takes at most this long unless it is small: the first query may come, and
+# more tokens make a batch no more efficient
+BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.12, 256
 # smaller bulk parts are less efficient (on two cores a sequence alone takes a third more CPU time than in a batch): on
 # slow devices they may take twice as long beside interactive traffic, up to this many tokens
 SMALL_BULK_TOKENS = 192
