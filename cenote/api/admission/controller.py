@@ -83,6 +83,14 @@ class AdmissionController:
         """Return a controller that admits every request, for programs that send their own requests."""
         return cls(max_queue_tokens=UNLIMITED, max_inflight_bytes=UNLIMITED, max_queue_seconds=UNLIMITED)
 
+    def set_engine_available(self, is_available: bool) -> None:
+        """Called when an engine process has exited, and when the next one computes requests."""
+        for limit in self.limits:
+            if is_available:
+                limit.on_resumed(self.clock())
+            else:
+                limit.on_interrupted()
+
     # tokens
 
     def admit(

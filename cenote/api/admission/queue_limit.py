@@ -8,6 +8,7 @@ from dataclasses import dataclass
 # complete together
 WINDOW_S = 0.25
 BATCH_GAP_S = 0.004  # between completions of different batches; without gaps a window ends after twice the time
+RECOVERY_S = 60.0  # what waits for another engine process may take this long: it is answered, not refused
 OVERLOAD_S = 1.0  # after the last request that did not fit, a lane is in overload for this long
 RATE_GAIN = 0.3  # weight of a new measurement
 # latency without a queue: adapts faster downwards, since noise only adds to it
@@ -48,8 +49,21 @@ class QueueLimit:
         self._window_done = self._last_done = 0.0
         # in the window: a request did not fit, and a request found the lane empty
         self._was_full = self._was_empty = False
+        # since an engine process has exited, until what waited for the next one has been computed
+        self.is_recovering = self._is_interrupted = False
+        self._recovered_at = 0.0
+        self._is_window_valid = True
         self.tokens = 0.0  # the limit
         self._update()
+
+    def on_interrupted(self) -> None:
+        """The engine process has exited: requests wait for the next one."""
+        self.is_recovering = self._is_interrupted = True
+        self._update()
+
+    def on_resumed(self, now: float) -> None:
+        """The next engine process computes requests; the time in between says nothing about its speed."""
+        self._is_interrupted, self._recovered_at, self._is_window_valid = False, now, False
 
     def estimate_wait(self, tokens: float, default_s: float = 1.0) -> float:
         """Return the seconds that tokens take; the default before the rate has been measured."""
@@ -59,6 +73,9 @@ class QueueLimit:
         """A request was admitted behind so many tokens."""
         if not num_queued:
             self._was_empty = True
+        if self.is_recovering and not self._is_interrupted and num_queued <= self.rate * self.times.min_burst_s:
+            self.is_recovering = False
+            self._update()
         if self.is_overloaded and now > self._overloaded_until:
             self.is_overloaded = False
             self._update()
@@ -73,7 +90,13 @@ class QueueLimit:
 
     def on_completed(self, now: float, num_done: float, latency_s: float) -> bool:
         """A request has completed; `latency_s` is 0.0 unless it found the lane empty. Return whether a window ended."""
-        if latency_s:
+        if not self._is_window_valid:
+            self._is_window_valid = True
+            self._window_started_at = self._batch_started_at = self._last_at = now
+            self._window_done = self._last_done = num_done
+            self._was_full = self._was_empty = False
+            return False
+        if latency_s and now - latency_s >= self._recovered_at:
             gain = LATENCY_GAIN_DOWN if latency_s < self.latency_s else LATENCY_GAIN_UP
             self.latency_s += gain * (latency_s - self.latency_s) if self.latency_s else latency_s
         window_ended = False
@@ -102,7 +125,9 @@ class QueueLimit:
 
     def _update(self) -> None:
         times = self.times
-        if self.max_seconds is not None:
+        if self.is_recovering:
+            seconds = RECOVERY_S
+        elif self.max_seconds is not None:
             seconds = self.max_seconds
         elif self.is_overloaded:
             seconds = max(times.min_overload_s, OVERLOAD_LATENCIES * self.latency_s)

@@ -118,6 +118,7 @@ class FrontEndProcess:
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
         app_state.metrics = self.metrics
+        self.remote_engine.availability.on_change = app_state.admission.set_engine_available
         self.remote_engine.availability.replay_timeout_s = init.settings.replay_timeout_s
         self.server = FrontEndServer(app_state, self, init.front_end_id)
         if init.model_info:  # started again: what the model is stays known while the engine restarts or has failed

@@ -30,6 +30,7 @@ class LocalFrontEnd:
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.remote_engine = RemoteEngine(self._on_engine_ready, on_link_lost)
         self.remote_engine.availability.replay_timeout_s = app_state.settings.replay_timeout_s
+        self.remote_engine.availability.on_change = app_state.admission.set_engine_available
         self.remote_engine.on_replay = app_state.metrics.observe_replay
         self.server = LocalServer(app_state, listeners, on_listening, self.remote_engine.start_draining)
 

@@ -194,3 +194,23 @@ def test_refusals_are_counted_by_reason_and_logged_once_in_a_while(caplog: pytes
     refused = next(family for family in controller.collect_metrics() if family.name == "cenote_requests_refused_total")
     assert {series.labels: series.value for series in refused.series}["request_tokens",] == 5
     assert len([record for record in caplog.records if "refused 1 requests" in record.getMessage()]) == 1
+
+
+def test_requests_wait_for_another_engine_process_and_its_absence_does_not_count_as_slowness() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.run(0.7, 30, 60)
+    controller = server.controller
+    limit, rate = controller.limits[0], controller.limits[0].rate
+
+    controller.set_engine_available(False)
+    waiting = [controller.admit(60) for _ in range(200)]  # six seconds of work
+    assert limit.is_recovering
+    server.now += 10
+    controller.set_engine_available(True)
+    for ticket in waiting:
+        server.now += 60 / 2000
+        ticket.release(is_completed=True)
+
+    assert limit.rate > 0.8 * rate
+    controller.admit(60).release(is_completed=True)
+    assert not limit.is_recovering
