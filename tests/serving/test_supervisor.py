@@ -126,7 +126,7 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
 @pytest.mark.parametrize("num_front_ends", ["1", "2"])
 @pytest.mark.parametrize(
     ("token_id", "reason"),
-    [(LOST, "an illegal memory access"), (HUNG, "did not finish within 2 s"), (CRASHED, "SIGSEGV")],
+    [(LOST, "the device failed"), (HUNG, "did not finish within 2 s"), (CRASHED, "SIGSEGV")],
     ids=["lost", "hung", "crashed"],
 )
 def test_an_input_on_which_the_device_fails_costs_two_engine_processes_and_nobody_else(
