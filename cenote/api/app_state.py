@@ -49,6 +49,7 @@ class AppState:
 
     def set_engine(self, engine: Engine) -> None:
         self._engine = engine
+        self.admission.set_device(engine.model_info.device)
 
     def start_draining(self) -> None:
         """Report not ready and close connections after their response, but still serve requests."""

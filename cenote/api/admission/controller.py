@@ -21,7 +21,7 @@ MAX_INTERACTIVE_TOKENS = 4096
 CLASS_FACTOR = 4
 UNLIMITED = 2**62
 # a request that is larger than the whole queue may wait behind this many of its own size
-MAX_SAME_SIZE = 4
+MAX_SAME_SIZE = 16
 
 
 class Ticket:
@@ -82,6 +82,12 @@ class AdmissionController:
     def unlimited(cls) -> AdmissionController:
         """Return a controller that admits every request, for programs that send their own requests."""
         return cls(max_queue_tokens=UNLIMITED, max_inflight_bytes=UNLIMITED, max_queue_seconds=UNLIMITED)
+
+    def set_device(self, device: str) -> None:
+        """Called when the model is loaded."""
+        if device.startswith("cuda"):
+            for limit in self.limits:
+                limit.expect_gpu()
 
     def set_engine_available(self, is_available: bool) -> None:
         """Called when an engine process has exited, and when the next one computes requests."""

@@ -25,8 +25,12 @@ class LaneTimes:
 
 
 BURST_LATENCIES, OVERLOAD_LATENCIES = 24, 16
-INTERACTIVE_TIMES = LaneTimes(0.5, 0.03, 8192)
-BULK_TIMES = LaneTimes(5.0, 1.0, 1_048_576)
+# a quarter of a second: tens of clients that send one request after the other are not refused, however fast the server
+INTERACTIVE_TIMES = LaneTimes(1.0, 0.25, 32768)
+# before a GPU has been measured
+MIN_GPU_TOKENS = 1_048_576
+# those who send thousands of texts at a time wait rather than come back later
+BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 
 
 class QueueLimit:
@@ -38,6 +42,7 @@ class QueueLimit:
 
     def __init__(self, times: LaneTimes, max_tokens: int, max_seconds: float | None = None) -> None:
         self.times = times
+        self._initial_tokens = times.initial_tokens
         self.max_tokens = max_tokens
         self.max_seconds = max_seconds  # set by an option: the time in both states
         self.latency_s = 0.0  # of requests that did not wait; 0.0: none yet
@@ -54,6 +59,11 @@ class QueueLimit:
         self._recovered_at = 0.0
         self._is_window_valid = True
         self.tokens = 0.0  # the limit
+        self._update()
+
+    def expect_gpu(self) -> None:
+        """Admit more before the rate has been measured."""
+        self._initial_tokens = max(self._initial_tokens, MIN_GPU_TOKENS)
         self._update()
 
     def on_interrupted(self) -> None:
@@ -135,5 +145,5 @@ class QueueLimit:
             seconds = max(times.min_burst_s, BURST_LATENCIES * self.latency_s)
         tokens = self.rate * seconds
         if not self._is_measured:
-            tokens = max(tokens, self.times.initial_tokens)
+            tokens = max(tokens, self._initial_tokens)
         self.tokens = min(tokens, self.max_tokens)

