@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, Counters
+from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, REQUESTS, Counters
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
@@ -22,6 +22,9 @@ CLASS_FACTOR = 4
 UNLIMITED = 2**62
 # a request that is larger than the whole queue may wait behind this many of its own size
 MAX_SAME_SIZE = 16
+# so many interactive requests may be in flight whatever their sizes and the measured speed: one of them, such as an
+# image that is still being decoded, may be larger than all that the server computes in a second
+MIN_REQUESTS = 8
 
 
 class Ticket:
@@ -47,6 +50,8 @@ class Ticket:
         controller, lane = self.controller, 1 if self.size_class else 0
         own = controller.counters.own
         own[QUEUED + self.size_class] -= self.tokens
+        if not lane:
+            own[REQUESTS] -= 1
         if self.column:
             own[self.column + lane] -= self.tokens
         if is_completed:
@@ -121,6 +126,7 @@ class AdmissionController:
             if not num_queued or num_queued + tokens <= limit.tokens:
                 limit.on_admitted(now, num_queued)
                 own[QUEUED] += tokens
+                own[REQUESTS] += 1
                 return Ticket(self, tokens, 0, 0, now, not num_queued)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
@@ -133,6 +139,8 @@ class AdmissionController:
             )
         limit.on_admitted(now, num_queued)
         own[QUEUED + size_class] += tokens
+        if not size_class:
+            own[REQUESTS] += 1
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
@@ -178,10 +186,16 @@ class AdmissionController:
             share = self._check_tenant(tokens, size_class, key, column, now, max_queued)
             if share < 1.0:  # others are active, and this key is below its share
                 return num_queued
-        if num_queued and num_queued + tokens > max_queued:
+        if num_queued and num_queued + tokens > max_queued and not self._are_few(size_class, num_queued + tokens):
             limit.on_full(now)
             raise self._queue_error(tokens, num_queued, limit)
         return num_queued
+
+    def _are_few(self, size_class: int, tokens: float) -> bool:
+        """Whether another interactive request, with which there are so many tokens, is admitted at any speed."""
+        if size_class or self.limits[0].max_seconds is not None:
+            return False
+        return tokens <= self.max_queue_tokens and self.counters.total(REQUESTS) < MIN_REQUESTS
 
     def _check_tenant(
         self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, max_queued: float
@@ -196,7 +210,8 @@ class AdmissionController:
             self._check_key_limit(tokens, in_flight, key.max_queue_tokens, self.limits[lane])
         if key.max_tokens_per_minute is not None:
             self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
-        if share < 1.0 and in_lane and in_lane + tokens > share * max_queued:
+        is_above_share = share < 1.0 and in_lane and in_lane + tokens > share * max_queued
+        if is_above_share and not self._are_few(size_class, self.counters.total(QUEUED) + tokens):
             self.limits[lane].on_full(now)
             raise self.refusals.overloaded(
                 "share",

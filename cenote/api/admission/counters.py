@@ -25,12 +25,14 @@ NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
 NUM_TENANTS = 1024  # slots of API keys
 
 # columns of a row, float64: bytes in flight, tokens in flight by size class, then by lane (interactive, bulk):
-# tokens completed so far, and the measured tokens per second; requests refused so far by reason; then tenants
+# tokens completed so far, and the measured tokens per second; interactive requests in flight; requests refused so far
+# by reason; then tenants
 BYTES = 0
 QUEUED = 1
 DONE = QUEUED + NUM_SIZE_CLASSES
 RATE = DONE + 2
-REFUSED = RATE + 2
+REQUESTS = RATE + 2
+REFUSED = REQUESTS + 1
 TENANTS = REFUSED + len(REASONS)
 # columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
 TENANT_COLUMNS = 5
@@ -72,7 +74,7 @@ class Counters:
     def clear_row(self, row: int) -> None:
         """Forget what a front-end had in flight when it died; what it has done and refused stays counted."""
         values = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
-        for column in (BYTES, *range(QUEUED, QUEUED + NUM_SIZE_CLASSES), *range(RATE, RATE + 2)):
+        for column in (BYTES, *range(QUEUED, QUEUED + NUM_SIZE_CLASSES), *range(RATE, RATE + 2), REQUESTS):
             values[column] = 0.0
         for tenant in range(TENANTS, NUM_COLUMNS, TENANT_COLUMNS):
             values[tenant] = values[tenant + 1] = 0.0

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from cenote.api.admission.controller import MAX_INTERACTIVE_TOKENS, AdmissionController, find_size_class
-from cenote.api.admission.counters import BYTES, QUEUED, Counters, make_counters_file
+from cenote.api.admission.controller import (
+    MAX_INTERACTIVE_TOKENS,
+    MIN_REQUESTS,
+    AdmissionController,
+    find_size_class,
+)
+from cenote.api.admission.counters import BYTES, QUEUED, REQUESTS, Counters, make_counters_file
 from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
 
@@ -66,6 +71,42 @@ def test_a_request_is_admitted_when_nothing_is_in_flight_whatever_the_measured_r
         for _ in range(10):
             controller.admit(4000)
     ticket.release(is_completed=False)
+
+
+def test_few_requests_are_admitted_beside_one_that_is_larger_than_the_queue() -> None:
+    server = SimulatedServer(2000, 0.005)
+    server.run(0.7, 10, 10)
+    server.run(0.001, 1, 10)  # until nothing is in flight
+    controller = server.controller
+    assert controller.limits[0].tokens < 2000
+    image = controller.admit(3000)
+
+    texts = [controller.admit(10) for _ in range(MIN_REQUESTS - 1)]
+    with pytest.raises(Overloaded, match=r"overloaded: 3070 tokens in flight"):
+        controller.admit(10)
+    controller.check_open(100, "bulk", ANONYMOUS, ())
+    with pytest.raises(Overloaded):
+        controller.check_open(100, None, ANONYMOUS, ())
+    texts[0].release(is_completed=True)
+    controller.check_open(100, None, ANONYMOUS, ())
+    texts[0] = controller.admit(10)
+    for ticket in (image, *texts):
+        ticket.release(is_completed=False)
+    assert controller.counters.total(REQUESTS) == 0
+
+
+def test_a_key_above_its_share_is_admitted_while_few_requests_are_in_flight() -> None:
+    server = SimulatedServer(2000, 0.005)
+    server.run(0.7, 10, 10)
+    server.run(0.001, 1, 10)  # until nothing is in flight
+    controller, keys = server.controller, make_keys("a", "b")
+    controller.admit(10, None, keys[0], keys)
+    controller.admit(3000, None, keys[1], keys)
+
+    for _ in range(MIN_REQUESTS - 2):
+        controller.admit(10, None, keys[1], keys)
+    with pytest.raises(Overloaded, match="its share of the queue is"):
+        controller.admit(10, None, keys[1], keys)
 
 
 def test_a_request_larger_than_the_queue_is_refused_for_good() -> None:
@@ -175,14 +216,17 @@ def test_front_ends_share_limits_and_a_dead_one_releases_what_it_held() -> None:
     first, second = (make_controller(counters=counters, max_inflight_bytes=1000) for counters in rows)
     supervisor = Counters(fd, 2, row=None)
     first.admit(8000)
+    first.admit(10)
     first.add_bytes(900, "the body")
 
-    assert supervisor.total(QUEUED + 1) == 8000 and second.counters.total(BYTES) == 900
+    assert supervisor.total(QUEUED + 1) == 8000 and second.counters.total(REQUESTS) == 1
+    assert second.counters.total(BYTES) == 900
     with pytest.raises(Overloaded):
         second.add_bytes(200, "the body")
     supervisor.clear_row(0)
     second.add_bytes(200, "the body")
     assert supervisor.total(QUEUED + 1) == 0 and supervisor.total(BYTES) == 200
+    assert supervisor.total(REQUESTS) == 0
 
 
 def test_refusals_are_counted_by_reason_and_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
