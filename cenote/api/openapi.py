@@ -51,13 +51,15 @@ SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
 ERROR_DESCRIPTIONS = {
     400: "Invalid request; the response names the field and the reason",
     401: "Missing or invalid API key",
+    403: "The API key may not do this: ask for priority, or change adapters",
     404: "Unknown model",
-    413: "Request body too large",
+    413: "Request too large: its body, tokens or answer",
     429: "Server overloaded; retry later",
     500: "Internal server error",
     503: "The model is loading, or the server is shutting down",
+    504: "The deadline of the request has passed, or would before it is computed",
 }
-ENDPOINT_ERRORS = (400, 404, 413, 429, 500, 503)
+ENDPOINT_ERRORS = (400, 404, 413, 429, 500, 503, 504)
 # response headers; x-request-id is in every response, the others in those of the model's endpoints
 RESPONSE_HEADERS = {
     "x-request-id": ("Request id, as in the server log", "string"),
@@ -191,7 +193,9 @@ def _add_security(document: dict[str, Any]) -> None:
         for method, operation in entry.items():
             if method.upper() not in PUBLIC_ROUTES.get(path, ()):
                 operation["security"] = [{"key": []}]
-                operation["responses"]["401"] = _error_response(401, {"$ref": SCHEMA_REF.format(name="ErrorBody")})
+                error_schema = {"$ref": SCHEMA_REF.format(name="ErrorBody")}
+                statuses = (401, 403) if "429" in operation["responses"] else (401,)  # 403: endpoints of the model
+                operation["responses"] |= {str(status): _error_response(status, error_schema) for status in statuses}
 
 
 def _operation_id(method: str, path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,7 @@ def test_error_responses_match_the_document(models: Models, path: str) -> None:
         (400, client.post(path, json=[])),
         (404, client.post(path, json=example | {"model": "unknown"})),
         (400, client.post(path, content=json.dumps(example), headers={"content-type": "text/plain"})),
+        (504, client.post(path, json=example, headers={"x-request-timeout-ms": "0.000001"})),
     ]
 
     for status, reply in replies:
@@ -219,6 +221,17 @@ def test_with_an_api_key_the_document_marks_protected_routes(llm: LLM) -> None:
                 assert_documented(reply, path, method, document)
             else:
                 assert method.upper() in PUBLIC_ROUTES[path]
+
+
+def test_what_an_api_key_may_not_do_is_documented(llm: LLM, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\nother priority\n")
+    client = make_client(llm, api_key_file=str(keys))
+    headers = {"authorization": "Bearer secret"}
+    reply = client.post("/v1/embeddings", json={"input": "a"}, headers=headers | {"x-priority": "interactive"})
+
+    assert reply.status_code == 403, reply.text
+    assert_documented(reply, "/v1/embeddings", "post", client.get("/openapi.json", headers=headers).json())
 
 
 def test_most_fields_have_descriptions(models: Models) -> None:
