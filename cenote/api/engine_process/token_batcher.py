@@ -46,6 +46,7 @@ MERGE_WINDOW_S = 0.001
 MAX_SHARED_INPUTS = 64
 # options of a front-end that are remembered; more than it remembers itself
 MAX_OPTIONS = 8192
+NO_REQUESTS: Int64Array = np.zeros(0, dtype=np.int64)
 
 
 class TokenLink:
@@ -301,13 +302,16 @@ class MergedCalls:
             self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
         if groups[0].message.start:  # a single call, whose first inputs came in earlier messages
             self.input_numbers += groups[0].message.start
+        # thousands of calls may wait, and many be cancelled at once: most batches are skipped by these two numbers
+        self._min_call_id, self._max_call_id = int(self.call_ids.min()), int(self.call_ids.max())
         self.call_links: Int64Array = np.array(call_links)
         self.input_links: Int64Array = self.call_links[self.request_indices]
 
     def find_requests(self, link: TokenLink, call_id: int | None) -> Int64Array:
         """Return the numbers of the requests of a link, of one call or for None of all."""
-        if link not in self.links:
-            return np.zeros(0, dtype=np.int64)
+        is_outside = call_id is not None and not self._min_call_id <= call_id <= self._max_call_id
+        if is_outside or link not in self.links:
+            return NO_REQUESTS
         is_wanted = self.call_links == self.links.index(link)
         return np.flatnonzero(is_wanted if call_id is None else is_wanted & (self.call_ids == call_id))
 

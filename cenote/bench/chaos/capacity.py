@@ -51,4 +51,4 @@ def _draw(requests: Iterator[ChaosRequest], source: random.Random) -> ChaosReque
 
 
 def count_answers(sender: CheckedSender) -> int:
-    return sum(outcome.status == 200 for outcome in sender.outcomes)
+    return sum(outcome.status == outcome.expected_status for outcome in sender.outcomes)

@@ -79,11 +79,10 @@ class ChaosRun:
         session, options = self.session, self.options
         async with session.make_client(server) as client:
             extra = session.make_sender(client)
-            capacity = await measure_capacity(extra)
+            probe = session.make_sender(client, session.mix.draw)  # the same mix as the load below
+            capacity = await measure_capacity(probe)
             rate = min(options.rate, MAX_LOAD * capacity)
-            print_note(
-                f"capacity {capacity:.0f} short requests/s; load {rate:.0f}/s, {options.bulk_clients} bulk clients"
-            )
+            print_note(f"capacity {capacity:.0f} requests/s; load {rate:.0f}/s, {options.bulk_clients} bulk clients")
             single = session.make_sender(client, session.mix.draw, has_aborts=True)
             bulk = session.make_sender(client, lambda source: source.choice(session.mix.bulk), pauses=True)
             loads = [start_load(single, LoadPattern(None, rate=rate, num_requests=None, seed=options.seed))]
@@ -93,7 +92,7 @@ class ChaosRun:
             warm = server.read_sizes()
             context = FaultContext(server, session, client, extra, self.cache_folder)
             windows = await self._inject_faults(context, faults, seconds)
-            senders = [single, bulk, extra]
+            senders = [probe, single, bulk, extra]
             await stop_loads(loads, senders)
         self.results.add_round([outcome for sender in senders for outcome in sender.outcomes], windows)
         return warm
