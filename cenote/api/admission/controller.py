@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, REQUESTS, Counters
+from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, REQUESTS, WAITS_SINCE, Counters
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
@@ -57,6 +57,8 @@ class Ticket:
         if is_completed:
             own[DONE + lane] += self.tokens
             now, limit = controller.clock(), controller.limits[lane]
+            if not lane:
+                own[WAITS_SINCE] = now
             latency_s = now - self.admitted_at if self.is_first else 0.0
             if limit.on_completed(now, controller.counters.total(DONE + lane), latency_s):
                 own[RATE + lane] = limit.rate
@@ -127,6 +129,8 @@ class AdmissionController:
                 limit.on_admitted(now, num_queued)
                 own[QUEUED] += tokens
                 own[REQUESTS] += 1
+                if not num_queued:
+                    own[WAITS_SINCE] = now
                 return Ticket(self, tokens, 0, 0, now, not num_queued)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
@@ -141,6 +145,8 @@ class AdmissionController:
         own[QUEUED + size_class] += tokens
         if not size_class:
             own[REQUESTS] += 1
+        if not num_queued and not size_class:
+            own[WAITS_SINCE] = now
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
@@ -179,6 +185,8 @@ class AdmissionController:
         """Return the tokens ahead of a request, or raise if it does not fit."""
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
+        if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
+            limit.on_waiting(now - max(self.counters.rows(WAITS_SINCE)))
         max_queued = limit.tokens
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)

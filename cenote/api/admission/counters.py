@@ -25,14 +25,15 @@ NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
 NUM_TENANTS = 1024  # slots of API keys
 
 # columns of a row, float64: bytes in flight, tokens in flight by size class, then by lane (interactive, bulk):
-# tokens completed so far, and the measured tokens per second; interactive requests in flight; requests refused so far
-# by reason; then tenants
+# tokens completed so far, and the measured tokens per second; interactive requests in flight; monotonic time since when
+# the interactive lane waits for its next result; requests refused so far by reason; then tenants
 BYTES = 0
 QUEUED = 1
 DONE = QUEUED + NUM_SIZE_CLASSES
 RATE = DONE + 2
 REQUESTS = RATE + 2
-REFUSED = REQUESTS + 1
+WAITS_SINCE = REQUESTS + 1
+REFUSED = WAITS_SINCE + 1
 TENANTS = REFUSED + len(REASONS)
 # columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
 TENANT_COLUMNS = 5

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 WINDOW_S = 0.25
 BATCH_GAP_S = 0.004  # between completions of different batches; without gaps a window ends after twice the time
 RECOVERY_S = 60.0  # what waits for another engine process may take this long: it is answered, not refused
+# that time ends when so much of the limit is used: API keys may use only their shares of it again, and not all wait
+# equally long
+RECOVERED_SHARE = 0.25
 OVERLOAD_S = 1.0  # after the last request that did not fit, a lane is in overload for this long
 RATE_GAIN = 0.3  # weight of a new measurement
 # latency without a queue: adapts faster downwards, since noise only adds to it
@@ -54,7 +57,7 @@ class QueueLimit:
         self._window_done = self._last_done = 0.0
         # in the window: a request did not fit, and a request found the lane empty
         self._was_full = self._was_empty = False
-        # since an engine process has exited, until what waited for the next one has been computed
+        # since an engine process has exited or does not go on, until what waited for it has been computed
         self.is_recovering = self._is_interrupted = False
         self._recovered_at = 0.0
         self._is_window_valid = True
@@ -75,6 +78,16 @@ class QueueLimit:
         """The next engine process computes requests; the time in between says nothing about its speed."""
         self._is_interrupted, self._recovered_at, self._is_window_valid = False, now, False
 
+    def on_waiting(self, seconds: float) -> None:
+        """The lane is not empty and has completed nothing for some time.
+
+        Without overload the queue is computed within the time of a burst. If nothing completes for longer, the engine
+        process is stopped or hangs: requests wait until it goes on or is replaced.
+        """
+        if seconds > self._burst_s and not self.is_overloaded and not self.is_recovering:
+            self.is_recovering, self._is_window_valid = True, False
+            self._update()
+
     def estimate_wait(self, tokens: float, default_s: float = 1.0) -> float:
         """Return the seconds that tokens take; the default before the rate has been measured."""
         return tokens / self.rate if self._is_measured else default_s
@@ -83,7 +96,8 @@ class QueueLimit:
         """A request was admitted behind so many tokens."""
         if not num_queued:
             self._was_empty = True
-        if self.is_recovering and not self._is_interrupted and num_queued <= self.rate * self.times.min_burst_s:
+        max_recovered = self.rate * self._burst_s * RECOVERED_SHARE
+        if self.is_recovering and not self._is_interrupted and num_queued <= max_recovered:
             self.is_recovering = False
             self._update()
         if self.is_overloaded and now > self._overloaded_until:
@@ -133,6 +147,10 @@ class QueueLimit:
         self._was_full = self._was_empty = False
         self._update()
 
+    @property
+    def _burst_s(self) -> float:
+        return max(self.times.min_burst_s, BURST_LATENCIES * self.latency_s)
+
     def _update(self) -> None:
         times = self.times
         if self.is_recovering:
@@ -142,7 +160,7 @@ class QueueLimit:
         elif self.is_overloaded:
             seconds = max(times.min_overload_s, OVERLOAD_LATENCIES * self.latency_s)
         else:
-            seconds = max(times.min_burst_s, BURST_LATENCIES * self.latency_s)
+            seconds = self._burst_s
         tokens = self.rate * seconds
         if not self._is_measured:
             tokens = max(tokens, self._initial_tokens)

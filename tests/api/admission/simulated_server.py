@@ -37,6 +37,7 @@ class SimulatedServer:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._is_busy = False
+        self.device_stops_until = 0.0  # no batch finishes before
 
     def run(self, load: float, seconds: float, mean_tokens: int) -> Outcome:
         """Send requests at random times, so many times the capacity; return what became of them."""
@@ -71,7 +72,8 @@ class SimulatedServer:
             batch.append(self._waiting.popleft())
             tokens += batch[-1][0].tokens
         self._is_busy = True
-        self._schedule(self.now + self.batch_overhead_s + tokens / self.tokens_per_s, self._finish_batch, batch)
+        started_at = max(self.now, self.device_stops_until)
+        self._schedule(started_at + self.batch_overhead_s + tokens / self.tokens_per_s, self._finish_batch, batch)
 
     def _finish_batch(self, batch: list[tuple[Ticket, float, Outcome]]) -> None:
         self._is_busy = False

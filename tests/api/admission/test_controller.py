@@ -258,3 +258,18 @@ def test_requests_wait_for_another_engine_process_and_its_absence_does_not_count
     assert limit.rate > 0.8 * rate
     controller.admit(60).release(is_completed=True)
     assert not limit.is_recovering
+
+
+def test_requests_wait_for_an_engine_process_that_is_stopped_for_some_seconds() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.run(0.7, 30, 60)
+    limit, rate = server.controller.limits[0], server.controller.limits[0].rate
+
+    server.device_stops_until = server.now + 6
+    waiting, later = server.run(0.7, 6, 60), server.run(0.7, 30, 60)
+
+    assert not waiting.retry_after and not later.retry_after
+    assert limit.rate > 0.8 * rate
+    assert not limit.is_recovering
+    server.run(10, 10, 60)
+    assert server.run(10, 10, 60).percentile(0.99) < 1  # refused again: what waits is bounded
