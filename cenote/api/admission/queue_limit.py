@@ -29,7 +29,7 @@ class LaneTimes:
 
 BURST_LATENCIES, OVERLOAD_LATENCIES = 24, 16
 # a quarter of a second: tens of clients that send one request after the other are not refused, however fast the server
-INTERACTIVE_TIMES = LaneTimes(1.0, 0.25, 32768)
+INTERACTIVE_TIMES = LaneTimes(1.0, 0.25, 16384)
 # before a GPU has been measured
 MIN_GPU_TOKENS = 1_048_576
 # those who send thousands of texts at a time wait rather than come back later
