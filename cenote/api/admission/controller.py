@@ -185,6 +185,7 @@ class AdmissionController:
         """Return the tokens ahead of a request, or raise if it does not fit."""
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
+        limit.on_rate(max(self.counters.rows(RATE + (1 if size_class else 0))))
         if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
             limit.on_waiting(now - max(self.counters.rows(WAITS_SINCE)))
         max_queued = limit.tokens

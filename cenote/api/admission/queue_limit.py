@@ -84,8 +84,15 @@ class QueueLimit:
         Without overload the queue is computed within the time of a burst. If nothing completes for longer, the engine
         process is stopped or hangs: requests wait until it goes on or is replaced.
         """
-        if seconds > self._burst_s and not self.is_overloaded and not self.is_recovering:
+        burst_s = self._burst_s if self._is_measured else self.times.min_burst_s
+        if seconds > burst_s and not self.is_overloaded and not self.is_recovering:
             self.is_recovering, self._is_window_valid = True, False
+            self._update()
+
+    def on_rate(self, rate: float) -> None:
+        """Another front-end has measured the rate: used until this one has, which is new or has few requests."""
+        if not self._is_measured and rate > self.rate:
+            self.rate = rate
             self._update()
 
     def estimate_wait(self, tokens: float, default_s: float = 1.0) -> float:

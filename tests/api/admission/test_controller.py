@@ -12,7 +12,7 @@ from cenote.api.admission.controller import (
     AdmissionController,
     find_size_class,
 )
-from cenote.api.admission.counters import BYTES, QUEUED, REQUESTS, Counters, make_counters_file
+from cenote.api.admission.counters import BYTES, QUEUED, RATE, REQUESTS, Counters, make_counters_file
 from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
 
@@ -274,3 +274,14 @@ def test_requests_wait_for_an_engine_process_that_is_stopped_for_some_seconds() 
     assert not limit.is_recovering
     server.run(10, 10, 60)
     assert server.run(10, 10, 60).percentile(0.99) < 1  # refused again: what waits is bounded
+
+
+def test_a_new_front_end_uses_the_rate_that_others_have_measured() -> None:
+    fd = make_counters_file(2)
+    new = make_controller(counters=Counters(fd, 2, 1))
+    other = Counters(fd, 2, 0)
+    other.own[RATE], other.own[QUEUED] = 20_000.0, 8192.0
+
+    new.set_engine_available(False)
+
+    assert new.admit(4000).tokens == 4000  # 8192 tokens is the limit without any rate
