@@ -1,4 +1,4 @@
-"""Faults around the engine: clients, descriptors, clock and disk. No request may notice them."""
+"""Faults around the engine: disk and clock. No request may notice them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from cenote.bench.chaos.hook_folder import HookFolder
 from cenote.bench.chaos.session import ChaosOptions
 
 from .run import run_faults
-
-
-def test_hostile_clients_a_lack_of_descriptors_and_clock_jumps_cost_no_request(options: ChaosOptions) -> None:
-    results = run_faults(options, "slow-clients", "bad-bytes", "no-descriptors", "clock-jump")
-
-    assert results.restarts == 0
 
 
 def test_a_full_or_slow_disk_costs_no_request(options: ChaosOptions) -> None:

@@ -8,12 +8,15 @@ import os
 import resource
 import signal
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from cenote.bench.chaos.faults.fault import Fault, FaultContext, make_open_loop
 from cenote.bench.chaos.outcomes import FaultWindow
 from cenote.bench.chaos.processes import find_client_ports, read_links
 from cenote.bench.load import run_load
+from cenote.cache.disk_cache import FILE_NAME
 
 CACHE_FOLDER = "CACHE_FOLDER"
 CACHE_ARGS = ("--result-cache-bytes", "1M", "--result-cache-dir", CACHE_FOLDER)
@@ -22,6 +25,7 @@ NUM_SPARE_FILES = 2
 CLOCK_JUMPS_S = (3600.0, -3600.0, 86400.0 * 365, -86400.0 * 365)
 SLOW_DISK_S = 0.2
 FILLER_BYTES = 4096
+SQLITE_TIMEOUT_S = 5.0
 NEW_TEXTS_PER_S = 20.0
 
 
@@ -88,6 +92,7 @@ class FullDisk(Fault):
     async def inject(self, context: FaultContext, window: FaultWindow) -> None:
         if os.path.ismount(context.cache_folder):
             filler = context.cache_folder / "filler"
+            await asyncio.to_thread(empty_journal, context.cache_folder / FILE_NAME)
             fill_disk(filler)
             await send_new_texts(context)
             filler.unlink()
@@ -114,6 +119,12 @@ class SlowDisk(Fault):
 async def send_new_texts(context: FaultContext) -> None:
     """Send texts whose results are not in the cache: they are looked up and stored."""
     await run_load(context.sender, make_open_loop(context, NEW_TEXTS_PER_S))
+
+
+def empty_journal(path: Path) -> None:
+    """Give the space of the write-ahead log back: the cache could write into it while the disk is full."""
+    with closing(sqlite3.connect(path, timeout=SQLITE_TIMEOUT_S)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def fill_disk(path: Path) -> None:
