@@ -15,21 +15,15 @@ from .run import run_faults
 pytestmark = pytest.mark.timeout(600 if IS_FULL else 180)
 
 
-@pytest.mark.parametrize("num_front_ends", [1, 2])
+@pytest.mark.parametrize("num_front_ends", [1, 2] if IS_FULL else [2])
 def test_an_engine_that_is_killed_again_and_again_costs_no_request(num_front_ends: int, options: ChaosOptions) -> None:
-    count = 20 if IS_FULL else 3
+    count = 20 if IS_FULL else 2
     # at 70 % of the capacity
     results = run_faults(
         replace(options, rate=math.inf, front_ends=num_front_ends, bulk_clients=0), "kill-engine", count=count
     )
 
     assert results.restarts == count
-
-
-def test_a_stopped_engine_is_replaced_and_costs_no_request(options: ChaosOptions) -> None:
-    results = run_faults(replace(options, max_fault_s=30.0), "stop-engine")
-
-    assert results.restarts == 1
 
 
 def test_an_engine_that_is_stopped_for_a_moment_goes_on(options: ChaosOptions) -> None:
@@ -42,9 +36,3 @@ def test_an_engine_that_hangs_is_replaced_and_costs_no_request(options: ChaosOpt
     results = run_faults(options, "hang-engine")
 
     assert results.restarts == 1
-
-
-def test_garbage_between_the_processes_costs_no_request(options: ChaosOptions) -> None:
-    results = run_faults(options, "bad-frames")
-
-    assert results.restarts == 0
