@@ -59,7 +59,7 @@ class QueueLimit:
         self._was_full = self._was_empty = False
         # since an engine process has exited or does not go on, until what waited for it has been computed
         self.is_recovering = self._is_interrupted = False
-        self._recovered_at = 0.0
+        self._recovered_at = self._recovery_ends_at = 0.0
         self._is_window_valid = True
         self.tokens = 0.0  # the limit
         self._update()
@@ -103,10 +103,11 @@ class QueueLimit:
         """A request was admitted behind so many tokens."""
         if not num_queued:
             self._was_empty = True
-        max_recovered = self.rate * self._burst_s * RECOVERED_SHARE
-        if self.is_recovering and not self._is_interrupted and num_queued <= max_recovered:
-            self.is_recovering = False
-            self._update()
+        if self.is_recovering and not self._is_interrupted:
+            self._recovery_ends_at = self._recovery_ends_at or now + RECOVERY_S  # also if more arrives than is computed
+            if num_queued <= self.rate * self._burst_s * RECOVERED_SHARE or now > self._recovery_ends_at:
+                self.is_recovering, self._recovery_ends_at = False, 0.0
+                self._update()
         if self.is_overloaded and now > self._overloaded_until:
             self.is_overloaded = False
             self._update()

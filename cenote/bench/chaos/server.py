@@ -19,11 +19,13 @@ from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_ht
 from cenote.bench.process_group import ProcessGroup
 from cenote.bench.spawn import MAX_LOG_LINES, find_free_port, wait_until_healthy
 from cenote.errors import LoadError
+from cenote.utils.bounded_executor import BoundedExecutor
 
 STOP_TIMEOUT_S = 60.0
 ORPHAN_TIMEOUT_S = 3.0  # children notice the end of the supervisor within this time
 POLL_S = 0.02
 METRICS_TIMEOUT_S = 10.0
+THREADS = BoundedExecutor("chaos", num_threads=4, max_waiting=64)  # for calls that block
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class ChaosServer:
         status: int | None = None
         self.group.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            status = await asyncio.to_thread(self.group.process.wait, STOP_TIMEOUT_S)
+            status = await THREADS.run(self.group.process.wait, STOP_TIMEOUT_S)
         seconds = time.perf_counter() - began
         while (orphans := find_group(self.pid)) and time.perf_counter() - began < seconds + ORPHAN_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
@@ -138,4 +140,4 @@ async def start_server(options: ServerOptions, log: Path) -> AsyncIterator[Chaos
         await server.wait_until_ready()
         yield server
     finally:
-        await asyncio.to_thread(server.group.terminate)
+        await THREADS.run(server.group.terminate)

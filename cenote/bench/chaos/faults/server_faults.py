@@ -15,6 +15,7 @@ from pathlib import Path
 from cenote.bench.chaos.faults.fault import Fault, FaultContext, make_open_loop
 from cenote.bench.chaos.outcomes import FaultWindow
 from cenote.bench.chaos.processes import find_client_ports, read_links
+from cenote.bench.chaos.server import THREADS
 from cenote.bench.load import run_load
 from cenote.cache.disk_cache import FILE_NAME
 
@@ -92,7 +93,7 @@ class FullDisk(Fault):
     async def inject(self, context: FaultContext, window: FaultWindow) -> None:
         if os.path.ismount(context.cache_folder):
             filler = context.cache_folder / "filler"
-            await asyncio.to_thread(empty_journal, context.cache_folder / FILE_NAME)
+            await THREADS.run(empty_journal, context.cache_folder / FILE_NAME)
             fill_disk(filler)
             await send_new_texts(context)
             filler.unlink()
