@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cenote.bench.chaos.scenarios.overload import measure_overload
 from cenote.bench.chaos.session import ChaosOptions
 
+from .conftest import IS_FULL
 from .run import check_figures, run
+
+pytestmark = pytest.mark.skipif(not IS_FULL, reason="timed: needs a quiet machine, set FAULT_TESTS=full")
 
 # the driver measures the promised figures by hand: on a machine with other work they vary
 TIMED = ("answered", "p99 of answers", "p99 of refusals")
