@@ -313,7 +313,7 @@ class RemoteEngine:
         elif isinstance(message, ModelInfoUpdate):
             self.model_info = decode_model_info(message)
             if self._token_client is not None:
-                self._token_client.forget_options()
+                self._token_client.options.forget()
             channel.send(ModelInfoAck(message.update_id))
         elif isinstance(message, RendererInfo):
             if self._renderer is None or self._renderer[0] != message:
@@ -334,12 +334,16 @@ class RemoteEngine:
         elif isinstance(message, TokenErrors):
             self._token_client.on_errors(message)
         else:
-            self._token_client.on_registered(message)
+            self._token_client.options.on_registered(message)
 
     def _on_response(self, response: RpcResponse, array_bytes: ArrayBytes) -> None:
         client = self._token_client
-        if isinstance(response, ErrorResponse) and client is not None and client.is_registering(response.call_id):
-            client.on_refused(response.call_id, decode_error(response.error))
+        if (
+            isinstance(response, ErrorResponse)
+            and client is not None
+            and client.options.is_registering(response.call_id)
+        ):
+            client.on_options_refused(response.call_id, decode_error(response.error))
             return
         call = self._pending.get(response.call_id)
         if call is not None and not call.future.done():  # else the client disconnected in the meantime

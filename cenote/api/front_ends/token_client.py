@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ import tokenizers
 
 from cenote.api.front_ends.pending_pool import PendingPart, PendingPool, TokenCounts
 from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
+from cenote.api.front_ends.registered_options import OptionsRegistry
 from cenote.api.front_ends.replay import EngineLost
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import decode_error
@@ -26,9 +26,7 @@ from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
 from cenote.api.wire.token_codec import decode_results, encode_inputs
 from cenote.api.wire.token_messages import (
-    OptionsRegistered,
     RefusedRequests,
-    RegisterOptions,
     RendererInfo,
     TokenBatch,
     TokenErrors,
@@ -43,7 +41,7 @@ from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.input_types import Conversation, TextPair, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Role, TokenizationParams
-from cenote.protocol.prompt_selection import PromptSelection, select_prompt
+from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 
 logger = logging.getLogger("cenote")
@@ -56,30 +54,12 @@ MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # about this long, within these limits
 SLICE_S = 0.004
 MIN_SLICE_CHARS, MAX_SLICE_CHARS = 4 * 1024, 256 * 1024
-MAX_REGISTERED = 4096
 # requests that are refused here are reported to the engine at this interval
 REFUSED_REPORT_S = 0.1
 
 # type of inputs, tokenization, limits, prompt and role, and the bucket of the deadline
 RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None, int]
-OptionsKey = tuple[Any, ...]
 OnStopped = Callable[[str], None]
-
-
-class RegisteredOptions:
-    """The number and the limits of options that the engine knows, or the error with which it refused them."""
-
-    def __init__(self, options_id: int, future: asyncio.Future[OptionsRegistered]) -> None:
-        self.options_id = options_id
-        self.future = future
-
-    async def get_limits(self) -> Limits:
-        if not self.future.done():
-            await asyncio.wait([self.future])
-        if (error := self.future.exception()) is not None:
-            raise copy(error)  # raising the one that is kept would keep this request with its texts as well
-        reply = self.future.result()
-        return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, reply.is_chunked)
 
 
 @dataclass(slots=True)
@@ -104,8 +84,7 @@ class TokenClient:
         self._pending = calls.pending
         self._quarantine = calls.quarantine
         self._on_engine_stopped = on_engine_stopped
-        self._registering: dict[int, asyncio.Future[OptionsRegistered]] = {}
-        self._registered: dict[OptionsKey, RegisteredOptions] = {}
+        self.options = OptionsRegistry(channel, calls.next_call_id)
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
         self._is_render_scheduled = False
         self._refused: Counter[str] = Counter()  # by outcome, since the last report
@@ -162,7 +141,7 @@ class TokenClient:
     async def _prepare(self, request: PoolRequest, model_info: ModelInfo) -> tuple[int, RenderKey, int]:
         """Check a request; return the number of its options, the settings of rendering and the characters to render."""
         selection = select_prompt(request, model_info)
-        options = self._find_options(request, selection)
+        options = self.options.find(request, selection)
         limits = await options.get_limits()
         if limits.is_chunked:
             raise NeedsEngine
@@ -188,17 +167,10 @@ class TokenClient:
         outcomes, self._refused = dict(self._refused), Counter()
         self._channel.send(RefusedRequests(outcomes))
 
-    def forget_options(self) -> None:
-        """Register options again before they are used: adapters have changed."""
-        self._registered = {}
-
     def lose_all(self) -> None:
         """End the attempts of all calls: the engine process has exited, or the link is replaced."""
         self._is_lost = True
-        for future in self._registering.values():
-            if not future.done():
-                future.set_exception(EngineLost())
-                future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+        self.options.lose_all()
         for call in self._pending.values():
             call.owner.lose()
 
@@ -206,22 +178,12 @@ class TokenClient:
         # queued slices are not cancelled: that would look like a client that has disconnected
         self._executor.shutdown(wait=False)
 
-    def on_registered(self, message: OptionsRegistered) -> None:
-        if (future := self._registering.pop(message.call_id, None)) is not None and not future.done():
-            future.set_result(message)
-
-    def is_registering(self, call_id: int) -> bool:
-        return call_id in self._registering
-
-    def on_refused(self, call_id: int, error: Exception) -> None:
-        """Take the refusal of options: every request with them gets the error."""
-        future = self._registering.pop(call_id)
+    def on_options_refused(self, call_id: int, error: Exception) -> None:
+        """Take the refusal of options; an engine that has stopped is no reason of its own."""
         if isinstance(error, EngineStopped):
             self._on_engine_stopped(str(error))
             error = EngineLost()
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+        self.options.on_refused(call_id, error)
 
     def on_results(self, message: TokenResults, array_bytes: ArrayBytes) -> None:
         call_ids, input_numbers, results = decode_results(message, array_bytes)
@@ -241,26 +203,6 @@ class TokenClient:
                 pending.owner.lose()
             else:
                 pending.add_error(input_number, error)
-
-    def _find_options(self, request: PoolRequest, selection: PromptSelection) -> RegisteredOptions:
-        adapter = selection.adapter if request.adapter is None else request.adapter
-        assert adapter is None or isinstance(adapter, str), "checked by can_render"
-        params = request.params
-        assert params is None or isinstance(params, PoolingParams), "checked by can_render"
-        encoded_params = None if params is None else msgspec.msgpack.encode(params)
-        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling)
-        if (registered := self._registered.get(key)) is not None:
-            return registered
-        future: asyncio.Future[OptionsRegistered] = asyncio.get_running_loop().create_future()
-        options_id = call_id = self._next_call_id()
-        task, extra_tasks, _, _, scheduling = key
-        # first, because it raises if a value cannot be encoded: later requests must not wait for an answer
-        self._channel.send(RegisterOptions(call_id, options_id, task, extra_tasks, params, adapter, scheduling))
-        self._registering[call_id] = future
-        self._registered[key] = registered = RegisteredOptions(options_id, future)
-        if len(self._registered) > MAX_REGISTERED:
-            del self._registered[next(iter(self._registered))]
-        return registered
 
     def _render_soon(self, key: RenderKey, pending: PendingPool) -> None:
         """Render at the end of this turn of the event loop, with all requests that have arrived by then."""

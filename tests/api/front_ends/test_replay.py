@@ -346,7 +346,7 @@ def test_a_request_whose_options_are_being_registered_is_answered(make_engine: M
         machine.link.channel._on_message = lambda *message: None  # it reads, and never answers
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
-        assert get_client(machine.remote)._registering
+        assert get_client(machine.remote).options._registering
         await machine.crash()
         await machine.start()
         assert values(await call) == [[8]]

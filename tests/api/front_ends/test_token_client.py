@@ -141,7 +141,7 @@ def test_refused_options_that_are_remembered_keep_no_request(llm: LLM) -> None:
             for _ in range(2):  # the second one gets the error that is remembered
                 with pytest.raises(BadRequest, match="matryoshka"):
                     await embed(remote, ["a"], params=PoolingParams(dimensions=10_000))
-            (registered,) = get_client(remote)._registered.values()
+            (registered,) = get_client(remote).options._registered.values()
             error = registered.future.exception()
             assert isinstance(error, BadRequest) and error.__traceback__ is None
 
@@ -154,7 +154,7 @@ def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine: Make
             for _ in range(2):
                 with pytest.raises(OverflowError):
                     await asyncio.wait_for(embed(remote, [[7]], scheduling=SchedulingParams(2**70)), 5)
-            assert not get_client(remote)._registering
+            assert not get_client(remote).options._registering
 
     asyncio.run(refuse())
 
