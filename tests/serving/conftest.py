@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import tiny_bert
+
 from .server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
@@ -48,3 +50,20 @@ def shared_server(default_folder: Path, request: pytest.FixtureRequest) -> Itera
     server = ServerProcess(*ARRANGEMENTS[request.param]).wait_until_ready()
     yield server
     assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_bert(folder)
+    return folder
+
+
+@pytest.fixture(params=["1", "2"], ids=["one front-end", "two front-ends"])
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server with the tiny model, without and with front-end processes."""
+    server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", request.param)
+    server.wait_until_ready()
+    yield server
+    server.stop()

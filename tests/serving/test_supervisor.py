@@ -6,34 +6,16 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.tiny import tiny_bert
-
 from .failing_device import CRASHED, HUNG, LOST, failing_server
 from .server_process import ServerProcess, children, is_alive, read_metrics, wait_until
 
 BODY = {"input": "the cat is in the city"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("supervised")
-    tiny_bert(folder)
-    return folder
-
-
-@pytest.fixture(params=["1", "2"], ids=["one front-end", "two front-ends"])
-def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", request.param)
-    server.wait_until_ready()
-    yield server
-    server.stop()
 
 
 def status(server: ServerProcess, path: str) -> int:
