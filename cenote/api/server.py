@@ -17,7 +17,7 @@ from cenote.api.app_state import AppState
 from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
-from cenote.api.sockets import make_tls_context, reload_certificates
+from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
 
@@ -59,6 +59,7 @@ class ApiServer(HttpServer):
         self.background_tasks: list[asyncio.Task[None]] = []
         self.pending_connections: set[asyncio.Task[Any]] = set()
         self.num_signals = 0
+        self.owns_listeners = True  # False while other processes accept connections from the same sockets
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -106,6 +107,8 @@ class ApiServer(HttpServer):
         """Accept the connections in the kernel's backlog, which closing the listener would reset."""
         for listener in self.listeners:
             with listener:
+                if self.owns_listeners:
+                    refuse_new_connections(listener)
                 while (client := _accept_pending(listener)) is not None:
                     self.accept_connection(client)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import errno
 import logging
 import os
 import socket
 import ssl
 import stat
+import struct
+import sys
 from pathlib import Path
 
 from cenote.config.server import ServerConfig
@@ -19,6 +23,7 @@ logger = logging.getLogger("cenote")
 BACKLOG = 2048
 # how often the certificate files are checked for changes
 RELOAD_INTERVAL_S = 1.0
+SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 
 
 def open_socket(settings: ServerConfig) -> socket.socket:
@@ -27,6 +32,16 @@ def open_socket(settings: ServerConfig) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def refuse_new_connections(listener: socket.socket) -> None:
+    """Drop packets that would begin a connection: one that arrives between the last accept() and close() is lost."""
+    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
+        return
+    return_0 = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: accept no bytes
+    program = struct.pack("HP", 1, ctypes.addressof(return_0))  # its number of instructions and address
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; without it the gap is some microseconds
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def format_address(settings: ServerConfig, listener: socket.socket) -> str:

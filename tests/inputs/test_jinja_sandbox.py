@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import tracemalloc
@@ -198,6 +199,20 @@ def test_the_deadline_grows_with_the_length_of_the_text(monkeypatch: pytest.Monk
     assert run(template, num_chars=5_000_000) == "done"
     with pytest.raises(BadRequest, match="exceeded the CPU time limit"):
         run(template, num_chars=0)
+
+
+def test_a_full_garbage_collection_extends_the_deadline_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect() -> str:
+        gc.collect()
+        until = time.thread_time() + 0.06
+        while time.thread_time() < until:
+            pass
+        return ""
+
+    monkeypatch.setattr(subject, "BASE_CPU_S", 0.05)
+    assert run("{{ collect() }}{% for i in [1, 2] %}{{ i }}{% endfor %}", collect=collect) == "12"
+    with pytest.raises(BadRequest, match="exceeded the CPU time limit"):
+        run("{% for i in [1, 2, 3] %}{{ collect() }}{% endfor %}", collect=collect)
 
 
 def test_the_output_limit_grows_with_the_length_of_the_text() -> None:

@@ -100,7 +100,7 @@ def test_fused_add_and_norm(dtype: torch.dtype, width: int, has_branch: bool) ->
         (add_layer_norm(x, branch, None, None, 1e-5), add_layer_norm(*on_host, None, None, 1e-5)),
     ):
         for ours, theirs in zip(actual, exact, strict=True):
-            assert relative_error(ours.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 3e-3)
+            assert relative_error(ours.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 4e-3)
 
 
 @pytest.mark.parametrize("activation, function", [("silu", F.silu), ("gelu", F.gelu), ("relu", F.relu)])

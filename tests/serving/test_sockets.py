@@ -6,11 +6,14 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+
+from cenote.api.sockets import refuse_new_connections
 
 from .conftest import StartServer
 from .server_process import ServerProcess
@@ -189,3 +192,22 @@ def test_many_simultaneous_clients_are_all_accepted(shared_server: ServerProcess
         for client in clients:
             client.close()
     assert time.perf_counter() - started_at < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a filter of Linux")
+def test_a_listener_that_refuses_new_connections_keeps_those_in_its_backlog() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as early:
+            refuse_new_connections(listener)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.2)
+
+            accepted, _ = listener.accept()
+            with accepted:
+                early.sendall(b"ping")
+                assert accepted.recv(4) == b"ping"
+                accepted.sendall(b"pong")
+                assert early.recv(4) == b"pong"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)

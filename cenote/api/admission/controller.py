@@ -186,14 +186,17 @@ class AdmissionController:
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
         limit.on_rate(max(self.counters.rows(RATE + (1 if size_class else 0))))
+        may_be_stopped = False
         if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
-            limit.on_waiting(now - max(self.counters.rows(WAITS_SINCE)))
+            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(WAITS_SINCE)))
         max_queued = limit.tokens
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
         if column:
-            share = self._check_tenant(tokens, size_class, key, column, now, max_queued)
-            if share < 1.0:  # others are active, and this key is below its share
+            # while nothing is computed, a key that uses more than its share takes nothing from the others
+            share_of = UNLIMITED if may_be_stopped else max_queued
+            share = self._check_tenant(tokens, size_class, key, column, now, share_of)
+            if share < 1.0 and not may_be_stopped:  # others are active, and this key is below its share
                 return num_queued
         if num_queued and num_queued + tokens > max_queued and not self._are_few(size_class, num_queued + tokens):
             limit.on_full(now)

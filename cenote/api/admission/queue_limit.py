@@ -13,6 +13,8 @@ RECOVERY_S = 60.0  # what waits for another engine process may take this long: i
 # equally long
 RECOVERED_SHARE = 0.25
 OVERLOAD_S = 1.0  # after the last request that did not fit, a lane is in overload for this long
+# shorter than the time of a burst, in which the queue would be full
+MIN_STALL_S, STALL_LATENCIES = 0.25, 8
 RATE_GAIN = 0.3  # weight of a new measurement
 # latency without a queue: adapts faster downwards, since noise only adds to it
 LATENCY_GAIN_DOWN, LATENCY_GAIN_UP = 0.2, 0.05
@@ -78,16 +80,19 @@ class QueueLimit:
         """The next engine process computes requests; the time in between says nothing about its speed."""
         self._is_interrupted, self._recovered_at, self._is_window_valid = False, now, False
 
-    def on_waiting(self, seconds: float) -> None:
-        """The lane is not empty and has completed nothing for some time.
+    def on_waiting(self, seconds: float) -> bool:
+        """The lane is not empty and has completed nothing for some time; return whether the engine may be stopped.
 
-        Without overload the queue is computed within the time of a burst. If nothing completes for longer, the engine
-        process is stopped or hangs: requests wait until it goes on or is replaced.
+        If that takes as long as many requests without a queue, the engine process is stopped or hangs: requests wait
+        until it goes on or is replaced. In overload the machine itself may be too busy to complete anything.
         """
-        burst_s = self._burst_s if self._is_measured else self.times.min_burst_s
-        if seconds > burst_s and not self.is_overloaded and not self.is_recovering:
+        if self.is_overloaded:
+            return False
+        stall_s = max(MIN_STALL_S, STALL_LATENCIES * self.latency_s) if self._is_measured else self.times.min_burst_s
+        if seconds > stall_s and not self.is_recovering:
             self.is_recovering, self._is_window_valid = True, False
             self._update()
+        return seconds > stall_s / 4
 
     def on_rate(self, rate: float) -> None:
         """Another front-end has measured the rate: used until this one has, which is new or has few requests."""

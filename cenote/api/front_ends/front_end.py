@@ -105,6 +105,7 @@ class FrontEndProcess:
         elif isinstance(message, AllFrontEndsReady):
             self.server.app_state.are_front_ends_ready = True
         elif isinstance(message, Drain):
+            self.server.owns_listeners = True  # no front-end accepts connections any more
             self.server.start_shutdown()
         elif isinstance(message, OtherFrontEndsLoad):
             self.server.app_state.num_in_flight_elsewhere = message.num_in_flight
@@ -155,6 +156,7 @@ class FrontEndServer(ApiServer):
             for listener in front_end.listeners
         ]
         self.is_closed = self.is_done = False
+        self.owns_listeners = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -6,11 +6,12 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cenote.api.admission.controller import AdmissionController, Ticket
+from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
 
 BATCH_TOKENS = 8192
@@ -38,6 +39,7 @@ class SimulatedServer:
         self._numbers = itertools.count()
         self._is_busy = False
         self.device_stops_until = 0.0  # no batch finishes before
+        self.keys: Sequence[KeySettings] = ()  # API keys of the requests; most have the first one
 
     def run(self, load: float, seconds: float, mean_tokens: int) -> Outcome:
         """Send requests at random times, so many times the capacity; return what became of them."""
@@ -57,7 +59,9 @@ class SimulatedServer:
 
     def _arrive(self, tokens: int, outcome: Outcome) -> None:
         try:
-            ticket = self.controller.admit(tokens)
+            number = min(int(self.random.expovariate(1)), len(self.keys) - 1)
+            key = self.keys[number] if self.keys else ANONYMOUS
+            ticket = self.controller.admit(tokens, None, key, self.keys)
         except Overloaded as error:
             outcome.retry_after.append(error.retry_after_s)
             return

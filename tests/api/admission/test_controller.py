@@ -276,6 +276,16 @@ def test_requests_wait_for_an_engine_process_that_is_stopped_for_some_seconds() 
     assert server.run(10, 10, 60).percentile(0.99) < 1  # refused again: what waits is bounded
 
 
+def test_a_key_waits_beyond_its_share_while_the_engine_process_is_stopped() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.keys = make_keys("a", "b", "c")
+    server.run(0.7, 30, 60)
+
+    server.device_stops_until = server.now + 6
+
+    assert not server.run(0.7, 6, 60).retry_after
+
+
 def test_a_new_front_end_uses_the_rate_that_others_have_measured() -> None:
     fd = make_counters_file(2)
     new = make_controller(counters=Counters(fd, 2, 1))
