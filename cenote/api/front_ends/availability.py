@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from cenote.api.front_ends.replay import ReplayableCall
-from cenote.errors import EngineStopped, NotReady, PoolingError
+from cenote.errors import DeadlineExceeded, EngineStopped, NotReady, PoolingError
 from cenote.protocol.engine import EngineStatus
 
 REPLAY_TIMEOUT_S = 60.0
@@ -94,15 +94,12 @@ class Availability:
         try:
             while not self.is_available and (call is None or not call.is_decided):
                 self._check_may_return()
-                remaining_s = ends_at - time.monotonic()
-                if remaining_s <= 0:
-                    waited = f"after {time.monotonic() - started_at:.1f} s"
-                    raise make_state_error(
-                        NotReady, f"the engine has not been restarted {waited}", f" ({self.reason})", "; retry shortly"
-                    )
+                now = time.monotonic()
+                if now >= ends_at:
+                    raise self._make_timeout_error(now - started_at, now - deadline_at if deadline_at else -1.0)
                 if self._changed is None:
                     self._changed = asyncio.get_running_loop().create_future()
-                await asyncio.wait([self._changed], timeout=remaining_s)
+                await asyncio.wait([self._changed], timeout=ends_at - now)
         finally:
             self._num_waiting_chars -= num_chars
 
@@ -118,6 +115,12 @@ class Availability:
                 f" ({self.reason})",
                 "; retry on another instance",
             )
+
+    def _make_timeout_error(self, waited_s: float, late_s: float) -> PoolingError:
+        if late_s >= 0:
+            return DeadlineExceeded.after(waited_s, late_s)
+        summary = f"the engine has not been restarted after {waited_s:.1f} s"
+        return make_state_error(NotReady, summary, f" ({self.reason})", "; retry shortly")
 
     def _check_waiting(self, num_chars: int) -> None:
         if self._num_waiting_chars + num_chars > MAX_WAITING_CHARS and self._num_waiting_chars:

@@ -20,7 +20,7 @@ from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.sequence_group import ScheduledBatch
-from cenote.errors import EngineStopped, InputCrashedEngine, NotReady
+from cenote.errors import DeadlineExceeded, EngineStopped, InputCrashedEngine, NotReady
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult
 from tests.api.front_ends.test_remote_engine import attach_engine, wait_until
@@ -426,18 +426,23 @@ def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
     run(make_engine, drain)
 
 
-@pytest.mark.parametrize("limit", ["replay_timeout_s", "deadline"])
-def test_a_request_does_not_wait_longer_than_it_may(make_engine: MakeEngine, limit: str) -> None:  # noqa: F811
+def test_a_request_does_not_wait_longer_than_the_replay_timeout(make_engine: MakeEngine) -> None:  # noqa: F811
     async def wait(machine: Machine) -> None:
         await machine.start()
         await machine.crash()
-        deadline_at = 0.0
-        if limit == "deadline":
-            deadline_at = time.monotonic() + 0.1
-        else:
-            machine.remote.availability.replay_timeout_s = 0.1
+        machine.remote.availability.replay_timeout_s = 0.1
         with pytest.raises(NotReady, match="not been restarted after 0.1 s"):
-            await machine.embed([[8]], deadline_at=deadline_at)
+            await machine.embed([[8]])
+
+    run(make_engine, wait)
+
+
+def test_a_request_does_not_wait_longer_than_its_deadline(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def wait(machine: Machine) -> None:
+        await machine.start()
+        await machine.crash()
+        with pytest.raises(DeadlineExceeded, match=r"the request waited 0\.1\d+ s, and its deadline passed"):
+            await machine.embed([[8]], deadline_at=time.monotonic() + 0.1)
 
     run(make_engine, wait)
 
