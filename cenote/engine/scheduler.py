@@ -13,7 +13,7 @@ from cenote.protocol.scheduling import Lane
 INTERACTIVE_WINDOW_S = 1.0
 DEFAULT_BULK_MAX_WAIT_S = 5.0
 # device time of bulk sequences in a batch while there is interactive traffic
-DEFAULT_BULK_BATCH_S = 0.05
+DEFAULT_BULK_BATCH_S = 0.04
 # without interactive traffic, a bulk batch takes at most this long unless it is small: the first query may come, and
 # more tokens make a batch no more efficient
 BULK_ALONE_S, MIN_BULK_ALONE_TOKENS = 0.12, 256

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cenote.engine.scheduler import INTERACTIVE_WINDOW_S, Scheduler
+from cenote.engine.scheduler import DEFAULT_BULK_BATCH_S, INTERACTIVE_WINDOW_S, Scheduler
 from cenote.engine.throughput import ThroughputEstimate
 from cenote.protocol.scheduling import Lane, SchedulingParams
 from tests.engine.test_scheduler import FakeGroup, get_lengths
@@ -61,7 +61,7 @@ def test_bulk_batches_are_full_until_a_query_comes_and_again_a_second_after_the_
     while device.now - started_at < INTERACTIVE_WINDOW_S - 0.1:
         before = device.now
         assert 1024 < count_tokens(device.run())["bulk"] < BUDGET
-        assert device.now - before == pytest.approx(0.05, rel=0.2)
+        assert device.now - before == pytest.approx(DEFAULT_BULK_BATCH_S, rel=0.2)
     device.now += 0.2
     assert count_tokens(device.run()) == {"bulk": BUDGET}
 
@@ -142,7 +142,7 @@ def test_a_lane_is_filled_up_with_bulk_where_batches_are_mixed() -> None:
     counts = count_tokens(device.run())
 
     assert counts["interactive"] == 36
-    assert counts["interactive"] + counts["bulk"] == pytest.approx(0.05 * device.tokens_per_s, rel=0.1)
+    assert counts["interactive"] + counts["bulk"] == pytest.approx(DEFAULT_BULK_BATCH_S * device.tokens_per_s, rel=0.1)
 
 
 def test_a_bulk_sequence_longer_than_its_limit_runs_beside_queries() -> None:
