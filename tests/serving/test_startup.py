@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -88,8 +89,10 @@ def test_the_banner_lists_the_model_and_the_address(shared_server: ServerProcess
 
 
 def test_only_one_socket_listens(shared_server: ServerProcess) -> None:
-    links = Path(f"/proc/{shared_server.process.pid}/fd").iterdir()
-    open_files = {os.readlink(link) for link in links if link.is_symlink()}
+    open_files = set()
+    for link in Path(f"/proc/{shared_server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed in the meantime
+            open_files.add(os.readlink(link))
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
 
     listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in open_files]

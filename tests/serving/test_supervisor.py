@@ -105,11 +105,15 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
         server.stop()
 
 
-@pytest.mark.parametrize("num_front_ends", ["1", "2"])
 @pytest.mark.parametrize(
-    ("token_id", "reason"),
-    [(LOST, "the device failed"), (HUNG, "did not finish within 2 s"), (CRASHED, "SIGSEGV")],
-    ids=["lost", "hung", "crashed"],
+    ("token_id", "reason", "num_front_ends"),
+    [
+        (LOST, "the device failed", "1"),
+        (HUNG, "did not finish within 2 s", "2"),
+        (CRASHED, "SIGSEGV", "1"),
+        (CRASHED, "SIGSEGV", "2"),
+    ],
+    ids=["lost", "hung", "crashed", "crashed with two front-ends"],
 )
 def test_an_input_on_which_the_device_fails_costs_two_engine_processes_and_nobody_else(
     folder: Path, num_front_ends: str, token_id: int, reason: str
