@@ -27,7 +27,7 @@ from tests.tiny import (
 )
 
 # comparisons of the test with the default model
-NUM_TRIALS = int(os.environ.get("DETERMINISM_TRIALS", "1000"))
+NUM_TRIALS = int(os.environ.get("DETERMINISM_TRIALS", "400"))
 MAX_MATES = 64
 
 Compute = Callable[[LLM, Sequence[str]], list[bytes]]  # the bits of each result
