@@ -38,6 +38,8 @@ def make_banner_rows(app_state: AppState, address: str, model_info: ModelInfo) -
     rows["runs"] = f"{model_info.dtype} on {model_info.device}" + (
         ", deterministic" if model_info.deterministic else ""
     )
+    if model_info.fingerprint:
+        rows["fingerprint"] = model_info.fingerprint
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"
     rows["limits"] = (

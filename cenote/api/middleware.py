@@ -30,7 +30,15 @@ TIKTOKEN_IDS_WARNING = (
     "token ids are interpreted in the vocabulary of this model; tiktoken ids stand for different tokens in it: "
     "send texts (LangChain: check_embedding_ctx_length=False)"
 )
-EXPOSED_HEADERS = ("x-request-id", "x-prompt-tokens", "x-truncated-inputs", "server-timing", "metadata", "retry-after")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-prompt-tokens",
+    "x-truncated-inputs",
+    "x-model-fingerprint",
+    "server-timing",
+    "metadata",
+    "retry-after",
+)
 
 
 class RequestMiddleware:

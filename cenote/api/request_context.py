@@ -199,6 +199,8 @@ class RequestContext:
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
         ]
+        if fingerprint := self.model_info.fingerprint:
+            headers.append((b"x-model-fingerprint", encode_fingerprint(fingerprint)))
         if self.admission.key.max_tokens_per_minute is not None:
             headers += self.admission.rate_limit_headers()
         return headers
@@ -229,6 +231,11 @@ class RequestContext:
 def complete_scheduling(given: SchedulingParams, tenant: str, weight: float, lane: Lane) -> SchedulingParams:
     """Add what the server knows about a request to what its body says; requests with equal values share them."""
     return replace(given, tenant=tenant, weight=weight, lane=lane)
+
+
+@lru_cache(maxsize=64)
+def encode_fingerprint(fingerprint: str) -> bytes:
+    return fingerprint.encode()
 
 
 def format_server_timing(timing: Timing) -> bytes:

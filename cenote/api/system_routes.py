@@ -68,6 +68,7 @@ class ModelCard(msgspec.Struct):
     owned_by: str = "cenote"
     parent: str | None = None  # of an adapter: its base model
     state: ServerStatus = "ready"  # also while the engine restarts, which the models survive
+    fingerprint: str | None = None  # changes with everything that changes results
 
 
 class ModelList(msgspec.Struct):
@@ -181,6 +182,7 @@ def list_model_cards(app_state: AppState) -> list[ModelCard]:
             [Permission(f"modelperm-{index}-{created}", created)],
             parent=parent,
             state=app_state.status,
+            fingerprint=model_info.fingerprint or None,
         )
         for index, (name, root, parent) in enumerate(rows)
     ]

@@ -24,9 +24,9 @@ CachedResult: TypeAlias = tuple[Array, ...]
 class CacheKeyBuilder:
     """Build the cache keys of inputs with the same model, sharing key, pooling specs and adapter."""
 
-    def __init__(self, fingerprint: bytes, sharing_key: str, specs: str, adapter: str | None) -> None:
+    def __init__(self, model_key: bytes, sharing_key: str, specs: str, adapter: str | None) -> None:
         self._hasher = blake2b(digest_size=KEY_BYTES)
-        for part in (FORMAT_VERSION, fingerprint, *(str(text).encode() for text in (sharing_key, specs, adapter))):
+        for part in (FORMAT_VERSION, model_key, *(str(text).encode() for text in (sharing_key, specs, adapter))):
             self._hasher.update(struct.pack("<I", len(part)) + part)  # lengths make the concatenation unambiguous
 
     def make_key(self, token_ids: bytes, metadata: bytes = b"") -> bytes:
@@ -41,14 +41,14 @@ class CacheKeyBuilder:
 class ResultCache:
     def __init__(
         self,
-        fingerprint: bytes,
+        model_key: bytes,
         *,
         memory_bytes: int = 0,
         folder: Path | None = None,
         disk_bytes: int = 0,
         is_shared: bool = False,
     ) -> None:
-        self.fingerprint = fingerprint
+        self.model_key = model_key
         self.memory = MemoryCache(memory_bytes)
         self.disk: DiskCache | None = None
         if folder is not None:
@@ -60,7 +60,7 @@ class ResultCache:
         self.num_misses = 0
 
     def make_key_builder(self, sharing_key: str, specs: str, adapter: str | None) -> CacheKeyBuilder:
-        return CacheKeyBuilder(self.fingerprint, sharing_key, specs, adapter)
+        return CacheKeyBuilder(self.model_key, sharing_key, specs, adapter)
 
     def get(self, keys: Sequence[bytes], tenant: str = "") -> list[CachedResult | None]:
         values = self.memory.get(keys, tenant)

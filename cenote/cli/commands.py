@@ -190,6 +190,9 @@ def inspect(argv: Sequence[str]) -> int:
         "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
     )
     parser.add_argument("--json", action="store_true", help="print value and source of every setting as JSON")
+    parser.add_argument(
+        "--checksums", action="store_true", help="print the SHA-256 of every file with weights too, which reads them"
+    )
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
@@ -197,7 +200,8 @@ def inspect(argv: Sequence[str]) -> int:
     from cenote.cli.inspect import inspect_model, inspect_model_as_json
     from cenote.config.engine import EngineConfig
 
-    return (inspect_model_as_json if args.json else inspect_model)(EngineConfig.from_kwargs(**engine_keywords(args)))
+    config = EngineConfig.from_kwargs(**engine_keywords(args))
+    return (inspect_model_as_json if args.json else inspect_model)(config, with_checksums=args.checksums)
 
 
 def explain(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`cenote inspect`: print every resolved setting of a model and its source, without reading the weights."""
+"""`cenote inspect`: print every resolved setting of a model, its source, and the fingerprint of the model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from cenote.cli.model_settings import resolve_settings, settings_to_json
 from cenote.config.engine import EngineConfig
 
 
-def inspect_model(config: EngineConfig) -> int:
-    rows = [setting.format_row() for setting in resolve_settings(config)]
+def inspect_model(config: EngineConfig, *, with_checksums: bool = False) -> int:
+    rows = [setting.format_row() for setting in resolve_settings(config, with_checksums=with_checksums)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, source in rows:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {f'from {source}' if source else ''}".rstrip())
     return 0
 
 
-def inspect_model_as_json(config: EngineConfig) -> int:
-    print(json.dumps(settings_to_json(resolve_settings(config)), indent=2, ensure_ascii=False))
+def inspect_model_as_json(config: EngineConfig, *, with_checksums: bool = False) -> int:
+    settings = resolve_settings(config, with_checksums=with_checksums)
+    print(json.dumps(settings_to_json(settings), indent=2, ensure_ascii=False))
     return 0

@@ -11,8 +11,10 @@ from cenote.config.options import Sourced
 from cenote.errors import PoolingError
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
+from cenote.loading.fingerprint import PART_CHARS, PARTS, compute_fingerprint
 from cenote.loading.gliner import find_tokenizer_checkpoint
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.model_files import digest_file, list_weight_files
 from cenote.loading.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES, has_plain_tokenizer, without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, append_suffix, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel
@@ -34,10 +36,14 @@ class Setting:
         return self.label or self.key.replace("_", " "), self.text or _format_value(self.value), self.source
 
 
-def resolve_settings(config: EngineConfig) -> list[Setting]:
-    """Return the settings of a model from its configuration and tokenizer files; no weights are read or downloaded."""
+def resolve_settings(config: EngineConfig, *, with_checksums: bool = False) -> list[Setting]:
+    """Return the settings of a model from its configuration and tokenizer files; no weights are downloaded.
+
+    Weights are read only for the fingerprint; `with_checksums`: and for the SHA-256 of each file.
+    """
     model = describe_model(config, needs_weights=False)
-    return list(iter_settings(model))
+    checksums = _iter_checksums(model) if with_checksums else ()
+    return [*iter_settings(model), *_iter_fingerprint_settings(model, config), *checksums]
 
 
 def iter_settings(model: ModelDescription) -> Iterator[Setting]:
@@ -89,6 +95,28 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if tokenizer is not None:
         yield from _iter_tokenizer_settings(tokenizer)
     yield from _iter_prompt_settings(model)
+
+
+def _iter_fingerprint_settings(model: ModelDescription, config: EngineConfig) -> Iterator[Setting]:
+    try:
+        fingerprint = compute_fingerprint(model, config)
+    except PoolingError as error:  # files are missing from a partial copy
+        yield Setting("fingerprint", None, error.message, UNKNOWN)
+        return
+    if fingerprint is None:
+        yield Setting("fingerprint", None, "the weights, which are missing", UNKNOWN)
+        return
+    yield Setting("fingerprint", str(fingerprint), ", ".join(PARTS))
+    short = ", ".join(f"{name} {fingerprint.parts[name][:PART_CHARS]}" for name in PARTS)
+    yield Setting("fingerprint_parts", dict(fingerprint.parts), "SHA-256 of each part", short, "its parts")
+
+
+def _iter_checksums(model: ModelDescription) -> Iterator[Setting]:
+    checkpoint = model.checkpoint
+    for path in list_weight_files(checkpoint):
+        name = path.relative_to(checkpoint.folder).as_posix()
+        digest = digest_file(path, is_full=True)
+        yield Setting(f"checksum.{name}", digest, "SHA-256 of the file", f"{digest} {name}", "checksum")
 
 
 def _pooling_setting(model: ModelDescription) -> Setting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -36,6 +37,8 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MIN_CACHE_DISK_BYTES = 1024**2
 # older names of vLLM that `from_kwargs` translates
 DEPRECATED_OPTIONS = ("task", "override_pooler_config")
+# of a model, or its first digits
+FINGERPRINT = re.compile("[0-9a-fA-F]{12,40}")
 # images per input; vLLM's default
 DEFAULT_MAX_IMAGES = 999
 
@@ -167,6 +170,10 @@ class EngineConfig:
     )
     result_cache_shared: bool = option("share cached results between API keys", default=False)
     step_timeout_s: float = option("stop the engine if a batch takes longer than this many seconds", default=600.0)
+    expect_fingerprint: str | None = option(
+        "refuse to load a model with another fingerprint: its first 12 hex digits or more, from cenote inspect",
+        default=None,
+    )
     trust_remote_code: bool = option(
         "accepted for compatibility and ignored: code in checkpoints is never run", default=False
     )
@@ -180,6 +187,12 @@ class EngineConfig:
             )
         if not isinstance(self.result_cache_disk_bytes, int) or self.result_cache_disk_bytes < MIN_CACHE_DISK_BYTES:
             raise BadRequest(f"result_cache_disk_bytes must be at least 1M, got {self.result_cache_disk_bytes!r}")
+        if self.expect_fingerprint is not None and not FINGERPRINT.fullmatch(self.expect_fingerprint):
+            raise BadRequest(
+                f"invalid expect_fingerprint={self.expect_fingerprint!r}; expected 12 to 40 hex digits, as cenote "
+                "inspect shows them",
+                param="expect_fingerprint",
+            )
         check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s", "bulk_max_wait_s"))
 
     @property

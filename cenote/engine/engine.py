@@ -87,6 +87,7 @@ def make_route_config(config: EngineConfig) -> EngineConfig:
     return replace(
         config,
         tokenizer=None,
+        expect_fingerprint=None,
         max_model_len=None,
         hf_overrides=None,
         lora_modules=(),

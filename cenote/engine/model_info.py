@@ -46,4 +46,5 @@ def build_model_info(
         io_processor_plugin=plugin,
         supports_entities=supports_entities(model),
         supports_images=vision is not None,
+        fingerprint="" if model.fingerprint is None else str(model.fingerprint),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from cenote.cache.result_cache import ResultCache
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.fingerprint import compute_fingerprint
+from cenote.loading.cache_key import compute_cache_key
 from cenote.loading.model_description import ModelDescription
 from cenote.utils.metrics import MetricsRegistry
 
@@ -21,7 +21,7 @@ def make_result_cache(
     folder = None if config.result_cache_dir is None else Path(config.result_cache_dir).expanduser()
     try:
         cache = ResultCache(
-            compute_fingerprint(description, config),
+            compute_cache_key(description, config),
             memory_bytes=config.result_cache_bytes,
             folder=folder,
             disk_bytes=config.result_cache_disk_bytes,

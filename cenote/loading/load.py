@@ -21,9 +21,10 @@ from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.span_head import EntityHead
-from cenote.loading.checkpoint import find_checkpoint, first_line
+from cenote.loading.checkpoint import first_line
 from cenote.loading.describe import describe_model
-from cenote.loading.gliner import add_prompt_tokens, find_tokenizer_checkpoint
+from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
+from cenote.loading.gliner import add_prompt_tokens
 from cenote.loading.gliner2 import add_schema_tokens
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
@@ -40,6 +41,7 @@ from cenote.loading.tokenizer_files import (
     empty_tokenizer_files,
     load_tokenizer_files,
 )
+from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture
@@ -63,11 +65,19 @@ class LoadedModel:
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
     span_head: EntityHead | None = None  # of a model that finds entities of the labels in a request
     is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
+    fingerprint: Fingerprint | None = None
 
 
 def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
     """Load a model; `route` is that of a model with a Router, None: its default."""
     description = describe_model(options, route)
+    fingerprint = compute_fingerprint(description, options)
+    if options.expect_fingerprint is not None:
+        check_fingerprint(fingerprint, options.expect_fingerprint, description.name)
+    return replace(_load_described(options, description), fingerprint=fingerprint)
+
+
+def _load_described(options: EngineConfig, description: ModelDescription) -> LoadedModel:
     if description.deterministic and description.device.value.type == "cuda":
         use_deterministic_algorithms()
     for doubt in description.doubts:
@@ -237,15 +247,9 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> 
 
 
 def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> TokenizerFiles:
-    checkpoint = description.checkpoint
     if not description.architecture.reads_texts:
         return empty_tokenizer_files()
-    if options.tokenizer is not None:
-        checkpoint = find_checkpoint(
-            options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
-        )
-    else:
-        checkpoint = find_tokenizer_checkpoint(checkpoint, description.config, options.hf_token)
+    checkpoint = find_tokenizer(options, description)
     files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(description))
     if (spec := description.architecture.span_head) is not None and spec.prompt.splits_as_gliner2:
         add_schema_tokens(files.tokenizer, description.config)

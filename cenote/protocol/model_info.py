@@ -39,3 +39,4 @@ class ModelInfo:
     io_processor_plugin: str | None = None  # name of the plugin in use
     supports_entities: bool = False  # a token classifier, or GLiNER
     supports_images: bool = False
+    fingerprint: str = ""  # changes with everything that changes results; empty: not known

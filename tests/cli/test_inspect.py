@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -224,3 +225,23 @@ def test_a_broken_config_is_one_line_and_status_78(capsys: pytest.CaptureFixture
 
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "UnknownModel" in message and "hf_overrides" in message
+
+
+def test_the_fingerprint_is_that_of_the_loaded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert(tmp_path)
+    settings = inspect_json(capsys, str(tmp_path), "--checksums", "--device", "cpu")
+
+    with LLM(str(tmp_path), device="cpu") as llm:
+        fingerprint = llm.engine.model.fingerprint
+    assert fingerprint is not None
+    assert settings["fingerprint"]["value"] == str(fingerprint)
+    assert settings["fingerprint_parts"]["value"] == fingerprint.parts
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    assert settings["checksums"]["value"] == {"model.safetensors": digest}
+
+
+def test_the_fingerprint_is_unknown_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+
+    assert inspect(capsys, str(tmp_path))["fingerprint"] == ("unknown", "the weights, which are missing")
