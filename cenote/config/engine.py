@@ -30,6 +30,7 @@ Quantization = Literal["int8", "fp8"]
 # environment variables that are not options of the server, with their effect; startup fails for any other CENOTE_*
 EXTRA_VARIABLES = {
     "CENOTE_ALLOW_LONG_MAX_MODEL_LEN": "accept a max_model_len above the limit in the model's files",
+    "CENOTE_CACHE_DIR": "folder for files that are kept between runs, instead of ~/.cache/cenote",
     "CENOTE_MAX_CPU_ISA": "use no CPU instructions above this level",
 }
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -173,6 +174,9 @@ class EngineConfig:
     expect_fingerprint: str | None = option(
         "refuse to load a model with another fingerprint: its first 12 hex digits or more, from cenote inspect",
         default=None,
+    )
+    self_check: bool = option(
+        "compare the results of a few texts with those of the first load, and warn if they have changed", default=True
     )
     trust_remote_code: bool = option(
         "accepted for compatibility and ignored: code in checkpoints is never run", default=False

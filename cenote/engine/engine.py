@@ -39,6 +39,7 @@ from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
 from cenote.engine.request_state import PoolResults, RequestState, to_pool_results
 from cenote.engine.result_cache_factory import make_result_cache
 from cenote.engine.scheduler import Scheduler
+from cenote.engine.self_check import SelfCheck
 from cenote.engine.sequence_group import GroupResult
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.entity_recognizer import EntityRecognizer, make_unsupported_error
@@ -151,7 +152,10 @@ class PoolingEngine:
         self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)
         self.result_cache = make_result_cache(description, config, self.metrics.registry)
         budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
-        executor = executor or make_executor(model, self.renderer.vocab_size)
+        if executor is None:
+            executor = make_executor(model, self.renderer.vocab_size)
+            if config.self_check:
+                self._check_results(executor)
         scheduler = Scheduler(
             budget,
             config.max_num_seqs,
@@ -187,6 +191,17 @@ class PoolingEngine:
         for worker in (self.loop, self.tokenizer_worker, self.watchdog):
             worker.thread.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
+
+    def _check_results(self, executor: Executor) -> None:
+        SelfCheck(
+            self.model,
+            self.model_info,
+            self.admission,
+            self.renderer,
+            executor,
+            self.scoring,
+            self.entity_recognizer,
+        ).run()
 
     @classmethod
     def load(cls, config: EngineConfig, *, trust_callers: bool = False) -> PoolingEngine:

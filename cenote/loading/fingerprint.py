@@ -25,7 +25,8 @@ from typing import Any
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
+from cenote.loading.lora import parse_lora_module
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.model_files import iter_digests, list_tokenizer_files, list_weight_files
 from cenote.loading.static_embeddings import SIZE_SOURCE
@@ -85,7 +86,7 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
     if not weights:
         return None
     values = {
-        "weights": weights,
+        "weights": [*weights, *_collect_default_adapter(options)],
         "config": _collect_config(description, options),
         "tokenizer": _collect_tokenizer(description, options),
         "pooling": _collect_pooling(description),
@@ -107,6 +108,16 @@ def _collect_weights(checkpoint: Checkpoint | None) -> list[tuple[str, str]]:
     return files
 
 
+def _collect_default_adapter(options: EngineConfig) -> list[tuple[str, str]]:
+    """Return the files of the adapter of requests without one, unless it is in the checkpoint."""
+    paths = [path for name, path in map(parse_lora_module, options.lora_modules) if name == options.default_adapter]
+    if not paths:
+        return []
+    checkpoint = find_adapter(paths[0], token=options.hf_token)
+    settings = json.dumps(checkpoint.read_json(ADAPTER_CONFIG), sort_keys=True)
+    return [*iter_digests(checkpoint, list_weight_files(checkpoint)), (ADAPTER_CONFIG, settings)]
+
+
 def _collect_config(description: ModelDescription, options: EngineConfig) -> dict[str, Any]:
     checkpoint, vision = description.checkpoint, description.architecture.vision
     processors = ("processor_config.json", "preprocessor_config.json") if vision is not None else ()
@@ -118,7 +129,7 @@ def _collect_config(description: ModelDescription, options: EngineConfig) -> dic
         "max_length": description.max_length.value,
         "route": checkpoint.route,
         "default_adapter": options.default_adapter,
-        "adapter_config": checkpoint.read_json("adapter_config.json"),
+        "adapter_config": checkpoint.read_json(ADAPTER_CONFIG),
         "processors": [checkpoint.read_json(file) for file in processors],
         "mm_processor_kwargs": options.mm_processor_kwargs,
     }

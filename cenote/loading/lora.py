@@ -154,7 +154,7 @@ def load_adapters(
     for name, folder in folders.items():
         adapters.adapters[name] = loader.load(folder)
     loaded = LoRARegistry(adapters, loader, None, options.hf_token, tuple(adapters.adapters))
-    for name, path in map(_parse_lora_module, options.lora_modules):
+    for name, path in map(parse_lora_module, options.lora_modules):
         if name in loaded.added_paths:
             raise LoadError(
                 f"--lora-modules has {name!r} twice, for {loaded.added_paths[name]} and {path}; names must be unique"
@@ -180,7 +180,7 @@ def _default_adapter(
     return found
 
 
-def _parse_lora_module(module: str) -> tuple[str, str]:
+def parse_lora_module(module: str) -> tuple[str, str]:
     """Parse name=path, or a JSON object with name and path."""
     if module.lstrip().startswith("{"):
         try:

@@ -118,6 +118,19 @@ def test_another_tokenizer_changes_its_part(folder: Path, tmp_path: Path) -> Non
     assert changed_parts(fingerprint_of(folder), other) == ["tokenizer"]
 
 
+def test_the_default_adapter_counts_and_others_do_not(folder: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+        (tmp_path / name / "adapter_model.safetensors").write_text(name)
+
+    def fingerprint_with(path: str, default: str | None) -> str:
+        return str(fingerprint_of(folder, lora_modules=(f"mine={tmp_path / path}",), default_adapter=default))
+
+    assert fingerprint_with("first", None) == fingerprint_with("second", None) == str(fingerprint_of(folder))
+    assert list_differing_parts(fingerprint_with("first", "mine"), fingerprint_with("second", "mine")) == ["weights"]
+
+
 def test_it_does_not_depend_on_the_folder_and_on_files_that_are_not_loaded(folder: Path, tmp_path: Path) -> None:
     add_prompt(folder)
     add_pooling(folder)

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
+from cenote.engine.self_check_store import get_path, read_results
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.listwise_prompt import strip_special_tokens
@@ -119,6 +120,13 @@ def test_all_documents_of_a_query_are_encoded_in_one_prompt(jina: JinaReranker) 
     prompt_ids = jina.llm.get_tokenizer().encode(prompt(QUERY, DOCUMENTS)).ids
     assert all(output.prompt_token_ids == prompt_ids for output in outputs)
     assert len({output.request_id for output in outputs}) == 1
+
+
+def test_the_self_check_compares_scores(jina: JinaReranker) -> None:
+    results = read_results(get_path(jina.llm.engine.model_info.fingerprint, torch.device("cpu")))
+
+    assert results is not None
+    assert {task: values.values.shape for task, values in results.by_task.items()} == {"score": (3,)}
 
 
 def test_a_score_depends_on_the_other_documents(jina: JinaReranker) -> None:
