@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cenote.api.admin_routes import make_admin_routes
 from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
@@ -25,13 +26,15 @@ from cenote.api.docs import make_docs_routes
 from cenote.api.middleware import RequestMiddleware, get_header
 from cenote.api.replies import Reply, error_reply, internal_error_reply, send_reply, status_error_reply, to_response
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
-from cenote.api.request_context import RequestContext
+from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.api.system_routes import make_system_routes
-from cenote.errors import BodyTooLarge, Forbidden, NotOffered, PoolingError, RouteNotFound
+from cenote.errors import BodyTooLarge, Forbidden, PoolingError
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_INLINE_BYTES = 256 * 1024  # larger bodies are not parsed in the event loop
+MODEL_HEADER = b"x-model"  # for requests whose body names no model
+WAITED_FOR = ("unloaded", "unloading")  # states of a model that requests wait for
 MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
@@ -42,7 +45,12 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
     endpoints = {path: Endpoint(app_state, route, routes) for route in reversed(routes) for path in route.paths}
     post_routes = [StarletteRoute(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     app = Starlette(
-        routes=[*post_routes, *make_system_routes(app_state, routes), *make_docs_routes(app_state, routes)],
+        routes=[
+            *post_routes,
+            *make_system_routes(app_state, routes),
+            *make_admin_routes(app_state),
+            *make_docs_routes(app_state, routes),
+        ],
         exception_handlers={
             HTTPException: _handle_http_error,
             PoolingError: _handle_pooling_error,
@@ -75,6 +83,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app_state = self.app_state
         admission = RequestAdmission(app_state.admission, app_state.api_keys, scope.get("api_key"))
+        context: RequestContext | None = None
         try:
             try:
                 reply = await self._handle(scope, receive, admission)
@@ -83,18 +92,19 @@ class Endpoint:
             if reply is None:  # the client disconnected
                 reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
             admission.hold_instead(len(reply.content))
-            context: RequestContext | None = scope.get("context")
+            context = scope.get("context")
             has_headers = context is not None and reply.status != CLIENT_CLOSED_REQUEST
             await send_reply(reply, context.response_headers() if context and has_headers else (), send)
         finally:
             admission.hold_instead(0)
+            if (context := scope.get("context")) is not None:
+                context.release()
 
     async def _handle(self, scope: Scope, receive: Receive, admission: RequestAdmission) -> Reply | None:
         app_state, route = self.app_state, self.route
         scope["handler"] = route.paths[0]
-        engine = app_state.engine
-        if not route.is_supported(engine.model_info):
-            raise unsupported_route_error(route, self.routes, engine.model_info)
+        if (model := app_state.models.sole) is not None and model.status not in WAITED_FOR:
+            self._check_route(model.engine.model_info)  # before the body is read
         if route.needs_admin and not app_state.api_keys.may_administer(admission.key):
             raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
         check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
@@ -107,11 +117,25 @@ class Endpoint:
             return None
         received_at = time.monotonic()
         body = await parse_large_body(route, raw) if len(raw) > MAX_INLINE_BYTES else parse_raw_body(route, raw)
-        context = RequestContext(engine, settings, scope["request_id"], admission)
+        header_model = scope["headers_by_name"].get(MODEL_HEADER)
+        context = RequestContext(
+            app_state.models,
+            app_state.load_model,
+            route,
+            settings,
+            scope["request_id"],
+            admission,
+            None if header_model is None else str(header_model, "latin-1"),
+        )
         context.timing.received_at = received_at
         context.read_options(body)
         scope["context"] = context
         return await run_until_disconnect(receive, route.handler(body, context), admission)
+
+    def _check_route(self, model_info: ModelInfo) -> None:
+        if not self.route.is_supported(model_info):
+            supported = sorted({other.paths[0] for other in self.routes if other.is_supported(model_info)})
+            raise make_unsupported_error(self.route, model_info, f"supported routes: {', '.join(supported)}")
 
 
 def parse_raw_body(route: Route, raw: bytes) -> Any:
@@ -203,15 +227,6 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[Reply], admissi
             timer.cancel()
         disconnect.remove_done_callback(on_disconnect)
         disconnect.cancel()
-
-
-def unsupported_route_error(route: Route, routes: Sequence[Route], model_info: ModelInfo) -> PoolingError:
-    supported = sorted({other.paths[0] for other in routes if other.is_supported(model_info)})
-    error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
-    return error_type(
-        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
-        f"supports the tasks {', '.join(model_info.tasks)}; supported routes: {', '.join(supported)}"
-    )
 
 
 async def _handle_pooling_error(http: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""State shared by all routes: the engine once loaded, the settings, and whether the server is ready."""
+"""State shared by all routes: the models, the settings, and whether the server is ready."""
 
 from __future__ import annotations
 
@@ -8,48 +8,65 @@ from typing import Literal
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.counters import Counters
 from cenote.api.auth import ApiKeyStore
+from cenote.api.model_admin import LocalModelAdmin, ModelAdmin
+from cenote.api.served_models import EngineUse, ServedModel, ServedModels
 from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.config.server import ServerConfig
-from cenote.errors import EngineStopped, NotReady
-from cenote.protocol.engine import Engine, EngineStatus
+from cenote.errors import EngineStopped, NotReady, PoolingError
+from cenote.protocol.engine import Engine, ModelStatus
 from cenote.utils.bounded_executor import BoundedExecutor
-from cenote.utils.metrics import MetricFamily
 
-ServerStatus = EngineStatus | Literal["draining"]
+ServerStatus = ModelStatus | Literal["draining"]
+# of several models, the server has the first of these states that one of them has
+STATUS_ORDER: tuple[ModelStatus, ...] = ("failed", "stopped", "loading", "restarting")
 
 
 class AppState:
+    admission: AdmissionController  # of the only model; with several, for what is checked before the model is known
+
     def __init__(self, settings: ServerConfig, counters: Counters | None = None) -> None:
         """`counters`: of what all front-ends have in flight; None if this process is the only one."""
         self.settings = settings
         self.api_keys = ApiKeyStore(settings.api_key, settings.api_key_file, settings.admin_api_key)
+        self.models = ServedModels()
         self.use_counters(counters or Counters())
         self.started_at = time.monotonic()
         self.created = int(time.time())
         self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
         self.metrics_executor = BoundedExecutor("metrics", num_threads=1, max_waiting=64)
-        self.metrics: ServerMetrics = LocalServerMetrics(self.collect_admission_metrics)
+        self.metrics: ServerMetrics = LocalServerMetrics(self)
+        self.admin: ModelAdmin = LocalModelAdmin(self.models)
         self.are_front_ends_ready = True  # False while another front-end process is starting
-        self._engine: Engine | None = None
         self.is_draining = False  # set by start_draining
 
     def use_counters(self, counters: Counters) -> None:
         """Admit requests by these counters; to be called before the first request."""
+        self.counters = counters
+        self.admission = self.make_admission(0)
+
+    def make_admission(self, slot: int) -> AdmissionController:
+        """Return the admission of the model that has this slot of the counters."""
         settings = self.settings
-        self.admission = AdmissionController(
+        return AdmissionController(
             max_queue_tokens=settings.max_queue_tokens,
             max_queue_seconds=settings.max_queue_seconds,
             max_inflight_bytes=settings.max_inflight_bytes,
-            counters=counters,
+            counters=self.counters,
+            slot=slot,
         )
 
-    def collect_admission_metrics(self) -> list[MetricFamily]:
-        return self.admission.collect_metrics(self.api_keys.keys)
+    def count_active_tenants(self) -> int:
+        return self.admission.tenants.count_active(self.api_keys.keys)
 
     def set_engine(self, engine: Engine) -> None:
-        self._engine = engine
+        """Serve one model with this engine."""
+        name, *aliases = self.settings.served_model_name or (engine.model_info.name,)
+        model = ServedModel(name, aliases, engine.model_info.name)
+        model.accepts_source_names = not self.settings.served_model_name
+        model.set_use(EngineUse(engine, self.admission))
         self.admission.set_device(engine.model_info.device)
+        self.models.set([model])
 
     def start_draining(self) -> None:
         """Report not ready and close connections after their response, but still serve requests."""
@@ -59,9 +76,11 @@ class AppState:
     def status(self) -> ServerStatus:
         if self.is_draining:
             return "draining"
-        if self._engine is None or (self._engine.status == "ready" and not self.are_front_ends_ready):
-            return "loading"
-        return self._engine.status
+        statuses = {model.status for model in self.models if model.is_required}
+        for status in STATUS_ORDER:
+            if status in statuses:
+                return status
+        return "ready" if self.are_front_ends_ready else "loading"
 
     @property
     def uptime_s(self) -> float:
@@ -69,20 +88,44 @@ class AppState:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None or self._engine.status == "loading":
-            raise NotReady(f"the model is loading (for {self.uptime_s:.1f} s so far); retry shortly")
-        return self._engine
+        """The engine of the first model; raises while it loads."""
+        return self.models.first.engine
+
+    async def load_model(self, name: str) -> None:
+        """Have a model of the table loaded, for a request that waits for it."""
+        await self.admin.load(name)
 
     @property
-    def engine_or_none(self) -> Engine | None:
-        return self._engine
+    def has_loaded(self) -> bool:
+        """Whether a model has been loaded since the start."""
+        return any(model.model_info is not None for model in self.models)
+
+    def find_final_error(self) -> PoolingError | None:
+        """Return why the server must be restarted: no model answers, and none will."""
+        errors = [
+            model.error
+            for model in self.models
+            if model.status in ("failed", "stopped") and not (model.status == "stopped" and model.use is None)
+        ]
+        return errors[0] if len(errors) == len(self.models) else None
 
     def check_ready(self) -> None:
         """Raise unless new requests should be sent to this server."""
-        dead_error = self.engine.dead_error
-        if dead_error is not None:
-            raise EngineStopped(str(dead_error))
+        errors = [(model, model.error) for model in self.models if model.is_required]
+        failed = [(model, error) for model, error in errors if error is not None]
+        if failed:
+            raise make_unready_error(failed, len(self.models))
         if not self.are_front_ends_ready:
             raise NotReady("not all front-end processes are ready; retry shortly")
         if self.is_draining:
             raise NotReady("the server is shutting down; retry on another instance")
+
+
+def make_unready_error(failed: list[tuple[ServedModel, PoolingError]], num_models: int) -> PoolingError:
+    """Return an error that names the models that do not answer."""
+    model, error = failed[0]
+    if num_models == 1:
+        return error if model.status == "loading" else EngineStopped(str(error))
+    is_final = any(model.status in ("failed", "stopped") for model, _ in failed)
+    names = ", ".join(f"{model.name} ({model.status})" for model, _ in failed)
+    return (EngineStopped if is_final else NotReady)(f"{len(failed)} of {num_models} models do not answer: {names}")

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from cenote.api.app_state import AppState
-from cenote.api.model_names import get_served_names
 from cenote.api.sockets import format_address
+from cenote.protocol.engine import ModelStatus
 from cenote.protocol.model_info import ModelInfo
 from cenote.version import __version__
 
 logger = logging.getLogger("cenote")
 
 
-def log_banner(app_state: AppState, listener: socket.socket, model_info: ModelInfo) -> None:
-    rows = make_banner_rows(app_state, format_address(app_state.settings, listener), model_info)
+class BannerModel(NamedTuple):
+    names: Sequence[str]
+    status: ModelStatus
+    model_info: ModelInfo | None  # None if it is not loaded
+
+
+def log_banner(app_state: AppState, listener: socket.socket, models: Sequence[BannerModel]) -> None:
+    address = format_address(app_state.settings, listener)
+    if len(models) == 1 and (model_info := models[0].model_info) is not None:
+        rows = make_banner_rows(app_state, address, model_info, models[0].names)
+    else:
+        rows = {f"model {', '.join(model.names)}": describe_model(model) for model in models}
+        rows |= make_server_rows(app_state, address)
     width = max(map(len, rows))
     lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
     text = f"Cenote {__version__} is ready after {app_state.uptime_s:.1f} s\n{lines}"
@@ -25,9 +37,18 @@ def log_banner(app_state: AppState, listener: socket.socket, model_info: ModelIn
     logger.info("%s", text, extra={"fields": fields})
 
 
-def make_banner_rows(app_state: AppState, address: str, model_info: ModelInfo) -> dict[str, str]:
+def describe_model(model: BannerModel) -> str:
+    """Return what one of several models is, in a line."""
+    if (info := model.model_info) is None:
+        return model.status
+    return f"{info.architecture}; {', '.join(info.tasks)}; {info.dtype} on {info.device}; {info.max_model_len:,} tokens"
+
+
+def make_banner_rows(
+    app_state: AppState, address: str, model_info: ModelInfo, names: Sequence[str] = ()
+) -> dict[str, str]:
     settings = app_state.settings
-    names = get_served_names(settings, model_info)
+    names = names or (model_info.name,)
     rows = {"model": ", ".join(names) + ("" if model_info.root in names else f" ({model_info.root})")}
     rows["architecture"] = model_info.architecture
     rows["tasks"] = ", ".join(model_info.tasks)
@@ -42,14 +63,21 @@ def make_banner_rows(app_state: AppState, address: str, model_info: ModelInfo) -
         rows["fingerprint"] = model_info.fingerprint
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"
-    rows["limits"] = (
-        f"{model_info.max_model_len:,} tokens per input, {settings.max_request_items:,} inputs "
-        f"and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
-    )
-    rows["API keys"] = (
-        str(len(app_state.api_keys))
-        if app_state.api_keys.is_required
-        else "none: the API is open to every client that can connect"
-    )
-    rows["address"] = address
-    return rows
+    limits = f"{model_info.max_model_len:,} tokens per input, "
+    server_rows = make_server_rows(app_state, address)
+    return {**rows, **server_rows, "limits": limits + server_rows["limits"]}
+
+
+def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
+    settings = app_state.settings
+    return {
+        "limits": (
+            f"{settings.max_request_items:,} inputs and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
+        ),
+        "API keys": (
+            str(len(app_state.api_keys))
+            if app_state.api_keys.is_required
+            else "none: the API is open to every client that can connect"
+        ),
+        "address": address,
+    }

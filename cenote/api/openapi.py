@@ -9,9 +9,11 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from cenote.api.admin_routes import LoadBody, ModelRows, ReloadBody, ShuttingDown, UnloadBody
 from cenote.api.app_state import AppState
 from cenote.api.auth import PUBLIC_ROUTES
 from cenote.api.dialects.dialect import Route
+from cenote.api.model_admin import ModelRow
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.system_routes import Health, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
@@ -29,6 +31,8 @@ class SystemOperation:
     media_type: str = JSON_MEDIA_TYPE
     methods: Sequence[str] = ("get",)
     errors: Sequence[int] = (503,)
+    body_type: type[msgspec.Struct] | None = None
+    status: int = 200
 
 
 HEALTH_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
@@ -44,6 +48,37 @@ SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
     "/load": SystemOperation("Return the number of requests in flight", Load, errors=()),
     "/metrics": SystemOperation("Return metrics in the Prometheus text format", media_type="text/plain"),
     "/tokenizer_info": SystemOperation("Return tokenizer_config.json and the chat template", dict[str, Any]),
+    "/admin/models": SystemOperation(
+        "List the models with their state, memory and load; needs an admin key", ModelRows, errors=(403,)
+    ),
+    "/admin/models/load": SystemOperation(
+        "Load a model, perhaps a new one, and return when it is ready; needs an admin key",
+        ModelRow,
+        methods=("post",),
+        errors=(400, 403, 404, 503),
+        body_type=LoadBody,
+    ),
+    "/admin/models/unload": SystemOperation(
+        "Unload a model when its requests are answered; needs an admin key",
+        ModelRow,
+        methods=("post",),
+        errors=(400, 403, 404, 503),
+        body_type=UnloadBody,
+    ),
+    "/admin/models/reload": SystemOperation(
+        "Load a model again, perhaps from another source, without a pause; needs an admin key",
+        ModelRow,
+        methods=("post",),
+        errors=(400, 403, 404, 503),
+        body_type=ReloadBody,
+    ),
+    "/admin/shutdown": SystemOperation(
+        "Stop the server when its requests are answered; needs an admin key",
+        ShuttingDown,
+        methods=("post",),
+        errors=(400, 403),
+        status=202,
+    ),
     "/openapi.json": SystemOperation("Return this OpenAPI document", dict[str, Any], errors=()),
     "/docs": SystemOperation("Documentation page from which requests can be sent", media_type="text/html", errors=()),
     "/redoc": SystemOperation("Documentation page, the same as /docs", media_type="text/html", errors=()),
@@ -51,7 +86,7 @@ SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
 ERROR_DESCRIPTIONS = {
     400: "Invalid request; the response names the field and the reason",
     401: "Missing or invalid API key",
-    403: "The API key may not do this: ask for priority, or change adapters",
+    403: "The API key may not do this: ask for priority, or change adapters or models",
     404: "Unknown model",
     413: "Request too large: its body, tokens or answer",
     429: "Server overloaded; retry later",
@@ -75,12 +110,13 @@ RESPONSE_HEADERS = {
 
 
 def build_document(app_state: AppState, routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the document for the routes that the model supports; for all routes while it is loading."""
-    engine = app_state.engine_or_none
-    supported = [route for route in routes if engine is None or route.is_supported(engine.model_info)]
+    """Return the document for the routes that a model supports; for all routes while none is loaded."""
+    infos = [model.model_info for model in app_state.models if model.model_info is not None]
+    supported = [route for route in routes if not infos or any(map(route.is_supported, infos))]
     operations = {path: operation for path, operation in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
     schemas = SchemaRegistry(
         [ErrorBody, *(operation.reply_type for operation in operations.values())]
+        + [operation.body_type for operation in operations.values() if operation.body_type is not None]
         + [type_ for route in supported for type_ in (route.documented_body_type or route.body_type, route.reply_type)]
     )
     paths: dict[str, Any] = {}
@@ -129,12 +165,12 @@ def _is_served(path: str, app_state: AppState) -> bool:
 
 
 def _describe_model(app_state: AppState) -> str:
-    engine = app_state.engine_or_none
-    if engine is None:
-        return "The model is loading."
-    model_info = engine.model_info
-    tasks = ", ".join(model_info.tasks)
-    return f"{model_info.name} ({model_info.architecture}): {tasks}; at most {model_info.max_model_len} tokens."
+    infos = [(model.name, model.model_info) for model in app_state.models if model.model_info is not None]
+    lines = [
+        f"{name} ({model_info.architecture}): {', '.join(model_info.tasks)}; at most {model_info.max_model_len} tokens."
+        for name, model_info in infos
+    ]
+    return " ".join(lines) or "The model is loading."
 
 
 def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict[str, Any]:
@@ -160,12 +196,17 @@ def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict
 def _describe_operation(method: str, path: str, operation: SystemOperation, schemas: SchemaRegistry) -> dict[str, Any]:
     content = {operation.media_type: {"schema": schemas[operation.reply_type]}}
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    request: dict[str, Any] = {}
+    if operation.body_type is not None:
+        body = {JSON_MEDIA_TYPE: {"schema": schemas[operation.body_type], "example": {"name": "my-model"}}}
+        request = {"requestBody": {"required": True, "content": body}}
     return {
         "operationId": _operation_id(method, path),
         "summary": operation.summary,
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        **request,
         "responses": {
-            "200": {"description": operation.summary, "headers": _header_refs(), "content": content},
+            str(operation.status): {"description": operation.summary, "headers": _header_refs(), "content": content},
             **_error_responses((*operation.errors, 500), schemas),
         },
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cenote.utils.metrics import MetricFamily, MetricSeries
+from cenote.utils.metrics import MetricFamily, MetricSeries, add_label
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,23 +36,19 @@ FINISHED_REASONS = {
 }
 
 
-def render_metrics(families: Sequence[MetricFamily], model: str) -> bytes:
+def render_metrics(families: Sequence[MetricFamily]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_FamilyCollector(families, model))
+    registry.register(_FamilyCollector(families))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _FamilyCollector(Collector):
-    def __init__(self, families: Sequence[MetricFamily], model: str) -> None:
+    def __init__(self, families: Sequence[MetricFamily]) -> None:
         self.families = families
-        self.model = model
 
     def collect(self) -> Iterable[Metric]:
-        for family in self.families:
-            # http_* metrics have no model label: responses are counted before the model is known
-            has_model = family.name.startswith("cenote_")
-            yield make_metric(family, {"model_name": self.model} if has_model else {})
+        yield from map(make_metric, self.families)
         yield from self._collect_vllm_aliases()
 
     def _collect_vllm_aliases(self) -> Iterator[Metric]:
@@ -62,25 +58,21 @@ class _FamilyCollector(Collector):
                 alias = replace(by_name[cenote_name], name=name)
                 if name == "vllm:request_success_total":
                     alias = _map_finished_reasons(alias)
-                yield make_metric(alias, {"model_name": self.model, "engine": "0"})
+                yield make_metric(add_label(alias, "engine", "0"))
 
 
-def make_metric(family: MetricFamily, labels: Mapping[str, str]) -> Metric:
-    """Convert a family to a metric of prometheus_client, adding `labels` to every series."""
-    names = [*labels, *family.label_names]
+def make_metric(family: MetricFamily) -> Metric:
+    """Convert a family to a metric of prometheus_client."""
     metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     if family.kind == "histogram":
-        metric = HistogramMetricFamily(family.name, family.help, labels=names)
-        empty = [] if family.label_names else [MetricSeries((), counts=[0] * (len(family.bounds) + 1))]
-        for series in family.series or empty:
-            metric.add_metric(
-                [*labels.values(), *series.labels], _make_cumulative_buckets(family, series), series.value
-            )
+        metric = HistogramMetricFamily(family.name, family.help, labels=family.label_names)
+        for series in family.series:
+            metric.add_metric(series.labels, _make_cumulative_buckets(family, series), series.value)
         return metric
     metric_class = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    metric = metric_class(family.name, family.help, labels=names)
+    metric = metric_class(family.name, family.help, labels=family.label_names)
     for series in family.series:
-        metric.add_metric([*labels.values(), *series.labels], series.value)
+        metric.add_metric(series.labels, series.value)
     return metric
 
 
@@ -91,5 +83,16 @@ def _make_cumulative_buckets(family: MetricFamily, series: MetricSeries) -> list
 
 
 def _map_finished_reasons(family: MetricFamily) -> MetricFamily:
-    series = [replace(item, labels=(FINISHED_REASONS.get(item.labels[0], item.labels[0]),)) for item in family.series]
-    return replace(family, label_names=("finished_reason",), series=series)
+    """Replace the values of the label `outcome` by vLLM's, under its name of the label."""
+    at = family.label_names.index("outcome")
+    names = tuple("finished_reason" if name == "outcome" else name for name in family.label_names)
+    series = [
+        replace(
+            item,
+            labels=tuple(
+                FINISHED_REASONS.get(value, value) if index == at else value for index, value in enumerate(item.labels)
+            ),
+        )
+        for item in family.series
+    ]
+    return replace(family, label_names=names, series=series)

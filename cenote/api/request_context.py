@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cenote.api.admission.controller import Ticket
 from cenote.api.admission.cost import (
@@ -19,16 +19,21 @@ from cenote.api.admission.cost import (
     estimate_tokenize,
 )
 from cenote.api.admission.request_admission import RequestAdmission
-from cenote.api.model_names import get_served_names, is_served_name
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
+from cenote.api.served_models import EngineUse, LoadModel, Selection, ServedModel, ServedModels
+from cenote.api.server_timing import format_server_timing
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, UnknownModel
+from cenote.errors import BadRequest, NotOffered, PoolingError, RouteNotFound
 from cenote.protocol.engine import Engine
 from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
+
+if TYPE_CHECKING:
+    from cenote.api.dialects.dialect import Route
 
 T = TypeVar("T")
 # adapter of a score request, or of a pool request, which may have one for each input
@@ -36,15 +41,29 @@ AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
 # loading or unloading an adapter counts as one small request: the device computes meanwhile
 ADAPTER_COST = RequestCost(1)
-# the stages in the order of a request, then the sum that clients of earlier versions read
-SERVER_TIMING_NAMES = ("parse", "tokenize", "wire", "queue", "pack", "device", "deliver", "encode", "inference")
-SERVER_TIMING_FORMAT = ", ".join(f"{name};dur=%.3f" for name in SERVER_TIMING_NAMES).encode()
 
 
 class RequestContext:
-    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, admission: RequestAdmission) -> None:
-        self.engine = engine
+    engine: Engine  # of the model that `select_model` has selected
+    model: str  # its name in responses, whichever the request used
+
+    def __init__(
+        self,
+        models: ServedModels,
+        load: LoadModel,
+        route: Route,
+        settings: ServerConfig,
+        request_id: str,
+        admission: RequestAdmission,
+        header_model: str | None = None,
+    ) -> None:
+        """`header_model`: the model that a header of the request names, for requests that name none elsewhere."""
+        self.models = models
+        self._load = load
+        self.route = route
         self.settings = settings
+        self.header_model = header_model
+        self._use: EngineUse | None = None
         self.request_id = request_id
         self.admission = admission
         self.created = int(time.time())
@@ -56,6 +75,7 @@ class RequestContext:
         self.num_truncated = 0  # inputs that were truncated
         self.has_token_ids = False  # whether the inputs are token ids, which are valid for one vocabulary only
         self.adapter: str | None = None  # adapter that the request names as its model
+        self.role: Role | None = None  # whose prompt is used, by the name of the model
 
     def read_options(self, body: object) -> None:
         """Read the fields of a parsed body that concern its admission."""
@@ -67,19 +87,45 @@ class RequestContext:
     def model_info(self) -> ModelInfo:
         return self.engine.model_info
 
-    @property
-    def model(self) -> str:
-        """Name of the model in responses: the first served name, whichever the request used."""
-        return get_served_names(self.settings, self.model_info)[0]
+    async def select_model(self, name: str | None, *, param: str | None = None) -> None:
+        """Select the model that a request names, for all that follows; without a name, the first.
 
-    def check_model(self, name: str | None, *, param: str | None = None) -> None:
-        """Raise if the name is unknown; the name of an adapter selects that adapter for all inputs."""
-        if name is None or name in get_served_names(self.settings, self.model_info):
-            return
-        if name in self.model_info.external_adapters:
-            self.adapter = name
-        elif not self.settings.skip_model_name_validation and not is_served_name(name, self.settings, self.model_info):
-            raise UnknownModel(f"The model `{name}` does not exist.", param=param)
+        Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs.
+        """
+        name = self.header_model if name is None else name
+        model = self.models.by_name.get(name)
+        if model is None:
+            model, self.adapter, self.role = self._find(cast("str", name), param)
+        use = model.use
+        if use is None or not use.is_ready:
+            use = await model.wait(self._load, self.admission.deadline_at, self.settings.replay_timeout_s)
+        if use is not self._use:
+            self.release()
+            use.num_users += 1
+            self._use, self.engine, self.admission.controller = use, use.engine, use.admission
+        self.model = model.name
+        if not self.route.is_supported(use.engine.model_info):
+            raise self._make_unsupported_error(model)
+
+    def _find(self, name: str, param: str | None) -> Selection:
+        found = self.models.find(name)
+        if found is None and self.settings.skip_model_name_validation:
+            return Selection(self.models.first)
+        return found or self.models.require(name, param)
+
+    def _make_unsupported_error(self, model: ServedModel) -> PoolingError:
+        others = [
+            other.name
+            for other in self.models
+            if other is not model and other.model_info is not None and self.route.is_supported(other.model_info)
+        ]
+        return make_unsupported_error(self.route, self.engine.model_info, f"models that do: {', '.join(others)}")
+
+    def release(self) -> None:
+        """The request does not use its engine any more."""
+        if self._use is not None:
+            self._use.release()
+            self._use = None
 
     def check_num_items(self, count: int, name: str) -> None:
         if count > self.settings.max_request_items:
@@ -94,6 +140,8 @@ class RequestContext:
         self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
+        if self.role is not None:
+            request = self.add_role(request)
         cost = estimate_pool(request, self.model_info, self.encoding_format)
         ticket = self.admission.admit(cost, request.scheduling.priority)
         request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
@@ -163,6 +211,11 @@ class RequestContext:
             raise
         ticket.release(is_completed=True)
         return result
+
+    def add_role(self, request: PoolRequest) -> PoolRequest:
+        """Add the role of the model's name, unless the request selects a prompt itself."""
+        own = (request.prompt, request.prompt_name, request.role, request.input_type, request.embedding_task)
+        return replace(request, role=self.role) if self.role is not None and own == (None,) * len(own) else request
 
     def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
         if self.adapter is not None and requested not in (None, self.adapter):
@@ -238,16 +291,9 @@ def encode_fingerprint(fingerprint: str) -> bytes:
     return fingerprint.encode()
 
 
-def format_server_timing(timing: Timing) -> bytes:
-    """Return the value of the header Server-Timing, in milliseconds."""
-    return SERVER_TIMING_FORMAT % (
-        timing.parse_s * 1000,
-        timing.tokenize_s * 1000,
-        timing.wire_s * 1000,
-        timing.queue_s * 1000,
-        timing.pack_s * 1000,
-        timing.device_s * 1000,
-        timing.deliver_s * 1000,
-        timing.encode_s * 1000,
-        timing.inference_s * 1000,
+def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
+    error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
+    return error_type(
+        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
+        f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
     )

@@ -15,7 +15,7 @@ from typing import Any
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.background_load import EngineLoader, load_in_thread
-from cenote.api.banner import log_banner
+from cenote.api.banner import BannerModel, log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
 from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
 from cenote.errors import EngineStopped
@@ -133,7 +133,7 @@ class ApiServer(HttpServer):
             os._exit(128 + signal_number)
         num_in_flight, delay = self.app_state.num_in_flight, self.app_state.settings.shutdown_delay_s
         logger.info("received %s, draining %d requests", name, num_in_flight)
-        self._begin_shutdown(0.0 if self.app_state.engine_or_none is None else delay)
+        self._begin_shutdown(delay if self.app_state.has_loaded else 0.0)
 
     def _begin_shutdown(self, delay_s: float) -> None:
         self.app_state.start_draining()
@@ -141,7 +141,11 @@ class ApiServer(HttpServer):
 
     def _on_loaded(self, engine: Engine) -> None:
         self.app_state.set_engine(engine)
-        log_banner(self.app_state, self.listeners[0], engine.model_info)
+        self.log_banner()
+
+    def log_banner(self) -> None:
+        models = [BannerModel(model.names, model.status, model.model_info) for model in self.app_state.models]
+        log_banner(self.app_state, self.listeners[0], models)
 
     def _on_failed(self, error: BaseException) -> None:
         self.failure = error
@@ -151,9 +155,9 @@ class ApiServer(HttpServer):
         """Shut down when the engine in this process dies: it cannot be restarted here."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S * 10)
-            engine = self.app_state.engine_or_none
-            if engine is not None and engine.dead_error is not None:
-                self._on_failed(EngineStopped(f"the engine has stopped: {engine.dead_error}"))
+            use = self.app_state.models.first.use
+            if use is not None and use.engine.dead_error is not None:
+                self._on_failed(EngineStopped(f"the engine has stopped: {use.engine.dead_error}"))
                 return
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cenote.api.wire.control_messages import ReplayStats
-from cenote.protocol.engine import Engine
-from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry
+from cenote.api.admission.admission_metrics import collect_model_metrics, collect_server_metrics
+from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry, add_label, merge_families
+
+if TYPE_CHECKING:
+    from cenote.api.app_state import AppState
+    from cenote.api.wire.control_messages import ReplayStats
+
+MODEL_LABEL = "model_name"
 
 
 class ServerMetrics(Protocol):
@@ -19,16 +23,16 @@ class ServerMetrics(Protocol):
         """Record requests that were sent to another engine process."""
         ...
 
-    async def collect(self, engine: Engine) -> list[MetricFamily]:
+    async def collect(self) -> list[MetricFamily]:
         """Return the metrics of the whole server, those of other processes included."""
         ...
 
 
-class LocalServerMetrics:
-    """Metrics of a server whose HTTP responses are all recorded in this process."""
+class HttpMetrics:
+    """Metrics of HTTP responses and of what all models share."""
 
-    def __init__(self, collect_admission: Callable[[], list[MetricFamily]]) -> None:
-        self.collect_admission = collect_admission
+    def __init__(self, app_state: AppState) -> None:
+        self.app_state = app_state
         self.registry = MetricsRegistry()
         self._count_http = self.registry.counter(
             "http_requests_total", "HTTP responses, by route, method and status.", "handler", "method", "status"
@@ -40,29 +44,27 @@ class LocalServerMetrics:
             "handler",
         )
 
-        self._count_replayed = self.registry.counter(
-            "cenote_requests_replayed_total", "Requests sent again because an engine process or a link to it was lost."
-        )
-        self._count_quarantined = self.registry.counter(
-            "cenote_requests_quarantined_total",
-            "Requests with inputs that were on the device when an engine process died, and then ran alone.",
-        )
-        self._count_poison = self.registry.counter(
-            "cenote_poison_inputs_total", "Inputs refused because the engine process died twice while it computed them."
-        )
-
-    def observe_replay(self, stats: ReplayStats) -> None:
-        self._count_replayed(by=stats.num_replayed)
-        self._count_quarantined(by=stats.num_quarantined)
-        self._count_poison(by=stats.num_poison)
-
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self._count_http(handler, method, str(status))
         self._observe_duration(seconds, handler)
 
-    async def collect(self, engine: Engine) -> list[MetricFamily]:
-        return [*await engine.collect_metrics(), *self.snapshot()]
+    def snapshot(self, model_name: str | None) -> list[MetricFamily]:
+        """Return the metrics; `model_name` labels those of what all models share, if there is one model."""
+        shared = collect_server_metrics(self.app_state.counters, self.app_state.count_active_tenants())
+        if model_name is not None:
+            shared = [add_label(family, MODEL_LABEL, model_name) for family in shared]
+        return [*self.registry.snapshot(), *shared]
 
-    def snapshot(self) -> list[MetricFamily]:
-        """Return the metrics of the HTTP server."""
-        return [*self.registry.snapshot(), *self.collect_admission()]
+
+class LocalServerMetrics(HttpMetrics):
+    """Metrics of a server whose engine is in this process."""
+
+    def observe_replay(self, stats: ReplayStats) -> None:
+        """An engine in this process is never replaced."""
+
+    async def collect(self) -> list[MetricFamily]:
+        model = self.app_state.models.first
+        families = [*await model.engine.collect_metrics(), *collect_model_metrics(self.app_state.counters, 0)]
+        return merge_families(
+            [*(add_label(family, MODEL_LABEL, model.name) for family in families), *self.snapshot(model.name)]
+        )

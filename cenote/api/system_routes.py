@@ -12,9 +12,10 @@ from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState, ServerStatus
 from cenote.api.dialects.dialect import Route
-from cenote.api.model_names import get_served_names, is_served_name
 from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_response
-from cenote.errors import PoolingError, UnknownModel
+from cenote.api.served_models import ServedModel
+from cenote.errors import PoolingError
+from cenote.protocol.params import Task
 from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
 
@@ -62,13 +63,14 @@ class ModelCard(msgspec.Struct):
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None  # null, and no tasks, before the model has been loaded
     permission: list[Permission]
     object: str = "model"
     owned_by: str = "cenote"
     parent: str | None = None  # of an adapter: its base model
     state: ServerStatus = "ready"  # also while the engine restarts, which the models survive
     fingerprint: str | None = None  # changes with everything that changes results
+    tasks: tuple[Task, ...] = ()
 
 
 class ModelList(msgspec.Struct):
@@ -95,11 +97,9 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
     async def live(http: Request) -> Reply:
-        """Return 200 unless the engine has died for good and the server must be restarted."""
-        engine = app_state.engine_or_none
-        if engine is None or engine.dead_error is None or engine.status not in ("failed", "stopped"):
-            return json_reply(make_health(app_state))
-        return unhealthy_reply(app_state, engine.dead_error)
+        """Return 200 unless no engine will answer any more and the server must be restarted."""
+        error = app_state.find_final_error()
+        return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
 
     async def version(http: Request) -> Reply:
         return json_reply(Version(__version__))
@@ -113,21 +113,23 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
     async def model(http: Request) -> Reply:
         name = http.path_params["name"]
         cards = list_model_cards(app_state)
+        # the leading slash of a folder path was merged with the slash before it
+        spellings = (name, f"/{name}")
         for card in cards:
-            # the leading slash of a folder path was merged with the slash before it
-            if card.id in (name, f"/{name}"):
+            if card.id in spellings:
                 return json_reply(card)
-        if any(is_served_name(alias, app_state.settings, app_state.engine.model_info) for alias in (name, f"/{name}")):
-            return json_reply(cards[0])
-        raise UnknownModel(f"The model `{name}` does not exist.")
+        for spelling in spellings:
+            if (found := app_state.models.find(spelling)) is not None:
+                return json_reply(next(card for card in cards if card.id == found.model.name))
+        raise app_state.models.make_unknown_error(name)
 
     async def tokenizer_info(http: Request) -> Reply:
-        return json_reply(app_state.engine.model_info.tokenizer_info)
+        name = http.query_params.get("model")
+        model = app_state.models.first if name is None else app_state.models.require(name).model
+        return json_reply(model.engine.model_info.tokenizer_info)
 
     async def metrics(http: Request) -> Reply:
-        families = await app_state.metrics.collect(app_state.engine)
-        model_name = get_served_names(app_state.settings, app_state.engine.model_info)[0]
-        return await app_state.metrics_executor.run(metrics_reply, families, model_name)
+        return await app_state.metrics_executor.run(metrics_reply, await app_state.metrics.collect())
 
     system_routes = [
         make_route("/health", healthy),
@@ -168,27 +170,38 @@ def unhealthy_reply(app_state: AppState, error: PoolingError) -> Reply:
 
 
 def list_model_cards(app_state: AppState) -> list[ModelCard]:
-    """Return a card for each served name, then one for each loaded adapter."""
-    model_info, created = app_state.engine.model_info, app_state.created
-    names = get_served_names(app_state.settings, model_info)
-    rows: list[tuple[str, str, str | None]] = [(name, model_info.root, None) for name in names]
-    rows += [(name, path, names[0]) for name, path in model_info.external_adapters.items()]
-    return [
-        ModelCard(
-            name,
-            created,
-            root,
-            model_info.max_model_len,
-            [Permission(f"modelperm-{index}-{created}", created)],
-            parent=parent,
-            state=app_state.status,
-            fingerprint=model_info.fingerprint or None,
-        )
-        for index, (name, root, parent) in enumerate(rows)
-    ]
+    """Return a card for each name of each model, then one for each loaded adapter."""
+    if (sole := app_state.models.sole) is not None:
+        _ = sole.engine  # raises while it loads
+    rows: list[tuple[str, str, str | None, ServedModel]] = []
+    for model in app_state.models:
+        model_info = model.model_info
+        root = model.source if model_info is None else model_info.root
+        rows += [(name, root, None, model) for name in model.names]
+    for model in app_state.models:
+        adapters = {} if model.model_info is None else model.model_info.external_adapters
+        rows += [(name, path, model.name, model) for name, path in adapters.items()]
+    return [make_card(app_state, index, *row) for index, row in enumerate(rows)]
 
 
-def metrics_reply(families: Sequence[MetricFamily], model: str) -> Reply:
+def make_card(
+    app_state: AppState, index: int, name: str, root: str, parent: str | None, model: ServedModel
+) -> ModelCard:
+    model_info, created = model.model_info, app_state.created
+    return ModelCard(
+        name,
+        created,
+        root,
+        None if model_info is None else model_info.max_model_len,
+        [Permission(f"modelperm-{index}-{created}", created)],
+        parent=parent,
+        state=app_state.status if app_state.models.sole is not None else model.status,
+        fingerprint=None if model_info is None else model_info.fingerprint or None,
+        tasks=() if model_info is None else model_info.tasks,
+    )
+
+
+def metrics_reply(families: Sequence[MetricFamily]) -> Reply:
     from cenote.api import prometheus  # importing takes 0.1 s, which only the first scrape pays
 
-    return Reply(prometheus.render_metrics(families, model), media_type=prometheus.CONTENT_TYPE)
+    return Reply(prometheus.render_metrics(families), media_type=prometheus.CONTENT_TYPE)

@@ -14,6 +14,7 @@ from cenote.cli.option_sources import collect_options
 from cenote.cli.parser import CommandParser
 from cenote.config.engine import EngineConfig
 from cenote.config.flags import add_flags, add_ignored_flags
+from cenote.config.model_table import ModelTable
 from cenote.config.options import normalize_log_level, option_fields
 from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import MultiValue, UsageError
@@ -39,19 +40,20 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     from cenote.api.sockets import format_address, open_socket
 
     configure_logging(settings)
-    config = EngineConfig.from_kwargs(**options)  # reports invalid options before the socket is opened
+    table = make_table(settings, options)  # reports invalid options before the socket is opened
     app_state = AppState(settings)
     listener = open_socket(settings)
-    logger.info("listening on %s; loading %s", format_address(settings, listener), config.model or "the default model")
+    sources = [entry.config.model or "the default model" for entry in table.entries if entry.load == "start"]
+    logger.info("listening on %s; loading %s", format_address(settings, listener), ", ".join(sources) or "no model")
 
     stop_engine: Callable[[], None] | None = None
     try:
         if settings.in_process_engine:
-            stop_engine = _run_in_process(app_state, listener, config)
+            stop_engine = _run_in_process(app_state, listener, table.entries[0].config)
         else:
             from cenote.api.supervisor.supervisor import run_supervisor
 
-            run_supervisor(app_state, [listener], config)
+            run_supervisor(app_state, [listener], table)
     finally:
         if settings.uds:
             with suppress(OSError):
@@ -89,13 +91,13 @@ def _run_in_process(app_state: AppState, listener: socket.socket, config: Engine
 
 
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
-    """Return the server options and the keyword arguments of EngineConfig."""
+    """Return the server options and the keyword arguments of EngineConfig; `models` of these are several sources."""
     parser = make_parser()
     options = collect_options(parser, argv, environment)
-    tag = options.pop("model_tag", None)
-    if tag is not None and options.setdefault("model", tag) != tag:
-        raise UsageError(f"two different models: {tag} and --model {options['model']}; pass only one")
-    if "model" not in options:
+    sources = tuple(options.pop("model_tags", None) or ())
+    if sources and options.setdefault("model", sources[0]) != sources[0]:
+        raise UsageError(f"two different models: {sources[0]} and --model {options['model']}; pass only one")
+    if "model" not in options and "models" not in options:
         _check_swallowed_model(parser)
     if (max_waiting_chars := options.pop("max_waiting_chars", None)) is not None:
         logger.warning("--max-waiting-chars is deprecated; use --max-queue-tokens, which is about a third of it")
@@ -103,7 +105,28 @@ def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     server_names = {option.name for option in option_fields(ServerConfig)}
     settings = ServerConfig(**{name: value for name, value in options.items() if name in server_names})
     engine_options = {name: value for name, value in options.items() if name not in server_names}
+    if len(sources) > 1:
+        engine_options["sources"] = sources
     return settings, {**engine_options, "served_model_name": settings.served_model_name}
+
+
+def make_table(settings: ServerConfig, options: Mapping[str, Any]) -> ModelTable:
+    """Return the models of the command line, or of the file that it names."""
+    options = dict(options)
+    sources = options.pop("sources", ())
+    if settings.models is None and len(sources) < 2:
+        config = EngineConfig.from_kwargs(**options)
+        return ModelTable.of(config, settings.served_model_name, options)
+    model = options.pop("model", None)
+    if settings.models is not None and model is not None:
+        raise UsageError(f"--models {settings.models} and the model {model}; add it to the file, or leave one out")
+    if options.pop("served_model_name", None):
+        raise UsageError("--served-model-name names one model; give names in a file: --models FILE.yaml")
+    if settings.in_process_engine:
+        raise UsageError("--in-process-engine serves one model; leave it out, or pass one model")
+    if settings.models is not None:
+        return ModelTable.from_file(settings.models, options)
+    return ModelTable.from_sources(sources, options)
 
 
 def _check_swallowed_model(parser: CommandParser) -> None:
@@ -120,21 +143,23 @@ def _check_swallowed_model(parser: CommandParser) -> None:
 def make_parser() -> CommandParser:
     parser = CommandParser(
         "serve",
-        "[MODEL]",
-        "Serve a model over HTTP: embedding, reranking, classification and token-level tasks, with the APIs of several "
-        "vendors.",
+        "[MODEL ...]",
+        "Serve one or several models over HTTP: embedding, reranking, classification and token-level tasks, with the "
+        "APIs of several vendors.",
         [
             "cenote serve",
             "cenote serve BAAI/bge-m3 --port 8080 --api-key SECRET",
             "cenote serve FOLDER --served-model-name a b --pooler-config.pooling_type MEAN",
             "cenote serve --config server.yaml",
+            "cenote serve BAAI/bge-m3 cross-encoder/ms-marco-MiniLM-L12-v2",
+            "cenote serve --models models.yaml --memory-budget 8G",
         ],
     )
     parser.add_argument(
-        "model_tag",
-        nargs="?",
+        "model_tags",
+        nargs="*",
         metavar="MODEL",
-        help="hub name or folder; a bundled default model if unset",
+        help="hub name or folder; a bundled default model if unset. Options apply to all models",
     )
     group = parser.add_argument_group("server")
     group.add_argument(

@@ -20,6 +20,8 @@ from cenote.errors import BadRequest
 MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
 POSITIVE_OPTIONS = (
     "api_server_count",
+    "memory_budget",
+    "gpu_memory_budget",
     "max_request_items",
     "max_body_bytes",
     "max_queue_tokens",
@@ -48,6 +50,16 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option(
         "names under which the model is served; the first is used in responses", default=()
     )
+    models: str | None = option(
+        "YAML file with the models to serve: a list of name, source, aliases, options, pinned, keep_alive_s, load",
+        default=None,
+    )
+    memory_budget: int | None = option(
+        "host memory for engine processes, such as 8G: the least recently used models are unloaded above it",
+        default=None,
+        parse=parse_bytes,
+    )
+    gpu_memory_budget: int | None = option("the same for the memory of GPUs", default=None, parse=parse_bytes)
     api_key: tuple[str, ...] = option("API keys; they protect every route except the health endpoints", default=())
     api_key_file: str | None = option(
         "file with one API key per line and its settings, such as weight=2, or a folder of such files", default=None

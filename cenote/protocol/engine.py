@@ -14,6 +14,8 @@ from cenote.utils.metrics import MetricFamily
 
 # restarting: a new engine process is being started; failed: it exited too often; stopped: it will not come back
 EngineStatus = Literal["loading", "ready", "restarting", "failed", "stopped"]
+# of a model: also without engine processes, and while they finish their last requests
+ModelStatus = EngineStatus | Literal["unloaded", "unloading"]
 
 
 class Engine(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -110,3 +110,28 @@ class MetricsRegistry:
             assert len(labels) == len(label_names), f"{name} has the labels {label_names}, got {labels}"
             self._series[key] = MetricSeries(labels)
         return self._series[key]
+
+
+def add_label(family: MetricFamily, name: str, value: str) -> MetricFamily:
+    """Return the family with one more label, the first, on every series."""
+    series = [replace(item, labels=(value, *item.labels)) for item in family.series]
+    if not series and family.kind == "histogram" and not family.label_names:  # exposed before the first observation
+        series = [MetricSeries((value,), counts=[0] * (len(family.bounds) + 1))]
+    return replace(family, label_names=(name, *family.label_names), series=series)
+
+
+def merge_families(families: Iterable[MetricFamily]) -> list[MetricFamily]:
+    """Join the families of the same name, such as those of several processes; series with the same labels are added."""
+    merged: dict[str, dict[LabelValues, MetricSeries]] = {}
+    first: dict[str, MetricFamily] = {}
+    for family in families:
+        first.setdefault(family.name, family)
+        by_labels = merged.setdefault(family.name, {})
+        for series in family.series:
+            known = by_labels.get(series.labels)
+            if known is None:
+                by_labels[series.labels] = replace(series, counts=list(series.counts))
+            else:
+                known.value += series.value
+                known.counts = [a + b for a, b in zip(known.counts, series.counts, strict=True)] or known.counts
+    return [replace(first[name], series=list(by_labels.values())) for name, by_labels in merged.items()]

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.admission.counters import BYTES, QUEUED
+from cenote.api.admission.counters import BYTES, MODELS, QUEUED
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.config.server import ServerConfig
@@ -39,7 +39,7 @@ def make_app(llm: LLM, **settings: Any) -> tuple[AppState, TestClient]:
 
 def assert_nothing_in_flight(app_state: AppState) -> None:
     counters = app_state.admission.counters
-    assert counters.total(BYTES) == 0 and counters.total_up_to(QUEUED, 6) == 0
+    assert counters.total(BYTES) == 0 and counters.total_up_to(MODELS + QUEUED, 6) == 0
 
 
 # requests whose cost is far above the size of their body

@@ -15,7 +15,7 @@ from cenote.api.prometheus import VLLM_NAMES, render_metrics
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.loading.load import LoadedModel
-from cenote.utils.metrics import MetricsRegistry
+from cenote.utils.metrics import MetricsRegistry, add_label
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -137,7 +137,8 @@ def test_label_values_with_quotes_and_line_breaks_are_escaped() -> None:
     metrics = MetricsRegistry()
     metrics.counter("cenote_things_total", "Things.")(by=2)
 
-    text = render_metrics(metrics.snapshot(), 'a"b\\c\nd').decode()
+    families = [add_label(family, "model_name", 'a"b\\c\nd') for family in metrics.snapshot()]
+    text = render_metrics(families).decode()
 
     (family,) = [family for family in text_string_to_metric_families(text) if family.name == "cenote_things"]
     assert family.samples[0].labels == {"model_name": 'a"b\\c\nd'}

@@ -50,6 +50,7 @@ def serve(folder: str, num_front_ends: str, step_timeout_s: str) -> None:
     from cenote.api.sockets import open_socket
     from cenote.api.supervisor.supervisor import run_supervisor
     from cenote.config.engine import EngineConfig
+    from cenote.config.model_table import ModelTable
     from cenote.config.server import ServerConfig
 
     settings = ServerConfig(host="127.0.0.1", port=0, api_server_count=int(num_front_ends))
@@ -57,7 +58,7 @@ def serve(folder: str, num_front_ends: str, step_timeout_s: str) -> None:
     listener = open_socket(settings)
     print(listener.getsockname()[1], flush=True)
     config = EngineConfig(model=folder, dtype="float32", step_timeout_s=float(step_timeout_s))
-    run_supervisor(AppState(settings), [listener], config, [sys.executable, __file__, "engine"])
+    run_supervisor(AppState(settings), [listener], ModelTable.of(config), [sys.executable, __file__, "engine"])
 
 
 @contextmanager

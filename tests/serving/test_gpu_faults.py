@@ -59,6 +59,7 @@ from cenote.api.log_config import configure_logging
 from cenote.api.sockets import open_socket
 from cenote.api.supervisor.supervisor import run_supervisor
 from cenote.config.engine import EngineConfig
+from cenote.config.model_table import ModelTable
 from cenote.config.server import ServerConfig
 
 settings = ServerConfig(host="127.0.0.1", port=0)
@@ -66,7 +67,7 @@ configure_logging(settings)
 listener = open_socket(settings)
 print(listener.getsockname()[1], flush=True)
 config = EngineConfig(model=sys.argv[1], device="cuda", dtype="bfloat16")
-run_supervisor(AppState(settings), [listener], config, [sys.executable, "-c", sys.argv[2], "engine"])
+run_supervisor(AppState(settings), [listener], ModelTable.of(config), [sys.executable, "-c", sys.argv[2], "engine"])
 """
 
 

@@ -202,6 +202,7 @@ from cenote.api.sockets import open_socket
 from cenote.api.log_config import configure_logging
 from cenote.api.app_state import AppState
 from cenote.config.engine import EngineConfig
+from cenote.config.model_table import ModelTable
 from cenote.config.server import ServerConfig
 from cenote.errors import LoadError
 
@@ -225,7 +226,7 @@ if arrangement == "in-process":
 else:
     from cenote.api.supervisor.supervisor import run_supervisor
     command = [sys.executable, "-c", sys.argv[4], file, "engine", "0"]
-    run_supervisor(AppState(settings), [listener], EngineConfig(), command)
+    run_supervisor(AppState(settings), [listener], ModelTable.of(EngineConfig()), command)
 """
 
 

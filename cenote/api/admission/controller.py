@@ -5,14 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from cenote.api.admission.counters import BYTES, DONE, NUM_SIZE_CLASSES, QUEUED, RATE, REQUESTS, WAITS_SINCE, Counters
+from cenote.api.admission.counters import (
+    BYTES,
+    DONE,
+    NUM_SIZE_CLASSES,
+    QUEUED,
+    RATE,
+    REQUESTS,
+    USED_AT,
+    WAITS_SINCE,
+    Counters,
+    find_model_column,
+)
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
 from cenote.protocol.scheduling import Lane
-from cenote.utils.metrics import MetricFamily, MetricSeries
 
 # a request up to this size delays others by one small batch: some texts of full length, or a query with tens of
 # passages
@@ -49,22 +59,25 @@ class Ticket:
     def release(self, *, is_completed: bool) -> None:
         controller, lane = self.controller, 1 if self.size_class else 0
         own = controller.counters.own
-        own[QUEUED + self.size_class] -= self.tokens
+        own[controller.queued + self.size_class] -= self.tokens
         if not lane:
-            own[REQUESTS] -= 1
+            own[controller.requests] -= 1
         if self.column:
             own[self.column + lane] -= self.tokens
         if is_completed:
-            own[DONE + lane] += self.tokens
+            own[controller.done + lane] += self.tokens
             now, limit = controller.clock(), controller.limits[lane]
+            own[controller.used_at] = now
             if not lane:
-                own[WAITS_SINCE] = now
+                own[controller.waits_since] = now
             latency_s = now - self.admitted_at if self.is_first else 0.0
-            if limit.on_completed(now, controller.counters.total(DONE + lane), latency_s):
-                own[RATE + lane] = limit.rate
+            if limit.on_completed(now, controller.counters.total(controller.done + lane), latency_s):
+                own[controller.rate + lane] = limit.rate
 
 
 class AdmissionController:
+    """Admits requests to one model: tokens and speed are counted in its slot, bytes and API keys for all models."""
+
     def __init__(
         self,
         *,
@@ -72,10 +85,14 @@ class AdmissionController:
         max_inflight_bytes: int,
         max_queue_seconds: float | None = None,
         counters: Counters | None = None,
+        slot: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self.counters = counters or Counters()
+        column = find_model_column(slot)
+        self.queued, self.done, self.rate = column + QUEUED, column + DONE, column + RATE
+        self.requests, self.waits_since, self.used_at = column + REQUESTS, column + WAITS_SINCE, column + USED_AT
         self.max_queue_tokens = max_queue_tokens
         self.max_inflight_bytes = max_inflight_bytes
         self.limits = (
@@ -83,7 +100,7 @@ class AdmissionController:
             QueueLimit(BULK_TIMES, max_queue_tokens, max_queue_seconds),
         )
         self.tenants = Tenants(self.counters)
-        self.refusals = Refusals(self.counters)
+        self.refusals = Refusals(self.counters, slot)
 
     @classmethod
     def unlimited(cls) -> AdmissionController:
@@ -124,13 +141,13 @@ class AdmissionController:
         now, own = self.clock(), self.counters.own
         if not keys and lane is None and tokens <= MAX_INTERACTIVE_TOKENS and not deadline_at:
             # most requests: the same as below in fewer steps
-            limit, num_queued = self.limits[0], self.counters.total(QUEUED)
+            limit, num_queued = self.limits[0], self.counters.total(self.queued)
             if not num_queued or num_queued + tokens <= limit.tokens:
                 limit.on_admitted(now, num_queued)
-                own[QUEUED] += tokens
-                own[REQUESTS] += 1
+                own[self.queued] += tokens
+                own[self.requests] += 1
                 if not num_queued:
-                    own[WAITS_SINCE] = now
+                    own[self.waits_since] = now
                 return Ticket(self, tokens, 0, 0, now, not num_queued)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
@@ -142,11 +159,11 @@ class AdmissionController:
                 f"{max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
             )
         limit.on_admitted(now, num_queued)
-        own[QUEUED + size_class] += tokens
+        own[self.queued + size_class] += tokens
         if not size_class:
-            own[REQUESTS] += 1
+            own[self.requests] += 1
         if not num_queued and not size_class:
-            own[WAITS_SINCE] = now
+            own[self.waits_since] = now
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
@@ -168,27 +185,23 @@ class AdmissionController:
         """Whether requests have been refused recently because the queue of small requests is full."""
         return self.limits[0].is_overloaded
 
-    def _count_lane(self, lane: int) -> float:
-        counters = self.counters
-        return counters.total_up_to(QUEUED + 1, NUM_SIZE_CLASSES - 1) if lane else counters.total(QUEUED)
-
     def _count_queued(self, size_class: int) -> float:
         """Return the tokens ahead of a request: of its lane, without those of far larger requests.
 
         A large request is computed in many batches, and those of smaller requests come between them.
         """
         if not size_class:
-            return self.counters.total(QUEUED)
-        return self.counters.total_up_to(QUEUED + 1, min(size_class + 1, NUM_SIZE_CLASSES - 1))
+            return self.counters.total(self.queued)
+        return self.counters.total_up_to(self.queued + 1, min(size_class + 1, NUM_SIZE_CLASSES - 1))
 
     def _check_queue(self, tokens: int, size_class: int, key: KeySettings, column: int, now: float) -> float:
         """Return the tokens ahead of a request, or raise if it does not fit."""
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
-        limit.on_rate(max(self.counters.rows(RATE + (1 if size_class else 0))))
+        limit.on_rate(max(self.counters.rows(self.rate + (1 if size_class else 0))))
         may_be_stopped = False
         if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
-            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(WAITS_SINCE)))
+            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(self.waits_since)))
         max_queued = limit.tokens
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
@@ -207,7 +220,7 @@ class AdmissionController:
         """Whether another interactive request, with which there are so many tokens, is admitted at any speed."""
         if size_class or self.limits[0].max_seconds is not None:
             return False
-        return tokens <= self.max_queue_tokens and self.counters.total(REQUESTS) < MIN_REQUESTS
+        return tokens <= self.max_queue_tokens and self.counters.total(self.requests) < MIN_REQUESTS
 
     def _check_tenant(
         self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, max_queued: float
@@ -223,7 +236,7 @@ class AdmissionController:
         if key.max_tokens_per_minute is not None:
             self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
         is_above_share = share < 1.0 and in_lane and in_lane + tokens > share * max_queued
-        if is_above_share and not self._are_few(size_class, self.counters.total(QUEUED) + tokens):
+        if is_above_share and not self._are_few(size_class, self.counters.total(self.queued) + tokens):
             self.limits[lane].on_full(now)
             raise self.refusals.overloaded(
                 "share",
@@ -300,21 +313,6 @@ class AdmissionController:
             1.0,
         )
 
-    # metrics
-
-    def collect_metrics(self, keys: Sequence[KeySettings] = ()) -> list[MetricFamily]:
-        """Return the metrics of all front-ends; `keys` are all valid API keys."""
-        counters = self.counters
-        queued = [self._count_lane(lane) for lane in range(2)]
-        rates = [max(counters.rows(RATE + lane)) for lane in range(2)]
-        return [
-            self.refusals.collect(),
-            _make_lane_gauge("cenote_admitted_tokens", "Tokens in flight, estimated at admission.", queued),
-            _make_lane_gauge("cenote_drain_tokens_per_second", "Tokens completed per second, as measured.", rates),
-            _make_gauge("cenote_inflight_bytes", "Bytes of requests and answers in flight.", counters.total(BYTES)),
-            _make_gauge("cenote_active_tenants", "API keys with recent requests.", self.tenants.count_active(keys)),
-        ]
-
 
 def find_size_class(tokens: int, lane: Lane | None) -> int:
     """Return 0 for the interactive lane, else the size class of a bulk request."""
@@ -324,13 +322,3 @@ def find_size_class(tokens: int, lane: Lane | None) -> int:
     while tokens > max_tokens and size_class < NUM_SIZE_CLASSES - 1:
         size_class, max_tokens = size_class + 1, max_tokens * CLASS_FACTOR
     return size_class
-
-
-def _make_gauge(name: str, help_text: str, value: float) -> MetricFamily:
-    return MetricFamily(name, help_text, "gauge", series=[MetricSeries((), value)])
-
-
-def _make_lane_gauge(name: str, help_text: str, values: Sequence[float]) -> MetricFamily:
-    lanes: tuple[Lane, ...] = ("interactive", "bulk")
-    series = [MetricSeries((lane,), value) for lane, value in zip(lanes, values, strict=True)]
-    return MetricFamily(name, help_text, "gauge", ("lane",), series=series)

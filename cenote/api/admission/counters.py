@@ -23,22 +23,32 @@ REASONS: Final[tuple[RefusalReason, ...]] = (
 )
 NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
 NUM_TENANTS = 1024  # slots of API keys
+NUM_SLOTS = 256  # of models
 
-# columns of a row, float64: bytes in flight, tokens in flight by size class, then by lane (interactive, bulk):
-# tokens completed so far, and the measured tokens per second; interactive requests in flight; monotonic time since when
-# the interactive lane waits for its next result; requests refused so far by reason; then tenants
+# columns of a row, float64: bytes in flight, then models, then tenants
 BYTES = 0
-QUEUED = 1
+MODELS = 1
+# columns of a model: tokens in flight by size class, then by lane (interactive, bulk): tokens completed so far, and the
+# measured tokens per second; interactive requests in flight; monotonic time since when the interactive lane waits for
+# its next result; monotonic time of the last request; requests refused so far by reason
+QUEUED = 0
 DONE = QUEUED + NUM_SIZE_CLASSES
 RATE = DONE + 2
 REQUESTS = RATE + 2
 WAITS_SINCE = REQUESTS + 1
-REFUSED = WAITS_SINCE + 1
-TENANTS = REFUSED + len(REASONS)
+USED_AT = WAITS_SINCE + 1
+REFUSED = USED_AT + 1
+MODEL_COLUMNS = REFUSED + len(REASONS)
 # columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
+TENANTS = MODELS + NUM_SLOTS * MODEL_COLUMNS
 TENANT_COLUMNS = 5
 TENANT_SEEN, TENANT_MINUTE, TENANT_MINUTE_TOKENS = 2, 3, 4
 NUM_COLUMNS = TENANTS + NUM_TENANTS * TENANT_COLUMNS
+
+
+def find_model_column(slot: int) -> int:
+    """Return the first column of a model."""
+    return MODELS + slot * MODEL_COLUMNS
 
 
 def make_counters_file(num_rows: int) -> int:
@@ -75,7 +85,16 @@ class Counters:
     def clear_row(self, row: int) -> None:
         """Forget what a front-end had in flight when it died; what it has done and refused stays counted."""
         values = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
-        for column in (BYTES, *range(QUEUED, QUEUED + NUM_SIZE_CLASSES), *range(RATE, RATE + 2), REQUESTS):
-            values[column] = 0.0
+        values[BYTES] = 0.0
+        for model in range(MODELS, TENANTS, MODEL_COLUMNS):
+            for column in (*range(QUEUED, QUEUED + NUM_SIZE_CLASSES), RATE, RATE + 1, REQUESTS):
+                values[model + column] = 0.0
         for tenant in range(TENANTS, NUM_COLUMNS, TENANT_COLUMNS):
             values[tenant] = values[tenant + 1] = 0.0
+
+    def clear_slot(self, slot: int) -> None:
+        """Forget all that front-ends have counted for the model that had this slot before."""
+        first = find_model_column(slot)
+        for row in range(self.num_rows):
+            for column in range(first, first + MODEL_COLUMNS):
+                self._values[row * NUM_COLUMNS + column] = 0.0

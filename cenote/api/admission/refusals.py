@@ -6,9 +6,8 @@ import logging
 import random
 import time
 
-from cenote.api.admission.counters import REASONS, REFUSED, Counters, RefusalReason
+from cenote.api.admission.counters import REASONS, REFUSED, Counters, RefusalReason, find_model_column
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded, PoolingError
-from cenote.utils.metrics import MetricFamily, MetricSeries
 
 logger = logging.getLogger("cenote")
 
@@ -20,13 +19,14 @@ MAX_JITTER = 1.0  # of the time to wait: clients that were refused together do n
 class Refusals:
     """Counts refusals by reason, and logs at most one line per reason and `LOG_INTERVAL_S`."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, slot: int) -> None:
         self.counters = counters
+        self._column = find_model_column(slot) + REFUSED
         self._logged_at: dict[RefusalReason, float] = {}
         self._num_unlogged: dict[RefusalReason, int] = {}
 
     def count(self, reason: RefusalReason, message: str) -> None:
-        self.counters.own[REFUSED + REASONS.index(reason)] += 1
+        self.counters.own[self._column + REASONS.index(reason)] += 1
         now = time.monotonic()
         self._num_unlogged[reason] = num_refused = self._num_unlogged.get(reason, 0) + 1
         if now - self._logged_at.get(reason, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
@@ -50,9 +50,3 @@ class Refusals:
     def too_late(self, message: str) -> DeadlineExceeded:
         self.count("deadline", message)
         return DeadlineExceeded(message)
-
-    def collect(self) -> MetricFamily:
-        series = [MetricSeries((reason,), self.counters.total(REFUSED + i)) for i, reason in enumerate(REASONS)]
-        return MetricFamily(
-            "cenote_requests_refused_total", "Requests refused by admission.", "counter", ("reason",), series=series
-        )

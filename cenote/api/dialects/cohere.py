@@ -100,7 +100,7 @@ async def embed_v1(body: EmbedBody, context: RequestContext) -> Reply:
 
 
 async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     for name in ("texts", "images", "inputs"):
         context.check_num_items(len(getattr(body, name) or ()), name)
     request = PoolRequest(
@@ -172,7 +172,7 @@ def make_tokenization_params(body: EmbedBody, model_info: ModelInfo) -> Tokeniza
 
 async def check_lengths(context: RequestContext, request: PoolRequest, max_tokens: int) -> None:
     """Raise for a text that is too long before the model runs; images are checked after preprocessing instead."""
-    prompt = select_prompt(request, context.model_info).prompt or ""
+    prompt = select_prompt(context.add_role(request), context.model_info).prompt or ""
     texts = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
     for index, tokenized in enumerate(await asyncio.gather(*map(context.tokenize, texts))):
         check_length(len(tokenized.token_ids), max_tokens, index, is_exact=len(texts[index]) < MAX_COUNTED_CHARS)

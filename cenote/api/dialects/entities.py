@@ -55,7 +55,7 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
 
 
 async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     pool = PoolRequest(
         task="token_classify",

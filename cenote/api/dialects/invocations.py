@@ -30,8 +30,10 @@ ROUTE_TASKS = {"/v1/embeddings": "embed", "/classify": "classify"}
 
 NULL_JSON = msgspec.Raw(b"null")
 KEY_NAMES = sorted({name for choices in REQUIRED_KEYS.values() for names in choices for name in names})
-# the keys of a body, of which only the task is parsed
-BodyKeys = msgspec.defstruct("Keys", [("task", Any, None), *((name, msgspec.Raw, NULL_JSON) for name in KEY_NAMES)])
+# the keys of a body, of which only the task and the model are parsed
+BodyKeys = msgspec.defstruct(
+    "Keys", [("task", Any, None), ("model", Any, None), *((name, msgspec.Raw, NULL_JSON) for name in KEY_NAMES)]
+)
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
@@ -40,7 +42,9 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
     routes = {path: by_path[path] for path in REQUIRED_KEYS}
 
     async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
-        route = match_route(parse_body(BodyKeys, body), routes, context.model_info)
+        keys: Any = parse_body(BodyKeys, body)
+        await context.select_model(keys.model if isinstance(keys.model, str) else None)
+        route = match_route(keys, routes, context.model_info)
         parsed = parse_body(route.body_type, body)
         context.read_options(parsed)
         return await route.handler(parsed, context)

@@ -7,28 +7,32 @@ from typing import Annotated
 import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.model_names import get_served_names
 from cenote.api.replies import TEXT_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
 
+MODEL_DOC = doc("Model of the adapter, if the server has several. Default: the first, or the one that has the adapter.")
+
 
 class LoadBody(msgspec.Struct, kw_only=True):
     lora_name: Annotated[str | None, doc("Name of the adapter, which requests give as their model.")] = None
     lora_path: Annotated[str | None, doc("PEFT adapter folder on the server, or a hub name.")] = None
+    model: Annotated[str | None, MODEL_DOC] = None
     load_inplace: Annotated[bool | None, doc("Replace the adapter of the same name.")] = None
 
 
 class UnloadBody(msgspec.Struct, kw_only=True):
     lora_name: str | None = None
+    model: Annotated[str | None, MODEL_DOC] = None
     lora_int_id: Annotated[int | None, doc("Accepted for compatibility, ignored.")] = None
 
 
 async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
-    if body.lora_name in get_served_names(context.settings, context.model_info):
+    await context.select_model(body.model)
+    if body.lora_name in context.models.by_name:
         raise BadRequest(
             f"'{body.lora_name}' is a name of the model itself; choose another lora_name", param="lora_name"
         )
@@ -39,6 +43,8 @@ async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
 async def unload_adapter(body: UnloadBody, context: RequestContext) -> Reply:
     if not body.lora_name:
         raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
+    found = context.models.find(body.lora_name)
+    await context.select_model(found.model.name if found is not None and body.model is None else body.model)
     await context.unload_adapter(body.lora_name)
     return text_reply(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

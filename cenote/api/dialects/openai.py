@@ -28,7 +28,7 @@ class Embedding(msgspec.Struct, omit_defaults=True):
 
 
 async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     # clients may send the pooling task "embed", which this route always runs
     embedding_task = None if body.task == "embed" else body.task
     request = body.to_pool_request("embed", context, dimensions=body.dimensions, embedding_task=embedding_task)

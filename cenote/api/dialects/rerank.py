@@ -75,7 +75,7 @@ async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
 
 
 async def _rerank(body: RerankBody, context: RequestContext, *, version: str, truncate_by_default: bool) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     if not documents:
         raise BadRequest("documents is empty; expected at least one document", param="documents")

@@ -66,7 +66,7 @@ class PluginResult(msgspec.Struct):
 
 
 async def sparse_embeddings(body: SparseBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     check_not_binary(body)
     results = await context.pool(body.to_pool_request("sparse_embed", context))
     vectors = await make_sparse_results(context, body, ("sparse_embed",), results, return_tokens=body.return_tokens)

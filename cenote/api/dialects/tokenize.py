@@ -81,7 +81,7 @@ class Detokenized(msgspec.Struct):
 
 
 async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
-    context.check_model(body.model, param="model")
+    await context.select_model(body.model, param="model")
     add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await context.tokenize(
         body.make_input(context),
@@ -94,7 +94,7 @@ async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
 
 
 async def detokenize(body: DetokenizeBody, context: RequestContext) -> Reply:
-    context.check_model(body.model, param="model")
+    await context.select_model(body.model, param="model")
     return json_reply(Detokenized(await context.detokenize(body.tokens)))
 
 

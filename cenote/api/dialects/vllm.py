@@ -137,7 +137,7 @@ class Score(msgspec.Struct, omit_defaults=True):
 
 
 async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     if body.data is not None or body.task == "plugin":
         return await run_plugin(body, context)
     tasks = resolve_tasks(body.task, context.model_info)
@@ -199,7 +199,7 @@ def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
 
 
 async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     results = await context.pool(body.to_pool_request("classify", context))
     data = [
         make_classification(
@@ -220,7 +220,7 @@ def make_classification(
 
 
 async def score(body: ScoreBody, context: RequestContext) -> Reply:
-    context.check_model(body.model)
+    await context.select_model(body.model)
     check_chat_template(body.chat_template, {}, context)
     inputs = []
     for name in body.resolve_field_names():

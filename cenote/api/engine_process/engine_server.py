@@ -120,7 +120,7 @@ class EngineServer:
     def _on_supervisor_exited(self) -> None:
         os._exit(EXIT_NO_SUPERVISOR)  # nobody is left to serve, or to tell
 
-    def _on_link(self, sock: socket.socket) -> None:
+    def _on_link(self, sock: socket.socket, engine_id: int) -> None:
         link = FrontEndLink(self.links.discard)
         self.links.add(link)
         asyncio.get_running_loop().create_task(self._connect(link, sock))
@@ -141,7 +141,7 @@ class EngineServer:
             self.token_batcher = TokenBatcher(cast("PoolingEngine", engine))
         if hasattr(engine, "metrics"):
             engine.metrics.queues["wire"] = lambda: sum(link.channel.num_unsent_bytes for link in self.links)
-        self.control.send(EngineLoaded(to_json(engine.model_info)))
+        self.control.send(EngineLoaded(to_json(engine.model_info), measure_device_bytes(engine)))
         for link in self.links:
             link.set_engine(engine, self)
 
@@ -171,6 +171,15 @@ class EngineServer:
     def _exit(self, status: int) -> None:
         if not self.exit_status.done():
             self.exit_status.set_result(status)
+
+
+def measure_device_bytes(engine: Engine) -> int:
+    """Return the memory of the GPU that this process uses; 0 on a CPU."""
+    if not engine.model_info.device.startswith("cuda"):
+        return 0
+    import torch  # loaded already
+
+    return torch.cuda.memory_reserved(engine.model_info.device)
 
 
 def record_batches(engine: Engine, table: DeviceTable) -> None:

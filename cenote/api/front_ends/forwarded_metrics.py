@@ -8,7 +8,6 @@ import itertools
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import FrontEndStats, ReplayStats, SupervisorToFrontEnd
 from cenote.api.wire.messages import MetricsCall, MetricsResponse
-from cenote.protocol.engine import Engine
 from cenote.utils.metrics import MetricFamily
 
 # a report is sent at this many replies; fewer wait for the next periodic report
@@ -33,7 +32,7 @@ class ForwardedMetrics:
     def observe_replay(self, stats: ReplayStats) -> None:
         self._channel.send(stats)
 
-    async def collect(self, engine: Engine) -> list[MetricFamily]:
+    async def collect(self) -> list[MetricFamily]:
         self._send()
         call_id = next(self._call_ids)
         future: asyncio.Future[list[MetricFamily]] = asyncio.get_running_loop().create_future()

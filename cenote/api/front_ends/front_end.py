@@ -17,29 +17,32 @@ from cenote.api import log_config
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, BalancedAcceptor, ConnectionCounts
+from cenote.api.front_ends.forwarded_admin import ForwardedAdmin
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
-from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.http.connection import HttpConnection
 from cenote.api.http.server_state import ServerState
 from cenote.api.server import FINAL_FLUSH_S, ApiServer
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.control_messages import (
+    AdminResponse,
     AllFrontEndsReady,
     Drain,
     EngineExited,
+    EngineReleased,
     EngineState,
     FrontEndReady,
     Init,
     LinkLost,
     Listening,
+    ModelStates,
     OtherFrontEndsLoad,
     PoisonFound,
+    ReleaseEngine,
     SupervisorToFrontEnd,
 )
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes
-from cenote.protocol.model_info import ModelInfo
 from cenote.utils.child_process import exit_with_parent
 
 logger = logging.getLogger("cenote")
@@ -64,6 +67,7 @@ class FrontEndProcess:
     """Handle the messages of the supervisor and run the HTTP server."""
 
     server: FrontEndServer
+    engines: RemoteEngines
 
     def __init__(self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket]) -> None:
         self.counts_fd = counts_fd
@@ -73,9 +77,7 @@ class FrontEndProcess:
             SupervisorToFrontEnd, self._on_message, self._on_disconnect
         )
         self.metrics = ForwardedMetrics(self.channel)
-        self.remote_engine = RemoteEngine(self._on_engine_ready, lambda: self.channel.send(LinkLost()))
-        self.remote_engine.on_replay = self.metrics.observe_replay
-        self.remote_engine.quarantine.on_poison = lambda *found: self.channel.send(PoisonFound(*found))
+        self.admin = ForwardedAdmin(self.channel)
         self.is_disconnected = False
         self.initialized = asyncio.Event()
 
@@ -84,10 +86,10 @@ class FrontEndProcess:
         await self.initialized.wait()
         if self.is_disconnected:
             return
-        receiver = LinkReceiver(links, self.remote_engine.start_connect)
+        receiver = LinkReceiver(links, self.engines.add_link)
         await self.server.serve([])
         receiver.close()
-        self.remote_engine.close()
+        self.engines.close()
         self.channel.close()
 
     def report_stats(self) -> None:
@@ -96,12 +98,18 @@ class FrontEndProcess:
     def _on_message(self, message: SupervisorToFrontEnd, array_bytes: ArrayBytes) -> None:
         if isinstance(message, Init):
             self._initialize(message)
+        elif isinstance(message, ModelStates):
+            self.engines.set_models(message)
         elif isinstance(message, EngineState):
-            self.remote_engine.set_status(message.status, message.reason)
+            self.engines.set_state(message)
         elif isinstance(message, EngineExited):
-            self.remote_engine.on_engine_exited(message)
+            self.engines.on_exited(message)
+        elif isinstance(message, ReleaseEngine):
+            self.engines.release(message.engine_id)
         elif isinstance(message, PoisonFound):
-            self.remote_engine.quarantine.add_poison(message.digests, message.reason)
+            self.engines.add_poison(message)
+        elif isinstance(message, AdminResponse):
+            self.admin.on_response(message)
         elif isinstance(message, AllFrontEndsReady):
             self.server.app_state.are_front_ends_ready = True
         elif isinstance(message, Drain):
@@ -118,17 +126,21 @@ class FrontEndProcess:
         app_state = AppState(init.settings, counters)
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
-        app_state.metrics = self.metrics
-        self.remote_engine.availability.on_change = app_state.admission.set_engine_available
-        self.remote_engine.availability.replay_timeout_s = init.settings.replay_timeout_s
+        app_state.metrics, app_state.admin = self.metrics, self.admin
+        self.engines = RemoteEngines(app_state, self)
         self.server = FrontEndServer(app_state, self, init.front_end_id)
-        if init.model_info:  # started again: what the model is stays known while the engine restarts or has failed
-            self.remote_engine.model_info = from_json(init.model_info, type=ModelInfo)
-            app_state.set_engine(self.remote_engine)
         self.initialized.set()
 
-    def _on_engine_ready(self) -> None:
-        self.server.app_state.set_engine(self.remote_engine)
+    def on_link_lost(self, engine_id: int) -> None:
+        self.channel.send(LinkLost(engine_id))
+
+    def on_poison(self, found: PoisonFound) -> None:
+        self.channel.send(found)
+
+    def on_released(self, engine_id: int) -> None:
+        self.channel.send(EngineReleased(engine_id))
+
+    def on_settled(self) -> None:
         self.channel.send(FrontEndReady())
 
     def _on_disconnect(self) -> None:
@@ -180,13 +192,11 @@ class FrontEndServer(ApiServer):
 
     def start_shutdown(self) -> None:
         if self.app_state.status != "draining":
-            self._begin_shutdown(
-                0.0 if self.app_state.engine_or_none is None else self.app_state.settings.shutdown_delay_s
-            )
+            self._begin_shutdown(self.app_state.settings.shutdown_delay_s if self.app_state.has_loaded else 0.0)
 
     def _begin_shutdown(self, delay_s: float) -> None:
         super()._begin_shutdown(delay_s)
-        self.front_end.remote_engine.start_draining()
+        self.front_end.engines.start_draining()
 
     def _on_signal(self, signal_number: int) -> None:
         # a signal to the whole process group reaches the supervisor too, which then sends Drain

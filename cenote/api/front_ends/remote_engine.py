@@ -97,14 +97,17 @@ logger = logging.getLogger("cenote")
 class RemoteEngine:
     """Implement Engine over a link to an engine process; `connect` is called again with the link to a new process."""
 
-    model_info: ModelInfo  # set before `on_ready` is called, and kept while the engine restarts
-
     def __init__(
-        self, on_ready: Callable[[], None] = lambda: None, on_link_lost: Callable[[], None] = lambda: None
+        self,
+        on_ready: Callable[[], None] = lambda: None,
+        on_link_lost: Callable[[], None] = lambda: None,
+        engine_id: int = 0,
     ) -> None:
         self.on_ready = on_ready  # called when the engine process at the other end of a link has loaded the model
         self.on_link_lost = on_link_lost  # called some time after a link was closed, whatever the reason
         self.on_replay: Callable[[ReplayStats], None] = lambda stats: None  # called when requests are sent again
+        self.engine_id = engine_id
+        self._model_info: ModelInfo | None = None  # set before `on_ready` is called, and kept while the engine restarts
         self._is_closed = False
         self.availability = Availability()
         self.quarantine = Quarantine()
@@ -118,8 +121,18 @@ class RemoteEngine:
         self._token_calls = TokenCalls(lambda: next(self._call_ids), self.quarantine)
 
     @property
+    def model_info(self) -> ModelInfo:
+        assert self._model_info is not None, "requests are sent after the model has been loaded"
+        return self._model_info
+
+    def set_default_model_info(self, model_info: ModelInfo) -> None:
+        """Take what the supervisor knows about the model, until the engine process tells it."""
+        self._model_info = self._model_info or model_info
+
+    @property
     def status(self) -> EngineStatus:
-        return self.availability.status
+        status = self.availability.status
+        return "loading" if self._model_info is None and status == "restarting" else status
 
     @property
     def status_reason(self) -> str:
@@ -179,7 +192,7 @@ class RemoteEngine:
                 sum(not call.is_decided for call in suspects),
                 len(poison),
             )
-        self.on_replay(ReplayStats(0, len(suspects), len(poison)))
+        self.on_replay(ReplayStats(self.engine_id, 0, len(suspects), len(poison)))
         self.availability.on_exit(exited.num_exits)
 
     def start_draining(self) -> None:
@@ -305,13 +318,13 @@ class RemoteEngine:
         if channel is not self._channel:
             return  # of an engine process that has been replaced
         if isinstance(message, EngineReady):
-            self.model_info = decode_model_info(message)
+            self._model_info = decode_model_info(message)
             self.availability.on_ready(message.engine_number)
             self.on_ready()
         elif isinstance(message, EngineDown):
             self.availability.on_down(message.reason)
         elif isinstance(message, ModelInfoUpdate):
-            self.model_info = decode_model_info(message)
+            self._model_info = decode_model_info(message)
             if self._token_client is not None:
                 self._token_client.options.forget()
             channel.send(ModelInfoAck(message.update_id))
@@ -372,7 +385,7 @@ class RemoteEngine:
         if self._is_closed:
             self.availability.on_closed()
         else:
-            self.on_replay(ReplayStats(sum(call.can_replay for call in calls), 0, 0))
+            self.on_replay(ReplayStats(self.engine_id, sum(call.can_replay for call in calls), 0, 0))
             asyncio.get_running_loop().call_later(RECONNECT_DELAY_S, self._report_lost_link)
 
     def _report_lost_link(self) -> None:

@@ -51,6 +51,7 @@ class EngineHandle:
         self.on_loaded = on_loaded
         self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
         self.model_info = b""  # as JSON, once the model is loaded
+        self.device_bytes = 0  # memory of the GPU, when the model was loaded
         self.adapters: dict[str, str] = {}
         self.load_error: Exception | None = None
         self.failure: Exception | None = None  # why the engine stopped itself
@@ -101,9 +102,9 @@ class EngineHandle:
         await self.control.connect(control)
         self.control.send(init)
 
-    def add_link(self, link: socket.socket) -> None:
+    def add_link(self, link: socket.socket, engine_id: int) -> None:
         """Connect a front-end: pass the engine's end of a link to the process."""
-        send_link(self._links, link)
+        send_link(self._links, link, engine_id)
 
     async def wait_exit(self) -> int:
         """Wait until the process has exited and return its exit code."""
@@ -163,6 +164,13 @@ class EngineHandle:
             logger.warning("the engine process did not exit in time and is killed")
             self.process.kill()
 
+    def measure_memory(self) -> int:
+        """Return the resident bytes of the process and its memory of the GPU; 0 if it does not run."""
+        with suppress(OSError, ValueError, IndexError):
+            num_pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            return num_pages * os.sysconf("SC_PAGE_SIZE") + self.device_bytes
+        return 0
+
     async def collect_metrics(self) -> list[MetricFamily]:
         """Return the metrics of the engine; none if it does not answer."""
         if not self.is_loaded or not self.control.is_open:
@@ -179,7 +187,7 @@ class EngineHandle:
 
     def _on_message(self, message: EngineToSupervisor, array_bytes: ArrayBytes) -> None:
         if isinstance(message, EngineLoaded):
-            self.model_info = message.model_info
+            self.model_info, self.device_bytes = message.model_info, message.device_bytes
             self.on_loaded(self)
         elif isinstance(message, AdaptersChanged):
             self.adapters = message.adapters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,17 +31,17 @@ STEP_TIMEOUT_MARGIN_S = 1.0
 
 
 class EngineListener(Protocol):
-    """What the supervisor does when the engine changes its state."""
+    """What the supervisor does when an engine changes its state."""
 
-    def on_engine_started(self, engine: EngineHandle) -> None: ...
+    def on_engine_started(self, manager: EngineManager) -> None: ...
 
-    def on_engine_ready(self, model_info: bytes) -> None: ...
+    def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None: ...
 
     def on_engine_exited(self, exited: EngineExited) -> None: ...
 
-    def on_engine_status(self, status: EngineStatus, reason: str) -> None: ...
+    def on_engine_status(self, manager: EngineManager, reason: str) -> None: ...
 
-    def on_engine_failed(self, error: Exception) -> None:
+    def on_engine_failed(self, manager: EngineManager, error: Exception) -> None:
         """Called once when no engine could be started at all."""
         ...
 
@@ -48,11 +49,16 @@ class EngineListener(Protocol):
 class EngineManager:
     def __init__(
         self,
+        engine_id: int,
         init: EngineInit,
         step_timeout_s: float,
         listener: EngineListener,
         command: Sequence[str] | None = None,
+        name: str = "",
     ) -> None:
+        """`engine_id`: never used again by this server. `name`: of the model, in logs of servers with several."""
+        self.engine_id = engine_id
+        self.name = f" of {name}" if name else ""
         self.init = init
         self.step_timeout_s = step_timeout_s
         self.listener = listener
@@ -63,7 +69,7 @@ class EngineManager:
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
         )
-        self._has_been_ready = False
+        self.has_been_ready = False
         self._num_exits = 0
         self._was_working = False  # whether the last process that failed had finished a batch
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
@@ -81,6 +87,14 @@ class EngineManager:
         if self._task is not None:
             await self._task
 
+    def add_link(self, link: socket.socket) -> None:
+        """Connect a front-end with the engine process that runs now."""
+        assert self.engine is not None, "links are made for an engine that has been started"
+        self.engine.add_link(link, self.engine_id)
+
+    def measure_memory(self) -> int:
+        return 0 if self.engine is None else self.engine.measure_memory()
+
     async def collect_metrics(self) -> list[MetricFamily]:
         families = [] if self.engine is None else await self.engine.collect_metrics()
         return [*families, *self.registry.snapshot()]
@@ -94,8 +108,10 @@ class EngineManager:
                 return
             self._report_exit(engine, reason, code)
             error = engine.load_error
-            if error is not None and not self._has_been_ready:
-                self.listener.on_engine_failed(error)  # a wrong option or a broken file: trying again changes nothing
+            if error is not None and not self.has_been_ready:
+                self.listener.on_engine_failed(
+                    self, error
+                )  # a wrong option or a broken file: trying again changes nothing
                 return
             self._count_failure(engine, code)
             if self._is_crash_loop():
@@ -105,8 +121,10 @@ class EngineManager:
             delay = 0.0 if engine.is_loaded else min(MAX_RESTART_DELAY_S, max(MIN_RESTART_DELAY_S, 2 * delay))
             when = "now" if delay == 0.0 else f"in {delay:.1f} s"
             log_reason = reason + engine.describe_last_line(code)
-            logger.error("the engine process %d has ended: %s; starting another %s", engine.pid, log_reason, when)
-            self._set_status("restarting" if self._has_been_ready else "loading", reason)
+            logger.error(
+                "the engine process %d%s has ended: %s; starting another %s", engine.pid, self.name, log_reason, when
+            )
+            self._set_status("restarting" if self.has_been_ready else "loading", reason)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             self._count_restart()
@@ -117,7 +135,9 @@ class EngineManager:
         self._num_exits += 1
         calls, is_isolated, _ = engine.on_device
         is_external = engine.was_killed_externally(code)
-        self.listener.on_engine_exited(EngineExited(self._num_exits, reason, calls, is_isolated, is_external))
+        self.listener.on_engine_exited(
+            EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, is_external)
+        )
 
     def _count_failure(self, engine: EngineHandle, code: int) -> None:
         """Record a failure of the engine itself: not the signal of somebody else, not an input that is to blame.
@@ -142,7 +162,7 @@ class EngineManager:
             await engine.start(self.init)
         except OSError as error:  # for example the limit of processes is reached for the moment
             return f"could not be started ({error.strerror})", 1
-        self.listener.on_engine_started(engine)
+        self.listener.on_engine_started(self)
         watcher = asyncio.get_running_loop().create_task(self._watch(engine))
         try:
             code = await engine.wait_exit()
@@ -152,23 +172,23 @@ class EngineManager:
         return engine.describe_exit(code), code
 
     def _on_loaded(self, engine: EngineHandle) -> None:
-        self._has_been_ready = True
+        self.has_been_ready = True
         self._set_status("ready", "")
-        self.listener.on_engine_ready(engine.model_info)
+        self.listener.on_engine_ready(self, engine.model_info)
 
     def _set_status(self, status: EngineStatus, reason: str) -> None:
         self.status = status
-        self.listener.on_engine_status(status, reason)
+        self.listener.on_engine_status(self, reason)
 
     def _is_crash_loop(self) -> bool:
         return len(self._failures) == MAX_FAILURES and time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
 
     def _set_failed(self, reason: str) -> None:
         message = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s, the last one: {reason}"
-        logger.error("%s; no more are started", message)
+        logger.error("%s; no more%s are started", message, self.name)
         self._set_status("failed", message)
-        if not self._has_been_ready:
-            self.listener.on_engine_failed(EngineStopped(message))
+        if not self.has_been_ready:
+            self.listener.on_engine_failed(self, EngineStopped(message))
 
     async def _watch(self, engine: EngineHandle) -> None:
         """Kill an engine process that hangs."""

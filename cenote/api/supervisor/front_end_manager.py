@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -14,25 +13,21 @@ from contextlib import suppress
 from cenote.api.admission.counters import Counters, make_counters_file
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
-from cenote.api.supervisor.spawn import describe_exit, spawn_module
-from cenote.api.wire.channel import Channel
+from cenote.api.supervisor.front_end_handle import EXIT_MARGIN_S, FrontEndHandle
 from cenote.api.wire.control_messages import (
+    AdminCall,
+    AdminResponse,
     AllFrontEndsReady,
     Drain,
     EngineExited,
     EngineState,
-    FrontEndReady,
-    FrontEndStats,
-    FrontEndToSupervisor,
     Init,
-    LinkLost,
-    Listening,
-    OtherFrontEndsLoad,
+    ModelStates,
     PoisonFound,
-    ReplayStats,
+    ReleaseEngine,
 )
-from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
-from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
+from cenote.api.wire.link_sockets import make_link
+from cenote.api.wire.messages import Message
 from cenote.errors import PoolingError
 from cenote.utils.bounded_executor import BoundedExecutor
 from cenote.utils.metrics import MetricFamily
@@ -44,7 +39,6 @@ logger = logging.getLogger("cenote")
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 10.0
 HEALTHY_UPTIME_S = 30.0  # a front-end that ran this long is restarted after the minimum delay
 LOAD_REPORT_INTERVAL_S = 0.1
-EXIT_MARGIN_S = 2.0  # time for a front-end to exit, in addition to the time for its requests
 MAX_START_ATTEMPTS = 3  # of a front-end while none has ever listened
 
 
@@ -59,7 +53,8 @@ class FrontEndManager:
         app_state: AppState,
         listeners: Sequence[socket.socket],
         *,
-        add_engine_link: Callable[[socket.socket], None],
+        add_engine_link: Callable[[int, socket.socket], None],
+        answer_admin: Callable[[AdminCall], Awaitable[AdminResponse]],
         collect_metrics: Callable[[], Awaitable[list[MetricFamily]]],
         on_all_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
@@ -73,16 +68,19 @@ class FrontEndManager:
         self.counters = Counters(self.admission_fd, count, row=None)
         app_state.use_counters(self.counters)
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
+        self.answer_admin = answer_admin
         self.collect_metrics = collect_metrics  # of the whole server
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
         self.on_failed = on_failed  # called when front-ends cannot be started
         self.running: dict[int, FrontEndHandle] = {}
         self.exit_waits = BoundedExecutor("exit-waits", num_threads=count, max_waiting=count)
         self.any_listening = asyncio.Event()
-        self.model_info = b""  # as JSON, once an engine has loaded the model
-        self._engine_state: EngineState | None = None
-        self._last_exit: EngineExited | None = None
-        self._has_engine = False
+        self._models: ModelStates | None = None
+        # by engine id: what a front-end that is started later is told
+        self._engine_states: dict[int, EngineState] = {}
+        self._last_exits: dict[int, EngineExited] = {}
+        self._engine_ids: set[int] = set()  # of engines that have been started
+        self._releases: dict[int, Release] = {}
         self._draining = asyncio.Event()
         self._has_announced_ready = False
 
@@ -97,21 +95,41 @@ class FrontEndManager:
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in numbers]
         self._load_reporter = asyncio.create_task(self._report_load())
 
-    def connect_engine(self) -> None:
+    def connect_engine(self, engine_id: int) -> None:
         """Connect every front-end with the engine process that has just been started."""
-        self._has_engine = True
+        self._engine_ids.add(engine_id)
         for front_end in self.running.values():
-            self._connect(front_end)
+            self._connect(front_end, engine_id)
 
     def set_engine_state(self, state: EngineState) -> None:
-        self._engine_state = state
-        for front_end in self.running.values():
-            front_end.channel.send(state)
+        self._engine_states[state.engine_id] = state
+        self._send(state)
 
     def report_exit(self, exited: EngineExited) -> None:
-        self._last_exit = exited
+        self._last_exits[exited.engine_id] = exited
+        self._send(exited)
+
+    def set_models(self, states: ModelStates) -> None:
+        self._models = states
+        self._send(states)
+
+    async def release_engine(self, engine_id: int) -> None:
+        """Have all front-ends send no more requests to an engine; return when those in flight are answered."""
+        self._engine_ids.discard(engine_id)
+        self._engine_states.pop(engine_id, None)
+        self._last_exits.pop(engine_id, None)
+        release = self._releases[engine_id] = Release({*self.running})
+        self._send(ReleaseEngine(engine_id))
+        await release.done.wait()
+        del self._releases[engine_id]
+
+    def on_released(self, engine_id: int, front_end_id: int) -> None:
+        if (release := self._releases.get(engine_id)) is not None:
+            release.remove(front_end_id)
+
+    def _send(self, message: Message) -> None:
         for front_end in self.running.values():
-            front_end.channel.send(exited)
+            front_end.channel.send(message)
 
     def forward_poison(self, found: PoisonFound, source: FrontEndHandle) -> None:
         """Tell the other front-ends: a client that retries may reach any of them."""
@@ -166,6 +184,8 @@ class FrontEndManager:
         self.counters.clear_row(front_end_id - 1)
         status = await front_end.wait_exit_status()
         del self.running[front_end_id]
+        for release in self._releases.values():
+            release.remove(front_end_id)
         self.check_all_ready()
         return f"(process {front_end.process.pid}) exited with {status}; {front_end.num_in_flight} requests were lost"
 
@@ -173,30 +193,28 @@ class FrontEndManager:
         front_end = FrontEndHandle(front_end_id, self)
         await front_end.start([self.counts_fd, self.admission_fd, *(listener.fileno() for listener in self.listeners)])
         app_state = self.app_state
-        front_end.channel.send(
-            Init(app_state.settings, front_end_id, app_state.started_at, app_state.created, self.model_info)
-        )
-        if self._last_exit is not None:
-            front_end.channel.send(self._last_exit)
-        if self._engine_state is not None:
-            front_end.channel.send(self._engine_state)
-        if self._has_engine:
-            self._connect(front_end)
+        front_end.channel.send(Init(app_state.settings, front_end_id, app_state.started_at, app_state.created))
+        known = (*self._last_exits.values(), *self._engine_states.values(), *filter(None, [self._models]))
+        for message in known:
+            front_end.channel.send(message)
+        for engine_id in self._engine_ids:
+            self._connect(front_end, engine_id)
         if self._has_announced_ready:
             front_end.channel.send(AllFrontEndsReady())
         if self._draining.is_set():
             front_end.channel.send(Drain())
         return front_end
 
-    def reconnect(self, front_end: FrontEndHandle) -> None:
+    def reconnect(self, front_end: FrontEndHandle, engine_id: int) -> None:
         """Give a front-end another link, unless it has lost the last one because the engine process has exited."""
-        if self._engine_state is not None and self._engine_state.status == "ready":
-            self._connect(front_end)
+        state = self._engine_states.get(engine_id)
+        if state is not None and state.status == "ready":
+            self._connect(front_end, engine_id)
 
-    def _connect(self, front_end: FrontEndHandle) -> None:
+    def _connect(self, front_end: FrontEndHandle, engine_id: int) -> None:
         ours, theirs = make_link()
-        front_end.add_link(ours)
-        self.add_engine_link(theirs)
+        front_end.add_link(ours, engine_id)
+        self.add_engine_link(engine_id, theirs)
 
     def check_all_ready(self) -> None:
         """Announce readiness, once, when all running front-ends are ready; called when one changes state or exits."""
@@ -221,83 +239,15 @@ class FrontEndManager:
                 front_end.send_load(total - front_end.num_in_flight)
 
 
-class FrontEndHandle:
-    """One front-end process and the channel to it."""
+class Release:
+    """Front-ends that still use an engine."""
 
-    def __init__(self, front_end_id: int, manager: FrontEndManager) -> None:
-        self.front_end_id = front_end_id
-        self.manager = manager
-        self.channel: Channel[FrontEndToSupervisor] = Channel(
-            FrontEndToSupervisor, self._on_message, self._on_disconnect
-        )
-        self.is_listening = self.is_ready = False
-        self.exited = asyncio.Event()
-        self.num_in_flight = 0
-        self._sent_load = 0
-        self._metrics_tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, front_end_ids: set[int]) -> None:
+        self.front_end_ids = front_end_ids
+        self.done = asyncio.Event()
+        self.remove(0)
 
-    async def start(self, fds: Sequence[int]) -> None:
-        """Start the process, which inherits these file descriptors."""
-        sock, child_sock = socket.socketpair()
-        self._links, child_links = make_link_sender()
-        try:
-            self.process = spawn_front_end([child_sock.fileno(), child_links.fileno(), *fds])
-        except BaseException:
-            sock.close()
-            self._links.close()
-            raise
-        finally:
-            child_sock.close()
-            child_links.close()
-        sock.setblocking(False)
-        await self.channel.connect(sock)
-
-    def add_link(self, link: socket.socket) -> None:
-        """Pass the front-end's end of a link to an engine to the process."""
-        send_link(self._links, link)
-
-    def send_load(self, num_in_flight_elsewhere: int) -> None:
-        if num_in_flight_elsewhere != self._sent_load:
-            self._sent_load = num_in_flight_elsewhere
-            self.channel.send(OtherFrontEndsLoad(num_in_flight_elsewhere))
-
-    async def wait_exit_status(self) -> str:
-        """Return the exit status or signal; kill a process that closed its channel but does not exit."""
-        try:
-            code = await self.manager.exit_waits.run_admitted(self.process.wait, EXIT_MARGIN_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = await self.manager.exit_waits.run_admitted(self.process.wait)
-        self._links.close()
-        return describe_exit(code)
-
-    def _on_message(self, message: FrontEndToSupervisor, array_bytes: ArrayBytes) -> None:
-        if isinstance(message, Listening | FrontEndReady):
-            self.is_listening |= isinstance(message, Listening)
-            self.is_ready |= isinstance(message, FrontEndReady)
-            self.manager.check_all_ready()
-        elif isinstance(message, LinkLost):
-            self.manager.reconnect(self)
-        elif isinstance(message, PoisonFound):
-            self.manager.forward_poison(message, self)
-        elif isinstance(message, ReplayStats):
-            self.manager.app_state.metrics.observe_replay(message)
-        elif isinstance(message, FrontEndStats):
-            self.num_in_flight = message.num_in_flight
-            for reply in message.replies:
-                self.manager.app_state.metrics.observe_http(*reply)
-        else:
-            task = asyncio.get_running_loop().create_task(self._send_metrics(message))
-            self._metrics_tasks.add(task)
-            task.add_done_callback(self._metrics_tasks.discard)
-
-    async def _send_metrics(self, call: MetricsCall) -> None:
-        self.channel.send(MetricsResponse(call.call_id, await self.manager.collect_metrics()))
-
-    def _on_disconnect(self) -> None:
-        self.exited.set()
-
-
-def spawn_front_end(fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    # front-ends do no linear algebra, so numpy needs no threads
-    return spawn_module("cenote.api.front_ends.front_end", fds, environment={"OPENBLAS_NUM_THREADS": "1"})
+    def remove(self, front_end_id: int) -> None:
+        self.front_end_ids.discard(front_end_id)
+        if not self.front_end_ids:
+            self.done.set()

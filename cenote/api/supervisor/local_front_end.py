@@ -2,63 +2,82 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
 
 from cenote.api.app_state import AppState
-from cenote.api.banner import log_banner
-from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.server import ApiServer
-from cenote.api.wire.control_messages import EngineExited, EngineState
+from cenote.api.wire.control_messages import EngineExited, EngineState, ModelStates, PoisonFound
 from cenote.api.wire.link_sockets import make_link
 
 logger = logging.getLogger("cenote")
 
 
 class LocalFrontEnd:
+    """Implement FrontEnds in this process."""
+
     def __init__(
         self,
         app_state: AppState,
         listeners: Sequence[socket.socket],
-        add_engine_link: Callable[[socket.socket], None],
+        add_engine_link: Callable[[int, socket.socket], None],
         on_listening: Callable[[], None],
-        on_link_lost: Callable[[], None],
+        on_link_lost: Callable[[int], None],
     ) -> None:
         self.app_state = app_state
         self.listeners = listeners
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
-        self.remote_engine = RemoteEngine(self._on_engine_ready, on_link_lost)
-        self.remote_engine.availability.replay_timeout_s = app_state.settings.replay_timeout_s
-        self.remote_engine.availability.on_change = app_state.admission.set_engine_available
-        self.remote_engine.on_replay = app_state.metrics.observe_replay
-        self.server = LocalServer(app_state, listeners, on_listening, self.remote_engine.start_draining)
+        self.on_link_lost = on_link_lost
+        self.engines = RemoteEngines(app_state, self)
+        self.server = LocalServer(app_state, listeners, on_listening, self.engines.start_draining)
+        self._releases: dict[int, asyncio.Future[None]] = {}
 
     async def serve(self) -> None:
         """Serve until a signal or a failure, then drain in-flight requests."""
         await self.server.serve(list(self.listeners))
-        self.remote_engine.close()
+        self.engines.close()
 
-    def connect_engine(self) -> None:
+    def connect_engine(self, engine_id: int) -> None:
         """Connect with the engine process that has just been started."""
         ours, theirs = make_link()
-        self.add_engine_link(theirs)
-        self.remote_engine.start_connect(ours)
+        self.add_engine_link(engine_id, theirs)
+        self.engines.add_link(ours, engine_id)
 
     def set_engine_state(self, state: EngineState) -> None:
-        self.remote_engine.set_status(state.status, state.reason)
+        self.engines.set_state(state)
 
     def report_exit(self, exited: EngineExited) -> None:
-        self.remote_engine.on_engine_exited(exited)
+        self.engines.on_exited(exited)
+
+    def set_models(self, states: ModelStates) -> None:
+        self.engines.set_models(states)
+
+    async def release_engine(self, engine_id: int) -> None:
+        """Send no more requests to an engine; return when those in flight are answered."""
+        released = self._releases[engine_id] = asyncio.get_running_loop().create_future()
+        self.engines.release(engine_id)
+        await released
+
+    def on_poison(self, found: PoisonFound) -> None:
+        """There are no other front-ends to tell."""
+
+    def on_released(self, engine_id: int) -> None:
+        self._releases.pop(engine_id).set_result(None)
+
+    def on_settled(self) -> None:
+        if not self.app_state.is_draining:
+            self.server.log_banner()
 
     def fail(self, error: BaseException) -> None:
         """Shut down because of an error."""
         self.server._on_failed(error)
 
-    def _on_engine_ready(self) -> None:
-        if self.app_state.engine_or_none is None:
-            self.app_state.set_engine(self.remote_engine)
-            log_banner(self.app_state, self.listeners[0], self.remote_engine.model_info)
+    def stop(self) -> None:
+        """Shut down as after a signal."""
+        self.server._begin_shutdown(self.app_state.settings.shutdown_delay_s)
 
 
 class LocalServer(ApiServer):

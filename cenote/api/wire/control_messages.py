@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cenote.api.wire.messages import JSONBytes, Message, MetricsCall, MetricsResponse, SerializedError
 from cenote.config.server import ServerConfig
-from cenote.protocol.engine import EngineStatus
+from cenote.protocol.engine import EngineStatus, ModelStatus
 
 # from the supervisor to the engine process
 
@@ -27,6 +29,7 @@ class StopEngine(Message):
 
 class EngineLoaded(Message):
     model_info: JSONBytes
+    device_bytes: int = 0  # memory of the GPU in use; 0 on a CPU
 
 
 class AdaptersChanged(Message):
@@ -57,12 +60,34 @@ class Init(Message):
     front_end_id: int  # counted from 1
     started_at: float  # start of the server, by the monotonic clock, which all processes share
     created: int  # the same as Unix time
-    model_info: JSONBytes  # empty before the model has been loaded for the first time
+
+
+class ModelState(msgspec.Struct, array_like=True):
+    """One model of the server, as front-ends see it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    source: str
+    accepts_source_names: bool
+    status: ModelStatus
+    reason: str  # why it has failed, or is not loaded
+    is_required: bool  # the server is not ready without it
+    is_first_load: bool  # its first load at the start of the server: requests do not wait for it
+    engine_ids: tuple[int, ...]  # of the engines that requests are sent to; empty while it is not loaded
+    slot: int  # of its counters
+    model_info: JSONBytes  # empty before it has been loaded for the first time
+
+
+class ModelStates(Message):
+    """All models of the server; sent when one is added, changes or is removed."""
+
+    models: list[ModelState]
 
 
 class EngineState(Message):
-    """Why the engine does not answer at the moment; sent when that changes."""
+    """Why an engine does not answer at the moment; sent when that changes."""
 
+    engine_id: int
     status: EngineStatus
     reason: str
 
@@ -70,7 +95,8 @@ class EngineState(Message):
 class EngineExited(Message):
     """An engine process has exited: what is not answered goes to the next one, after this message."""
 
-    num_exits: int  # until now
+    engine_id: int
+    num_exits: int  # of this engine, until now
     reason: str
     calls: list[tuple[int, int]]  # on the device at that moment: call ids and numbers of inputs, of any front-end
     is_isolated: bool  # one input, alone on the device because it had been there when another process exited
@@ -80,8 +106,15 @@ class EngineExited(Message):
 class PoisonFound(Message):
     """Inputs have crashed the engine process twice: they are refused for a while. Forwarded to all front-ends."""
 
+    engine_id: int
     digests: list[bytes]
     reason: str
+
+
+class ReleaseEngine(Message):
+    """Send no more requests to an engine, and close the link when those in flight are answered."""
+
+    engine_id: int
 
 
 class AllFrontEndsReady(Message):
@@ -112,10 +145,19 @@ class FrontEndReady(Message):
 class LinkLost(Message):
     """The link to the engine process was closed; if that process lives, the front-end needs another one."""
 
+    engine_id: int
+
+
+class EngineReleased(Message):
+    """The answer to ReleaseEngine."""
+
+    engine_id: int
+
 
 class ReplayStats(Message):
     """Requests sent again, those of them with inputs that run alone, and inputs that were refused for good."""
 
+    engine_id: int
     num_replayed: int
     num_quarantined: int
     num_poison: int
@@ -128,9 +170,46 @@ class FrontEndStats(Message):
     num_in_flight: int
 
 
+class AdminCall(Message):
+    """A call of `ModelAdmin`, which the supervisor answers."""
+
+    call_id: int
+    method: str
+    arguments: JSONBytes
+
+
+# the answer of the supervisor
+
+
+class AdminResponse(Message):
+    call_id: int
+    result: JSONBytes
+    error: SerializedError | None = None
+
+
 EngineToSupervisor = EngineLoaded | AdaptersChanged | LoadFailed | EngineFailed | MetricsResponse
 SupervisorToEngine = EngineInit | StopEngine | MetricsCall
-FrontEndToSupervisor = Listening | FrontEndReady | LinkLost | FrontEndStats | ReplayStats | PoisonFound | MetricsCall
+FrontEndToSupervisor = (
+    Listening
+    | FrontEndReady
+    | LinkLost
+    | EngineReleased
+    | FrontEndStats
+    | ReplayStats
+    | PoisonFound
+    | MetricsCall
+    | AdminCall
+)
 SupervisorToFrontEnd = (
-    Init | EngineState | EngineExited | PoisonFound | AllFrontEndsReady | Drain | OtherFrontEndsLoad | MetricsResponse
+    Init
+    | ModelStates
+    | EngineState
+    | EngineExited
+    | ReleaseEngine
+    | PoisonFound
+    | AllFrontEndsReady
+    | Drain
+    | OtherFrontEndsLoad
+    | MetricsResponse
+    | AdminResponse
 )

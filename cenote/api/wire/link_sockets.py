@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 
 # holds a few responses of usual size: a writer that fills it has to wake up once more; the system may allow less
 SEND_BUFFER_BYTES = 4 * 1024**2
+ENGINE_ID = struct.Struct("<Q")
 
 
 def make_link() -> tuple[socket.socket, socket.socket]:
@@ -28,31 +30,31 @@ def make_link_sender() -> tuple[socket.socket, socket.socket]:
     return sender, receiver
 
 
-def send_link(sender: socket.socket, link: socket.socket) -> bool:
+def send_link(sender: socket.socket, link: socket.socket, engine_id: int) -> bool:
     """Pass a link to the process at the other end and close it here; return False if that process has exited."""
     with link:
         try:
-            socket.send_fds(sender, [b"link"], [link.fileno()])
+            socket.send_fds(sender, [ENGINE_ID.pack(engine_id)], [link.fileno()])
         except OSError:
             return False
     return True
 
 
 class LinkReceiver:
-    """Call `on_link(sock)` for every link that arrives, in the event loop."""
+    """Call `on_link(sock, engine_id)` for every link that arrives, in the event loop."""
 
-    def __init__(self, receiver: socket.socket, on_link: Callable[[socket.socket], None]) -> None:
+    def __init__(self, receiver: socket.socket, on_link: Callable[[socket.socket, int], None]) -> None:
         self._receiver = receiver
         self._on_link = on_link
         asyncio.get_running_loop().add_reader(receiver, self._receive)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError, InterruptedError):
-            _, fds, _, _ = socket.recv_fds(self._receiver, 64, 1)
+            message, fds, _, _ = socket.recv_fds(self._receiver, ENGINE_ID.size, 1)
             for fd in fds:
                 sock = socket.socket(fileno=fd)
                 sock.setblocking(False)
-                self._on_link(sock)
+                self._on_link(sock, ENGINE_ID.unpack(message)[0])
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._receiver)

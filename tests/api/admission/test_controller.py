@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from cenote.api.admission.admission_metrics import collect_model_metrics
 from cenote.api.admission.controller import (
     MAX_INTERACTIVE_TOKENS,
     MIN_REQUESTS,
     AdmissionController,
     find_size_class,
 )
-from cenote.api.admission.counters import BYTES, QUEUED, RATE, REQUESTS, Counters, make_counters_file
+from cenote.api.admission.counters import BYTES, MODELS, QUEUED, RATE, REQUESTS, Counters, make_counters_file
 from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
 
@@ -92,7 +93,7 @@ def test_few_requests_are_admitted_beside_one_that_is_larger_than_the_queue() ->
     texts[0] = controller.admit(10)
     for ticket in (image, *texts):
         ticket.release(is_completed=False)
-    assert controller.counters.total(REQUESTS) == 0
+    assert controller.counters.total(MODELS + REQUESTS) == 0
 
 
 def test_a_key_above_its_share_is_admitted_while_few_requests_are_in_flight() -> None:
@@ -220,14 +221,14 @@ def test_front_ends_share_limits_and_a_dead_one_releases_what_it_held() -> None:
     first.admit(10)
     first.add_bytes(900, "the body")
 
-    assert supervisor.total(QUEUED + 1) == 8000 and second.counters.total(REQUESTS) == 1
+    assert supervisor.total(MODELS + QUEUED + 1) == 8000 and second.counters.total(MODELS + REQUESTS) == 1
     assert second.counters.total(BYTES) == 900
     with pytest.raises(Overloaded):
         second.add_bytes(200, "the body")
     supervisor.clear_row(0)
     second.add_bytes(200, "the body")
-    assert supervisor.total(QUEUED + 1) == 0 and supervisor.total(BYTES) == 200
-    assert supervisor.total(REQUESTS) == 0
+    assert supervisor.total(MODELS + QUEUED + 1) == 0 and supervisor.total(BYTES) == 200
+    assert supervisor.total(MODELS + REQUESTS) == 0
 
 
 def test_refusals_are_counted_by_reason_and_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +237,8 @@ def test_refusals_are_counted_by_reason_and_logged_once_in_a_while(caplog: pytes
         with pytest.raises(BodyTooLarge):
             controller.admit(11)
 
-    refused = next(family for family in controller.collect_metrics() if family.name == "cenote_requests_refused_total")
+    families = collect_model_metrics(controller.counters, 0)
+    refused = next(family for family in families if family.name == "cenote_requests_refused_total")
     assert {series.labels: series.value for series in refused.series}["request_tokens",] == 5
     assert len([record for record in caplog.records if "refused 1 requests" in record.getMessage()]) == 1
 
@@ -290,7 +292,7 @@ def test_a_new_front_end_uses_the_rate_that_others_have_measured() -> None:
     fd = make_counters_file(2)
     new = make_controller(counters=Counters(fd, 2, 1))
     other = Counters(fd, 2, 0)
-    other.own[RATE], other.own[QUEUED] = 20_000.0, 8192.0
+    other.own[MODELS + RATE], other.own[MODELS + QUEUED] = 20_000.0, 8192.0
 
     new.set_engine_available(False)
 

@@ -79,7 +79,7 @@ class Machine:
     def report(self, *, is_external: bool = False, reason: str = "exited with SIGSEGV") -> None:
         self.num_exits += 1
         calls, is_isolated, _ = self.table.read()
-        self.remote.on_engine_exited(EngineExited(self.num_exits, reason, calls, is_isolated, is_external))
+        self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, is_external))
         self.remote.set_status("restarting", reason)
 
     def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
@@ -87,7 +87,7 @@ class Machine:
 
     def total(self) -> ReplayStats:
         columns = [(item.num_replayed, item.num_quarantined, item.num_poison) for item in self.stats]
-        return ReplayStats(*map(sum, zip(*columns, strict=True)))
+        return ReplayStats(0, *map(sum, zip(*columns, strict=True)))
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ def is_given_up(*exits: tuple[OnDevice, int]) -> bool:
 
     async def count() -> bool:
         listener: Any = SimpleNamespace()
-        manager = EngineManager(EngineInit(ServerConfig(), b"", {}), 60.0, listener)
+        manager = EngineManager(1, EngineInit(ServerConfig(), b"", {}), 60.0, listener)
         for on_device, code in exits:
             engine = EngineHandle(None, lambda engine: None)
             engine.model_info, engine.on_device = b"{}", on_device

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cenote.api.app_state import AppState
+from cenote.api.supervisor import front_end_handle as handle
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, WIRE_VERSION
@@ -32,6 +33,7 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
         AppState(settings),
         [],
         add_engine_link=fail_if_called,
+        answer_admin=fail_if_called,
         collect_metrics=fail_if_called,
         on_all_ready=fail_if_called,
         on_failed=on_failed,
@@ -54,7 +56,7 @@ def encode_frame(message: Message) -> bytes:
 
 
 def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "spawn_front_end", make_spawn("raise SystemExit(3)"))
+    monkeypatch.setattr(handle, "spawn_front_end", make_spawn("raise SystemExit(3)"))
     failures: list[BaseException] = []
 
     async def start() -> None:
@@ -84,7 +86,7 @@ def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
         attempts.append(time.monotonic())
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(manager, "spawn_front_end", refuse)
+    monkeypatch.setattr(handle, "spawn_front_end", refuse)
 
     async def start() -> None:
         failed = asyncio.Event()
@@ -100,7 +102,7 @@ def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
 
 
 def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
+    monkeypatch.setattr(handle, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
     monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -131,7 +133,7 @@ time.sleep(600)
         spawned.append(len(spawned))
         return make_spawn(listens if len(spawned) == 1 else "raise SystemExit(3)")(fds)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(manager, "spawn_front_end", spawn)
+    monkeypatch.setattr(handle, "spawn_front_end", spawn)
     monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
     failures: list[BaseException] = []
 

@@ -286,7 +286,7 @@ def test_settings_and_metrics_are_encoded_completely() -> None:
         MetricFamily("g", "help", "gauge", series=[MetricSeries((), 1e300)]),
     ]
 
-    init = Init(settings, 2, 12345.678, 1_700_000_000, b"{}")
+    init = Init(settings, 2, 12345.678, 1_700_000_000)
     assert roundtrip(init, SupervisorToFrontEnd) == init
     assert roundtrip(MetricsResponse(1, families), EngineMessage) == MetricsResponse(1, families)
 

@@ -1,0 +1,173 @@
+"""RemoteEngines: the engines that a front-end is connected with, and which models they serve."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from cenote.api.app_state import AppState
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.served_models import EngineUse, ServedModel
+from cenote.api.wire.codec_requests import from_json
+from cenote.api.wire.control_messages import EngineExited, EngineState, ModelState, ModelStates, PoisonFound
+from cenote.protocol.engine import Engine
+from cenote.protocol.model_info import ModelInfo
+
+
+class EngineReports(Protocol):
+    """What a front-end tells the supervisor about engines."""
+
+    def on_link_lost(self, engine_id: int) -> None: ...
+
+    def on_poison(self, found: PoisonFound) -> None: ...
+
+    def on_released(self, engine_id: int) -> None:
+        """No request uses the engine, and none will."""
+        ...
+
+    def on_settled(self) -> None:
+        """Called when the server becomes ready: every model that it needs answers requests or has failed."""
+        ...
+
+
+class RemoteEngines:
+    """Follow the messages of the supervisor: connect engines, and let the models use them."""
+
+    def __init__(self, app_state: AppState, reports: EngineReports) -> None:
+        self.app_state = app_state
+        self.reports = reports
+        self._base_admission = app_state.admission
+        self._engines: dict[int, RemoteEngine] = {}  # by id
+        self._uses: dict[tuple[int, ...], EngineUse] = {}  # by the ids of their engines
+        self._wanted: dict[str, ModelState] = {}  # by name of the model
+        self._releasing: set[int] = set()
+        self._released: set[int] = set()
+        self._is_draining = self._is_settled = False
+
+    def add_link(self, sock: socket.socket, engine_id: int) -> None:
+        """Connect with an engine process that has just been started."""
+        if (engine := self._get_engine(engine_id)) is None:
+            sock.close()
+        else:
+            engine.start_connect(sock)
+
+    def set_state(self, state: EngineState) -> None:
+        if (engine := self._get_engine(state.engine_id)) is not None:
+            engine.set_status(state.status, state.reason)
+            self._on_changed()
+
+    def on_exited(self, exited: EngineExited) -> None:
+        if (engine := self._get_engine(exited.engine_id)) is not None:
+            engine.on_engine_exited(exited)
+
+    def add_poison(self, found: PoisonFound) -> None:
+        if (engine := self._get_engine(found.engine_id)) is not None:
+            engine.quarantine.add_poison(found.digests, found.reason)
+
+    def set_models(self, states: ModelStates) -> None:
+        """Serve these models, and no others."""
+        known = {model.name: model for model in self.app_state.models if model.name}
+        models = []
+        for state in states.models:
+            model = known.get(state.name) or ServedModel(state.name)
+            model.aliases, model.source = state.aliases, state.source
+            model.accepts_source_names = state.accepts_source_names
+            model.is_required, model.is_first_load = state.is_required, state.is_first_load
+            info = from_json(state.model_info, type=ModelInfo) if state.model_info else None
+            model.report(state.status, state.reason, info)
+            models.append(model)
+        self._wanted = {state.name: state for state in states.models}
+        self.app_state.models.set(models)
+        self._on_changed()
+
+    def release(self, engine_id: int) -> None:
+        """Close the link to an engine when no request uses it, and report that."""
+        self._releasing.add(engine_id)
+        self._close_released()
+
+    def start_draining(self) -> None:
+        """Do not wait for other engine processes: the server shuts down."""
+        self._is_draining = True
+        for engine in self._engines.values():
+            engine.start_draining()
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def _get_engine(self, engine_id: int) -> RemoteEngine | None:
+        """Return the engine, which a link or a message names for the first time; None if it has been released."""
+        if engine_id in self._released:
+            return None
+        if (engine := self._engines.get(engine_id)) is None:
+            engine = self._engines[engine_id] = RemoteEngine(
+                self._on_changed, lambda: self.reports.on_link_lost(engine_id), engine_id
+            )
+            engine.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
+            engine.on_replay = self.app_state.metrics.observe_replay
+            engine.quarantine.on_poison = lambda digests, reason: self.reports.on_poison(
+                PoisonFound(engine_id, digests, reason)
+            )
+            if self._is_draining:
+                engine.start_draining()
+        return engine
+
+    def _get_use(self, state: ModelState) -> EngineUse | None:
+        """Return the use of the engines of a model, which other models may share."""
+        if (use := self._uses.get(state.engine_ids)) is not None:
+            return use
+        engines = [engine for engine in map(self._get_engine, state.engine_ids) if engine is not None]
+        if not engines:
+            return None
+        admission = self.app_state.make_admission(state.slot)
+        if state.model_info:  # known also while the engine restarts, in a front-end that was started later
+            model_info = from_json(state.model_info, type=ModelInfo)
+            admission.set_device(model_info.device)
+            for engine in engines:
+                engine.set_default_model_info(model_info)
+        for engine in engines:
+            engine.availability.on_change = admission.set_engine_available
+        use = self._uses[state.engine_ids] = EngineUse(make_engine(engines), admission, state.engine_ids)
+        use.on_unused = self._close_released
+        return use
+
+    def _on_changed(self) -> None:
+        """Let each model use the engines that the supervisor has assigned to it, once they are ready."""
+        models = self.app_state.models
+        for model in models:
+            state = self._wanted.get(model.name)
+            use = self._get_use(state) if state is not None and state.engine_ids else None
+            if use is not model.use and (use is None or model.use is None or use.is_ready):
+                model.set_use(use)
+            model.notify()
+        sole = models.sole
+        self.app_state.admission = self._base_admission if sole is None or sole.use is None else sole.use.admission
+        self._close_released()
+        if not self._is_settled and self._wanted and all(map(is_settled, models)):
+            self._is_settled = True
+            self.reports.on_settled()
+
+    def _close_released(self) -> None:
+        for engine_id in list(self._releasing):
+            use = next((use for use in self._uses.values() if engine_id in use.engine_ids), None)
+            if use is not None:
+                if use.num_users or any(model.use is use for model in self.app_state.models):
+                    continue
+                if (self._releasing | self._released).issuperset(use.engine_ids):
+                    del self._uses[use.engine_ids]
+            self._releasing.discard(engine_id)
+            self._released.add(engine_id)
+            if (engine := self._engines.pop(engine_id, None)) is not None:
+                engine.close()
+            self.reports.on_released(engine_id)
+
+
+def is_settled(model: ServedModel) -> bool:
+    """Whether the start of the server does not wait for the model any more."""
+    return not model.is_required or model.status == "failed" or model.error is None
+
+
+def make_engine(engines: Sequence[RemoteEngine]) -> Engine:
+    """Return the engine that spreads requests over the replicas of a model."""
+    return engines[0]

@@ -1,0 +1,67 @@
+"""EngineSet: the engine processes of one source and its options, one per replica; several names may share it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from cenote.api.supervisor.engine_manager import EngineManager
+from cenote.config.model_table import ModelEntry
+from cenote.errors import NotReady
+from cenote.protocol.engine import EngineStatus
+from cenote.protocol.model_info import ModelInfo
+from cenote.utils.metrics import MetricFamily, merge_families
+
+# the state of a set is the first of these that one of its engines has
+STATUS_ORDER: tuple[EngineStatus, ...] = ("ready", "restarting", "loading", "failed", "stopped")
+
+
+class EngineSet:
+    def __init__(self, entry: ModelEntry, managers: Sequence[EngineManager], slot: int) -> None:
+        self.entry = entry  # the first that uses it
+        self.managers = managers
+        self.slot = slot  # of the counters of admission
+        self.started_at = time.monotonic()
+        self.model_info = b""  # as JSON, once an engine has loaded the model
+        self.is_stopping = False
+        self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loaded.add_done_callback(lambda loaded: loaded.exception())  # perhaps nobody waits for it
+
+    @property
+    def engine_ids(self) -> tuple[int, ...]:
+        return tuple(manager.engine_id for manager in self.managers)
+
+    @property
+    def status(self) -> EngineStatus:
+        statuses = {manager.status for manager in self.managers}
+        return next(status for status in STATUS_ORDER if status in statuses)
+
+    def decode_model_info(self) -> ModelInfo | None:
+        return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
+
+    def measure_memory(self) -> int:
+        return sum(manager.measure_memory() for manager in self.managers)
+
+    def on_ready(self, model_info: bytes) -> None:
+        """One of the engines has loaded the model."""
+        self.model_info = model_info
+        if all(manager.has_been_ready for manager in self.managers) and not self.loaded.done():
+            self.loaded.set_result(None)
+
+    def on_failed(self, error: Exception) -> None:
+        """One of the engines cannot load the model."""
+        if not self.loaded.done():
+            self.loaded.set_exception(error)
+
+    async def collect_metrics(self) -> list[MetricFamily]:
+        families = await asyncio.gather(*(manager.collect_metrics() for manager in self.managers))
+        return merge_families(family for part in families for family in part)
+
+    async def stop(self) -> None:
+        """End the engine processes."""
+        self.is_stopping = True
+        self.on_failed(NotReady(f"the model {self.entry.name} is being unloaded; retry shortly"))
+        await asyncio.gather(*(manager.stop() for manager in self.managers))

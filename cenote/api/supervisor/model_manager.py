@@ -1,0 +1,296 @@
+"""ModelManager: loads, unloads and replaces the models of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cenote.api.admission.counters import NUM_SLOTS, Counters
+from cenote.api.model_admin import ModelRow
+from cenote.api.supervisor.engine_manager import EngineManager
+from cenote.api.supervisor.engine_set import EngineSet
+from cenote.api.supervisor.memory_keeper import MemoryKeeper
+from cenote.api.supervisor.table_row import TableRow
+from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineState, ModelStates
+from cenote.api.wire.engine_options import encode_engine_config
+from cenote.config.model_table import ModelEntry, ModelTable, change_entry, check_same, check_unique_names, parse_entry
+from cenote.config.server import ServerConfig
+from cenote.errors import BadRequest, NotReady, UnknownModel
+
+logger = logging.getLogger("cenote")
+
+# requests that an engine computes when its model is unloaded or replaced get this time; then they fail
+DRAIN_TIMEOUT_S = 600.0
+
+
+class FrontEnds(Protocol):
+    """The front-ends of the server, in this process or in others."""
+
+    def connect_engine(self, engine_id: int) -> None: ...
+
+    def set_engine_state(self, state: EngineState) -> None: ...
+
+    def report_exit(self, exited: EngineExited) -> None: ...
+
+    def set_models(self, states: ModelStates) -> None: ...
+
+    async def release_engine(self, engine_id: int) -> None: ...
+
+
+class ModelManager:
+    """Owns the table of models; implements EngineListener and, for the admin routes, most of ModelAdmin."""
+
+    front_ends: FrontEnds
+
+    def __init__(
+        self,
+        settings: ServerConfig,
+        table: ModelTable,
+        get_counters: Callable[[], Counters],
+        on_failed: Callable[[BaseException], None],
+        engine_command: Sequence[str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.options = table.options  # of models that are added later
+        self.rows = {entry.name: TableRow(entry) for entry in table.entries}
+        self.get_counters = get_counters
+        self.on_failed = on_failed  # called when no model can be loaded at the start
+        self.engine_command = engine_command
+        self.sets: list[EngineSet] = []  # all that run, also those that finish their last requests
+        self.memory = MemoryKeeper(self, settings)
+        self._engine_ids = itertools.count(1)
+        self._is_stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # start and stop
+
+    def start(self) -> None:
+        """Load the models that were asked for at the start, all at the same time."""
+        for row in self.rows.values():
+            row.is_first_load = row.is_required = row.entry.load == "start" and self.memory.has_room(row)
+            if row.is_required:
+                row.engines = self._find_shared(row.entry) or self.start_engines(row.entry)
+                self._run(self._finish_first_load(row, row.engines))
+        self.send_models()
+        self._run(self.memory.unload_idle_models())
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(engines.stop() for engines in self.sets))
+
+    def _run(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish_first_load(self, row: TableRow, engines: EngineSet) -> None:
+        try:
+            await asyncio.shield(engines.loaded)
+        except Exception as error:
+            if len(self.rows) == 1:
+                self.on_failed(error)
+                return
+            self._set_failed(row, error)
+            await self._stop_if_unused(engines)
+            if all(row.status == "failed" for row in self.rows.values()):
+                self.on_failed(error)
+        else:
+            row.is_first_load = False
+            self.send_models()
+
+    def _set_failed(self, row: TableRow, error: Exception) -> None:
+        row.engines, row.error, row.is_first_load = None, str(error), False
+        logger.error("the model %s cannot be loaded: %s", row.name, error)
+        self.send_models()
+
+    # the admin API
+
+    async def list_models(self) -> list[ModelRow]:
+        return [row.describe(self.get_counters()) for row in self.rows.values()]
+
+    async def load(self, name: str, changes: Mapping[str, Any] | None = None) -> ModelRow:
+        is_new = changes is not None and name not in self.rows
+        if is_new:
+            self._add_row(name, changes or {})
+        row = self._get_row(name)
+        if changes and not is_new:
+            check_same(row.entry, changes, self.options)
+        try:
+            async with row.lock:
+                await self._load(row)
+        except Exception:
+            if is_new:
+                self.rows.pop(name, None)
+                self.send_models()
+            raise
+        return row.describe(self.get_counters())
+
+    async def unload(self, name: str) -> ModelRow:
+        row = self._get_row(name)
+        await self.unload_row(row)
+        return row.describe(self.get_counters())
+
+    async def reload(self, name: str, changes: Mapping[str, Any]) -> ModelRow:
+        row = self._get_row(name)
+        async with row.lock:
+            await self._replace(row, change_entry(row.entry, changes, self.options))
+        return row.describe(self.get_counters())
+
+    def _get_row(self, name: str) -> TableRow:
+        for row in self.rows.values():
+            if name in row.entry.names:
+                return row
+        raise UnknownModel(f"The model `{name}` does not exist. Available: {', '.join(self.rows)}", param="name")
+
+    def _add_row(self, name: str, changes: Mapping[str, Any]) -> None:
+        entry = parse_entry({**changes, "name": name, "load": "demand"}, self.options)
+        check_unique_names([*(row.entry for row in self.rows.values()), entry])
+        row = self.rows[name] = TableRow(entry)
+        row.is_first_load = False
+        self.send_models()
+
+    # changes of one row, under its lock
+
+    async def _load(self, row: TableRow) -> None:
+        if row.engines is not None and row.engines.status != "failed":
+            await asyncio.shield(row.engines.loaded)
+            return
+        await self._replace(row, row.entry, may_share=True)
+
+    async def _replace(self, row: TableRow, entry: ModelEntry, *, may_share: bool = False) -> None:
+        """Start engines for an entry, let the row use them when they are ready, and end those that it used."""
+        self._check_running()
+        old = row.engines
+        new = self._find_shared(entry) if may_share else None
+        if new is None:
+            new = await self.memory.start_in_budget(row, entry) if old is None else self.start_engines(entry)
+        if old is None:
+            row.engines, row.error = new, ""
+            self.send_models()
+        try:
+            await asyncio.shield(new.loaded)
+        except BaseException as error:
+            if row.engines is new:
+                row.engines, row.error = None, str(error)
+                self.send_models()
+            await self._stop_if_unused(new)
+            raise
+        row.entry, row.engines, row.error, row.is_first_load = entry, new, "", False
+        self.send_models()
+        logger.info("the model %s is ready", row.name)
+        if old is not None and old is not new:
+            await self._stop_if_unused(old)
+
+    async def unload_row(self, row: TableRow) -> None:
+        async with row.lock:
+            await self._unload(row)
+
+    async def _unload(self, row: TableRow) -> None:
+        engines, row.engines = row.engines, None
+        row.error, row.is_required, row.is_first_load = "", False, False
+        if engines is None:
+            self.send_models()
+            return
+        row.is_unloading = True
+        self.send_models()
+        try:
+            await self._stop_if_unused(engines)
+        finally:
+            row.is_unloading = False
+            self.send_models()
+        logger.info("the model %s is unloaded", row.name)
+
+    # engines
+
+    def _check_running(self) -> None:
+        if self._is_stopping:
+            raise NotReady("the server is shutting down; retry on another instance")
+
+    def _find_shared(self, entry: ModelEntry) -> EngineSet | None:
+        for engines in self.sets:
+            if not engines.is_stopping and engines.status != "failed" and engines.entry.shares_engines(entry):
+                return engines
+        return None
+
+    def start_engines(self, entry: ModelEntry) -> EngineSet:
+        init = EngineInit(self.settings, encode_engine_config(entry.config), {})
+        name = entry.name if len(self.rows) > 1 else ""
+        managers = [
+            EngineManager(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.engine_command, name)
+            for _ in range(entry.replicas)
+        ]
+        engines = EngineSet(entry, managers, self._allocate_slot())
+        self.sets.append(engines)
+        for manager in managers:
+            manager.start()
+        return engines
+
+    def _allocate_slot(self) -> int:
+        used = {engines.slot for engines in self.sets}
+        slot = next((slot for slot in range(NUM_SLOTS) if slot not in used), None)
+        if slot is None:
+            raise BadRequest(f"{NUM_SLOTS} models are loaded, which is the maximum; unload one first")
+        self.get_counters().clear_slot(slot)
+        return slot
+
+    async def _stop_if_unused(self, engines: EngineSet) -> None:
+        """End the engine processes when their last requests are answered, unless another row uses them."""
+        if engines.is_stopping or any(row.engines is engines for row in self.rows.values()):
+            return
+        engines.is_stopping = True
+        started_at = time.monotonic()
+        try:
+            releases = [self.front_ends.release_engine(engine_id) for engine_id in engines.engine_ids]
+            await asyncio.wait_for(asyncio.gather(*releases), DRAIN_TIMEOUT_S)
+        except TimeoutError:
+            waited_s = time.monotonic() - started_at
+            logger.warning("requests to %s did not finish within %.0f s and fail", engines.entry.name, waited_s)
+        await engines.stop()
+        self.sets.remove(engines)
+
+    def send_models(self) -> None:
+        """Tell the front-ends the state of all models."""
+        self.front_ends.set_models(ModelStates([row.make_state() for row in self.rows.values()]))
+
+    def find_manager(self, engine_id: int) -> EngineManager | None:
+        managers = [manager for engines in self.sets for manager in engines.managers]
+        return next((manager for manager in managers if manager.engine_id == engine_id), None)
+
+    def find_name(self, engine_id: int) -> str:
+        """Return the name of the model of an engine, for metrics."""
+        names = [self.find_set_name(engines) for engines in self.sets if engine_id in engines.engine_ids]
+        return names[0] if names else next(iter(self.rows))
+
+    def find_set_name(self, engines: EngineSet) -> str:
+        return next((row.name for row in self.rows.values() if row.engines is engines), engines.entry.name)
+
+    # calls of EngineManager
+
+    def on_engine_started(self, manager: EngineManager) -> None:
+        self.front_ends.connect_engine(manager.engine_id)
+
+    def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None:
+        engines = self._find_set(manager)
+        if engines.model_info:
+            pid = 0 if manager.engine is None else manager.engine.pid
+            logger.info("the engine%s is ready again (process %d)", manager.name, pid)
+        engines.on_ready(model_info)
+        self.send_models()
+
+    def on_engine_exited(self, exited: EngineExited) -> None:
+        self.front_ends.report_exit(exited)
+
+    def on_engine_status(self, manager: EngineManager, reason: str) -> None:
+        self.front_ends.set_engine_state(EngineState(manager.engine_id, manager.status, reason))
+
+    def on_engine_failed(self, manager: EngineManager, error: Exception) -> None:
+        self._find_set(manager).on_failed(error)
+
+    def _find_set(self, manager: EngineManager) -> EngineSet:
+        return next(engines for engines in self.sets if manager in engines.managers)

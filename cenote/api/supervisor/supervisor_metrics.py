@@ -1,0 +1,65 @@
+"""Metrics of the whole server: HTTP responses of all front-ends, engine processes, admission of each model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cenote.api.admission.admission_metrics import collect_model_metrics
+from cenote.api.server_metrics import MODEL_LABEL, HttpMetrics
+from cenote.utils.metrics import MetricFamily, add_label, merge_families
+
+if TYPE_CHECKING:
+    from cenote.api.app_state import AppState
+    from cenote.api.supervisor.engine_set import EngineSet
+    from cenote.api.supervisor.model_manager import ModelManager
+    from cenote.api.wire.control_messages import ReplayStats
+
+
+class SupervisorMetrics(HttpMetrics):
+    """Implement ServerMetrics for the front-ends of a supervisor."""
+
+    def __init__(self, app_state: AppState, models: ModelManager) -> None:
+        super().__init__(app_state)
+        self.models = models
+        self._count_replayed = self.registry.counter(
+            "cenote_requests_replayed_total",
+            "Requests sent again because an engine process or a link to it was lost.",
+            MODEL_LABEL,
+        )
+        self._count_quarantined = self.registry.counter(
+            "cenote_requests_quarantined_total",
+            "Requests with inputs that were on the device when an engine process died, and then ran alone.",
+            MODEL_LABEL,
+        )
+        self._count_poison = self.registry.counter(
+            "cenote_poison_inputs_total",
+            "Inputs refused because the engine process died twice while it computed them.",
+            MODEL_LABEL,
+        )
+
+    def observe_replay(self, stats: ReplayStats) -> None:
+        self._add_replay(
+            self.models.find_name(stats.engine_id), stats.num_replayed, stats.num_quarantined, stats.num_poison
+        )
+
+    async def collect(self) -> list[MetricFamily]:
+        for name in self.models.rows:
+            self._add_replay(name, 0, 0, 0)  # exposed as 0 from the start
+        parts = await asyncio.gather(*map(self._collect_set, self.models.sets))
+        names = list(self.models.rows)
+        families = [family for part in parts for family in part]
+        return merge_families([*families, *self.snapshot(names[0] if len(names) == 1 else None)])
+
+    def _add_replay(self, name: str, num_replayed: int, num_quarantined: int, num_poison: int) -> None:
+        self._count_replayed(name, by=num_replayed)
+        self._count_quarantined(name, by=num_quarantined)
+        self._count_poison(name, by=num_poison)
+
+    async def _collect_set(self, engines: EngineSet) -> list[MetricFamily]:
+        name = self.models.find_set_name(engines)
+        families = [
+            *await engines.collect_metrics(),
+            *collect_model_metrics(self.app_state.counters, engines.slot),
+        ]
+        return [add_label(family, MODEL_LABEL, name) for family in families]

@@ -1,0 +1,80 @@
+"""TableRow: one model of the running server, with the engines that serve it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cenote.api.admission.admission_metrics import count_queued, measure_idle_s, read_rates
+from cenote.api.admission.counters import Counters
+from cenote.api.model_admin import ModelRow, describe_model_info
+from cenote.api.supervisor.engine_set import EngineSet
+from cenote.api.wire.control_messages import ModelState
+from cenote.config.model_table import ModelEntry
+from cenote.protocol.engine import ModelStatus
+
+
+class TableRow:
+    def __init__(self, entry: ModelEntry) -> None:
+        self.entry = entry
+        self.engines: EngineSet | None = None
+        self.is_required = entry.load == "start"  # the server is not ready without it
+        self.is_first_load = self.is_required
+        self.is_unloading = False
+        self.error = ""  # why it could not be loaded
+        self.lock = asyncio.Lock()  # one change at a time
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def status(self) -> ModelStatus:
+        if self.is_unloading:
+            return "unloading"
+        if self.engines is None:
+            return "failed" if self.error else "unloaded"
+        return self.engines.status
+
+    def make_state(self) -> ModelState:
+        """Return what front-ends need to know."""
+        entry, engines = self.entry, self.engines
+        return ModelState(
+            entry.name,
+            entry.aliases,
+            entry.source,
+            entry.accepts_source_names,
+            self.status,
+            self.error,
+            self.is_required,
+            self.is_first_load,
+            () if engines is None else engines.engine_ids,
+            0 if engines is None else engines.slot,
+            b"" if engines is None else engines.model_info,
+        )
+
+    def measure_idle_s(self, counters: Counters) -> float:
+        """Return the seconds without requests since the model is loaded; 0.0 if it is not."""
+        if self.engines is None:
+            return 0.0
+        return measure_idle_s(counters, self.engines.slot, self.engines.started_at)
+
+    def describe(self, counters: Counters) -> ModelRow:
+        """Return the row of the admin API."""
+        entry, engines = self.entry, self.engines
+        row = ModelRow(
+            name=entry.name,
+            aliases=entry.aliases,
+            source=entry.source,
+            state=self.status,
+            replicas=entry.replicas,
+            pinned=entry.pinned,
+            keep_alive_s=entry.keep_alive_s,
+            error=self.error or None,
+            **describe_model_info(None if engines is None else engines.decode_model_info()),
+        )
+        if engines is not None:
+            row.memory_bytes = engines.measure_memory()
+            row.queued_tokens = round(sum(count_queued(counters, engines.slot)))
+            row.tokens_per_second = round(max(read_rates(counters, engines.slot)), 1)
+            row.idle_s = round(self.measure_idle_s(counters), 3)
+        return row
