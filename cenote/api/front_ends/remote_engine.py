@@ -9,41 +9,24 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from cenote.api.front_ends.availability import Availability
+from cenote.api.front_ends.engine_calls import EngineCalls, ResponseT
 from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.quarantine import Quarantine
 from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
 from cenote.api.front_ends.rpc_call import RpcCall
-from cenote.api.front_ends.token_client import NeedsEngine, TokenCalls, TokenClient, make_renderer
+from cenote.api.front_ends.token_client import NeedsEngine, RendererCache, TokenCalls, TokenClient
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_requests import (
-    encode_entities,
-    encode_input,
-    encode_pool,
-    encode_score,
-    encode_token_ids,
-    from_json,
-    to_json,
-)
-from cenote.api.wire.codec_results import (
-    decode_entity_results,
-    decode_error,
-    decode_model_info,
-    decode_pool_results,
-    decode_score_results,
-    set_timing,
-)
+from cenote.api.wire.codec_results import decode_error, decode_model_info, set_timing
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
     Ack,
     ArrayBytes,
     Cancel,
-    DetokenizeCall,
-    DetokenizeResponse,
     EngineDown,
     EngineReady,
     EntitiesResponse,
@@ -54,47 +37,34 @@ from cenote.api.wire.messages import (
     ModelInfoAck,
     ModelInfoUpdate,
     PoolResponse,
-    ProcessCall,
     ProcessResponse,
     RpcRequest,
     RpcResponse,
     ScoreResponse,
-    TokenizeCall,
-    TokenizeResponse,
     UnloadAdapter,
 )
 from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError
-from cenote.inputs.renderer import Renderer
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.input_types import compute_input_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
-from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.protocol.requests import PoolRequest, Timing
+from cenote.protocol.results import PoolResult
 from cenote.utils.metrics import MetricFamily
-
-ResponseT = TypeVar(
-    "ResponseT",
-    PoolResponse,
-    ScoreResponse,
-    EntitiesResponse,
-    TokenizeResponse,
-    DetokenizeResponse,
-    ProcessResponse,
-    Ack,
-    MetricsResponse,
-)
-
 
 # by then the supervisor has noticed if the link was closed because the engine process has exited
 RECONNECT_DELAY_S = 0.2
 # before a call is repeated that a new engine process has refused because all others come at the same time
 OVERLOADED_DELAY_S = 0.1
 
+# unique among the front-ends that run: the supervisor tells all of them the calls that were on the device; and among
+# the engines of this one, since a call may be sent to another replica
+call_ids = itertools.count((os.getpid() << 32) + 1)
+
 logger = logging.getLogger("cenote")
 
 
-class RemoteEngine:
+class RemoteEngine(EngineCalls):
     """Implement Engine over a link to an engine process; `connect` is called again with the link to a new process."""
 
     def __init__(
@@ -113,12 +83,15 @@ class RemoteEngine:
         self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
         self._token_client: TokenClient | None = None  # None: the engine tokenizes
-        self._renderer: tuple[RendererInfo, Renderer] | None = None  # of the last link
+        self._renderers = RendererCache()
         self._connecting: asyncio.Task[None] | None = None
-        # unique among the front-ends that run: the supervisor tells all of them the calls that were on the device
-        self._call_ids = itertools.count((os.getpid() << 32) + 1)
         self._pending: dict[int, RpcCall] = {}
-        self._token_calls = TokenCalls(lambda: next(self._call_ids), self.quarantine)
+        self._token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
+
+    def share(self, quarantine: Quarantine, renderers: RendererCache) -> None:
+        """Use those of all replicas of a model."""
+        self.quarantine = self._token_calls.quarantine = quarantine
+        self._renderers = renderers
 
     @property
     def model_info(self) -> ModelInfo:
@@ -206,19 +179,18 @@ class RemoteEngine:
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         if not self.availability.is_available:
-            await self._wait_for_engine(request.deadline_at, request.inputs)
-        if (client := self._token_client) is not None and client.can_render(request):
+            num_chars = sum(map(compute_input_size, request.inputs))
+            await self.availability.wait(request.deadline_at, None, num_chars)
+        if self.can_render(request):
             try:
                 return await self._pool_tokens(request)
             except NeedsEngine:
                 pass  # the engine splits long texts into chunks
-        call = RpcCall(lambda call_id, isolated: encode_pool(call_id, request, isolated), has_indices=True)
-        response, array_bytes = await self._call(call, PoolResponse, request.timing, request.deadline_at)
-        return decode_pool_results(response, array_bytes)
+        return await self._pool_in_engine(request)
 
-    async def _wait_for_engine(self, deadline_at: float, inputs: Iterable[Input]) -> None:
-        """Wait before a new request is sent; raise if it or those that wait already are too large."""
-        await self.availability.wait(deadline_at, None, sum(map(compute_input_size, inputs)))
+    def can_render(self, request: PoolRequest) -> bool:
+        """Whether a request can be tokenized here."""
+        return (client := self._token_client) is not None and client.can_render(request)
 
     async def _pool_tokens(self, request: PoolRequest) -> list[Any]:
         """Tokenize here, and send the inputs until all have a result."""
@@ -227,78 +199,34 @@ class RemoteEngine:
             while True:
                 if not self.availability.is_available:
                     await self.availability.wait(request.deadline_at, pending, 0)
-                pending.begin_attempt(self.availability.engine_number)
-                if pending.is_decided:  # while it waited for an engine process
-                    return pending.take_results()
-                if (client := self._token_client) is None:
-                    raise NeedsEngine
-                try:
-                    return await client.pool(pending, self.model_info)
-                except EngineLost:
-                    pending.mark_lost()
-                except Overloaded as error:
-                    await self._wait_for_capacity(pending, error)
+                if (results := await self.try_pool(pending)) is not None:
+                    return results
         finally:
-            for call_id in pending.call_ids:
-                self._token_calls.pending.pop(call_id, None)
+            self.forget_pool(pending)
             if pending.suspect_digests:
                 self.quarantine.remove_suspects(pending.suspect_digests)
 
-    async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
-        if not self.availability.is_available:
-            await self._wait_for_engine(request.deadline_at, (*request.queries, *request.documents))
-        call = RpcCall(lambda call_id, isolated: encode_score(call_id, request, isolated))
-        response, _ = await self._call(call, ScoreResponse, request.timing, request.deadline_at)
-        return decode_score_results(response)
+    async def try_pool(self, pending: PendingPool) -> list[Any] | None:
+        """Send the inputs without a result; return None if the engine process is lost, or has no capacity.
 
-    async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        pool_request = request.pool_request
-        if not self.availability.is_available:
-            await self._wait_for_engine(pool_request.deadline_at, pool_request.inputs)
-        call = RpcCall(lambda call_id, isolated: encode_entities(call_id, request, isolated))
-        response, _ = await self._call(call, EntitiesResponse, pool_request.timing, pool_request.deadline_at)
-        return decode_entity_results(response)
+        `forget_pool` must follow when it is not sent to this engine again.
+        """
+        pending.begin_attempt(self.engine_id, self.availability.engine_number)
+        if pending.is_decided:  # while it waited for an engine process
+            return pending.take_results()
+        if (client := self._token_client) is None:
+            raise NeedsEngine
+        try:
+            return await client.pool(pending, self.model_info)
+        except EngineLost:
+            pending.mark_lost()
+        except Overloaded as error:
+            await self._wait_for_capacity(pending, error)
+        return None
 
-    async def tokenize(
-        self,
-        prompt: Input,
-        *,
-        add_special_tokens: bool = True,
-        return_token_strs: bool = False,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokenizeResult:
-        kwargs = to_json(mm_processor_kwargs or {})
-
-        def encode(call_id: int, isolated: Sequence[int]) -> TokenizeCall:
-            return TokenizeCall(call_id, encode_input(prompt), add_special_tokens, return_token_strs, kwargs)
-
-        response, _ = await self._call(RpcCall(encode), TokenizeResponse)
-        return TokenizeResult(response.token_ids, response.token_strs)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        call = RpcCall(lambda call_id, isolated: DetokenizeCall(call_id, encode_token_ids(token_ids)))
-        response, _ = await self._call(call, DetokenizeResponse)
-        return response.text
-
-    async def process(self, request: PluginRequest) -> IOProcessorResult:
-        data = to_json(request.data)
-
-        def encode(call_id: int, isolated: Sequence[int]) -> ProcessCall:
-            return ProcessCall(
-                call_id,
-                data,
-                request.request_id,
-                request.tokenization,
-                request.scheduling,
-                request.deadline_at,
-            )
-
-        # not sent twice: what a plugin does besides calling the model is not known
-        call = RpcCall(encode, can_replay=False)
-        response, _ = await self._call(call, ProcessResponse, request.timing, request.deadline_at)
-        return IOProcessorResult(
-            from_json(response.data), response.num_inputs, response.num_tokens, response.num_truncated
-        )
+    def forget_pool(self, pending: PendingPool) -> None:
+        for call_id in pending.call_ids:
+            self._token_calls.pending.pop(call_id, None)
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         call = RpcCall(lambda call_id, isolated: LoadAdapter(call_id, name, path, in_place), can_replay=False)
@@ -329,10 +257,8 @@ class RemoteEngine:
                 self._token_client.options.forget()
             channel.send(ModelInfoAck(message.update_id))
         elif isinstance(message, RendererInfo):
-            if self._renderer is None or self._renderer[0] != message:
-                self._renderer = message, make_renderer(message)
-            on_stopped = self.availability.on_down
-            self._token_client = TokenClient(self._renderer[1], channel, self._token_calls, on_stopped)
+            renderer, on_stopped = self._renderers.get(message), self.availability.on_down
+            self._token_client = TokenClient(renderer, channel, self._token_calls, on_stopped)
         elif isinstance(message, OptionsRegistered | TokenResults | TokenErrors):
             self._on_token_response(message, array_bytes)
         else:
@@ -395,22 +321,35 @@ class RemoteEngine:
     async def _call(
         self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
     ) -> tuple[ResponseT, ArrayBytes]:
-        """Send a call until it is answered, or only once if it must not be repeated."""
         try:
             while True:
                 if not self.availability.is_available:
-                    await self.availability.wait(deadline_at, call, 0)
-                call.begin_attempt(self.availability.engine_number)
-                try:
-                    return await self._call_once(call, expected, timing)
-                except EngineLost:
-                    call.mark_lost()
-                    if not call.can_replay:
-                        raise engine_exited_error() from None
-                except Overloaded as error:
-                    await self._wait_for_capacity(call, error)
+                    await self.availability.wait(deadline_at, call, 0 if call.was_lost else call.count_chars())
+                if (answer := await self.try_call(call, expected, timing)) is not None:
+                    return answer
         finally:
-            self._pending.pop(call.call_id, None)
+            self.forget_call(call)
+
+    async def try_call(
+        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None
+    ) -> tuple[ResponseT, ArrayBytes] | None:
+        """Send a call; return None if it has to be sent again, because the engine process is lost or has no capacity.
+
+        `forget_call` must follow when it is not sent to this engine again.
+        """
+        call.begin_attempt(self.engine_id, self.availability.engine_number)
+        try:
+            return await self._call_once(call, expected, timing)
+        except EngineLost:
+            call.mark_lost()
+            if not call.can_replay:
+                raise engine_exited_error() from None
+        except Overloaded as error:
+            await self._wait_for_capacity(call, error)
+        return None
+
+    def forget_call(self, call: RpcCall) -> None:
+        self._pending.pop(call.call_id, None)
 
     async def _wait_for_capacity(self, call: ReplayableCall, error: Overloaded) -> None:
         """Wait a moment before a call is repeated; raise the error if the engine had not admitted it before."""
@@ -426,7 +365,7 @@ class RemoteEngine:
         if (channel := self._channel) is None:
             raise EngineLost
         self._pending.pop(call.call_id, None)
-        request = call.begin(next(self._call_ids))
+        request = call.begin(next(call_ids))
         if call.can_replay and not self.quarantine.is_empty:
             self._refuse_poison(call)
         self._pending[call.call_id] = call

@@ -29,10 +29,12 @@ class ReplayableCall:
     suspect_digests: Sequence[bytes] = ()  # of its inputs, where they are known
     was_lost = False  # it has been sent before, to an engine process or over a link that is gone
     _is_lost = False  # the last attempt has ended so
-    engine_number = -1  # of the engine process that it was sent to last
+    engine_id = -1  # of the replica that it was sent to last
+    engine_number = -1  # of the engine process, among those of the replica
     error: Exception | None = None  # its answer, if it must not be sent again
     retry_until = 0.0  # monotonic; 0.0 unless the engine was overloaded
     suspects: frozenset[int] = frozenset()  # inputs that were on the device when an engine process died
+    may_crash = False  # they may be the reason: nobody else has killed that process
     _num_external_exits: Sequence[int] = ()  # numbers of inputs, once for each exit
     _num_unexplained = 0
     _num_link_losses = 0
@@ -41,16 +43,16 @@ class ReplayableCall:
     def is_decided(self) -> bool:
         return self.error is not None
 
-    def begin_attempt(self, engine_number: int) -> None:
+    def begin_attempt(self, engine_id: int, engine_number: int) -> None:
         """Called before it is sent; raises its error if it must not be sent again."""
         is_lost, self._is_lost = self._is_lost, False
-        if is_lost and engine_number == self.engine_number:
+        if is_lost and (engine_id, engine_number) == (self.engine_id, self.engine_number):
             self._num_link_losses += 1
             if self._num_link_losses > MAX_LINK_LOSSES:
                 raise EngineStopped(
                     f"the link to the engine process was lost {self._num_link_losses} times with this request"
                 )
-        self.engine_number = engine_number
+        self.engine_id, self.engine_number = engine_id, engine_number
         if self.error is not None:
             raise self.error
 
@@ -66,6 +68,7 @@ class ReplayableCall:
                 poison.append(number)
             else:
                 self.suspects |= {number}
+                self.may_crash |= not exited.is_external
         return poison
 
     def _is_to_blame(self, number: int, exited: EngineExited) -> bool:
@@ -98,3 +101,10 @@ def make_poison_error(index: int | None, reason: str) -> InputCrashedEngine:
     )
     error.index = index
     return error
+
+
+def renumber_poison_error(error: InputCrashedEngine, index: int) -> InputCrashedEngine:
+    """Return the error of an input that has another index in the whole request."""
+    renumbered = InputCrashedEngine(error.message.replace(f"input {error.index} ", f"input {index} ", 1))
+    renumbered.index = index
+    return renumbered

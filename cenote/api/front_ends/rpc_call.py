@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cenote.api.front_ends.quarantine import digest_call
 from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import ArrayBytes, RpcRequest, RpcResponse
+from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
 
 
 class RpcCall(ReplayableCall):
@@ -18,6 +19,9 @@ class RpcCall(ReplayableCall):
         *,
         can_replay: bool = True,
         has_indices: bool = False,
+        get_inputs: Callable[[], Iterable[Input | ScoreInput]] = tuple,
+        adapter: object = None,
+        replica: int | None = None,
     ) -> None:
         """`encode` makes the message from its id and the numbers of inputs that run alone.
 
@@ -27,11 +31,18 @@ class RpcCall(ReplayableCall):
         self.can_replay = can_replay  # the result depends on nothing but the request
         self.call_id = 0  # of the last attempt
         self.future: asyncio.Future[tuple[RpcResponse, ArrayBytes]] = asyncio.get_running_loop().create_future()
+        self.get_inputs = get_inputs
+        self.adapter = adapter  # of the request
+        self.replica = replica  # that it is sent to first, if it is available
         self._has_indices = has_indices
 
     @property
     def owner(self) -> RpcCall:
         return self
+
+    def count_chars(self) -> int:
+        """Return the size of its inputs, in characters or bytes."""
+        return sum(map(compute_input_size, self.get_inputs()))
 
     def begin(self, call_id: int) -> RpcRequest:
         """Start an attempt; return the message."""

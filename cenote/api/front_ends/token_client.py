@@ -82,7 +82,7 @@ class TokenClient:
         self._channel = channel
         self._next_call_id = calls.next_call_id
         self._pending = calls.pending
-        self._quarantine = calls.quarantine
+        self._calls = calls
         self._on_engine_stopped = on_engine_stopped
         self.options = OptionsRegistry(channel, calls.next_call_id)
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
@@ -93,6 +93,10 @@ class TokenClient:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cenote-tokenizer")
         self._bulk_turn = asyncio.Lock()  # one bulk slice at a time is in the thread's queue: others overtake the rest
         self._slice_chars = MIN_SLICE_CHARS
+
+    @property
+    def _quarantine(self) -> Quarantine:
+        return self._calls.quarantine
 
     def can_render(self, request: PoolRequest) -> bool:
         """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
@@ -376,6 +380,18 @@ class TokenClient:
 
 class NeedsEngine(Exception):
     """The engine has to tokenize this request itself."""
+
+
+class RendererCache:
+    """The renderer of the last RendererInfo, for all links to engines with the same model."""
+
+    def __init__(self) -> None:
+        self._last: tuple[RendererInfo, Renderer] | None = None
+
+    def get(self, info: RendererInfo) -> Renderer:
+        if self._last is None or self._last[0] != info:
+            self._last = info, make_renderer(info)
+        return self._last[1]
 
 
 def make_renderer(info: RendererInfo) -> Renderer:

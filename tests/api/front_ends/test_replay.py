@@ -16,6 +16,7 @@ from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.front_ends import availability
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import MAX_EXTERNAL_EXITS, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
+from cenote.api.front_ends.token_client import RendererCache
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
@@ -52,9 +53,9 @@ class HangOn:
 class Machine:
     """A front-end and one engine after the other, which crash when the test says so."""
 
-    def __init__(self, make: MakeEngine) -> None:
+    def __init__(self, make: MakeEngine, engine_id: int = 0) -> None:
         self.make = make
-        self.remote = RemoteEngine()
+        self.remote = RemoteEngine(engine_id=engine_id)
         self.stats: list[ReplayStats] = []
         self.remote.on_replay = self.stats.append
         self.num_exits = 0
@@ -316,7 +317,7 @@ def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
         await wait_until(renderer.started.is_set)
         await machine.crash()
         renderer.allowed.set()
-        machine.remote._renderer = None  # the next link makes its own
+        machine.remote._renderers = RendererCache()  # the next link makes its own
         await machine.start()
         for call in calls:
             assert len(await call) == 80
