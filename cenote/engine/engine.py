@@ -146,7 +146,13 @@ class PoolingEngine:
         self.entity_recognizer = make_recognizer(model, self.tokenizer)
         self.io_processor = load_io_processor(config, description, self.make_model_tokenizer, self.busy_stages)
         plugin = self.io_processor.name if self.io_processor else None
-        self.model_info = build_model_info(model, self.scoring_model, plugin=plugin, chat_template=self.chat_template)
+        self.model_info = build_model_info(
+            model,
+            self.scoring_model,
+            plugin=plugin,
+            chat_template=self.chat_template,
+            has_result_cache=config.result_cache_bytes > 0,
+        )
         self.metrics = metrics or EngineMetrics()
         self.adapters = AdapterManager(model.adapters, self.metrics)
         self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)

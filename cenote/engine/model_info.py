@@ -10,7 +10,12 @@ from cenote.scoring.scorer import ScoringModel
 
 
 def build_model_info(
-    model: LoadedModel, scoring_model: ScoringModel, *, plugin: str | None, chat_template: str | None
+    model: LoadedModel,
+    scoring_model: ScoringModel,
+    *,
+    plugin: str | None,
+    chat_template: str | None,
+    has_result_cache: bool = False,
 ) -> ModelInfo:
     description, tokenizer = model.description, model.tokenizer
     supports_embed = "embed" in description.plan.tasks
@@ -47,4 +52,5 @@ def build_model_info(
         supports_entities=supports_entities(model),
         supports_images=vision is not None,
         fingerprint="" if model.fingerprint is None else str(model.fingerprint),
+        has_result_cache=has_result_cache,
     )

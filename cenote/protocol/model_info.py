@@ -40,3 +40,4 @@ class ModelInfo:
     supports_entities: bool = False  # a token classifier, or GLiNER
     supports_images: bool = False
     fingerprint: str = ""  # changes with everything that changes results; empty: not known
+    has_result_cache: bool = False  # in the memory of its process: equal inputs should go to the same one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cenote.api.front_ends.replay import ReplayableCall
 from cenote.errors import DeadlineExceeded, EngineStopped, NotReady, PoolingError
@@ -13,6 +13,9 @@ from cenote.protocol.engine import EngineStatus
 REPLAY_TIMEOUT_S = 60.0
 # characters of requests that wait for an engine process; those of requests that it had before its end not counted
 MAX_WAITING_CHARS = 256 * 1024**2
+
+# of a model whose replicas have different states, while none answers
+STATUS_ORDER: tuple[EngineStatus, ...] = ("restarting", "loading", "failed", "stopped")
 
 
 class Availability:
@@ -23,6 +26,7 @@ class Availability:
         self.reason = ""
         self.is_available = False  # requests may be sent
         self.on_change: Callable[[bool], None] = lambda is_available: None  # called when that changes
+        self.on_update: Callable[[], None] = lambda: None  # called when anything changes
         self.replay_timeout_s = REPLAY_TIMEOUT_S
         self.engine_number = 0  # of the engine process at the other end of the link
         self._num_exits = 0  # of engine processes, as reported by the supervisor
@@ -75,6 +79,17 @@ class Availability:
         self._num_exits = num_exits
         self._set(self.status, self.reason)
 
+    def combine(self, replicas: Sequence[Availability]) -> None:
+        """Take the state of all replicas of a model: it answers while one of them does."""
+        if any(replica.is_available for replica in replicas):
+            self._set("ready", "")
+            return
+        # a replica that is ready, but whose predecessor has not been reported yet, gets requests in a moment
+        states: list[tuple[EngineStatus, str]] = [
+            ("restarting" if replica.status == "ready" else replica.status, replica.reason) for replica in replicas
+        ]
+        self._set(*min(states, key=lambda state: STATUS_ORDER.index(state[0])))
+
     def start_draining(self) -> None:
         """Fail requests that wait: the server shuts down, and no other process may become ready in time."""
         self._is_draining = True
@@ -97,11 +112,22 @@ class Availability:
                 now = time.monotonic()
                 if now >= ends_at:
                     raise self._make_timeout_error(now - started_at, now - deadline_at if deadline_at else -1.0)
-                if self._changed is None:
-                    self._changed = asyncio.get_running_loop().create_future()
-                await asyncio.wait([self._changed], timeout=ends_at - now)
+                await self.wait_for_change(ends_at - now)
         finally:
             self._num_waiting_chars -= num_chars
+
+    async def wait_for_report(self, engine_number: int) -> None:
+        """Wait until it is known what was on the device of a process that is lost, or only its link was lost."""
+        ends_at = time.monotonic() + self.replay_timeout_s
+        while not self.is_available and self._num_exits <= engine_number and self.status not in ("failed", "stopped"):
+            if (remaining_s := ends_at - time.monotonic()) <= 0:
+                return
+            await self.wait_for_change(remaining_s)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._changed], timeout=timeout_s)
 
     def _check_may_return(self) -> None:
         """Raise if the engine will not answer soon."""
@@ -138,6 +164,7 @@ class Availability:
         self.is_available = status == "ready" and self.engine_number == self._num_exits
         if self.is_available != was_available:
             self.on_change(self.is_available)
+        self.on_update()
         self.notify()
 
     def notify(self) -> None:

@@ -1,0 +1,263 @@
+"""ReplicaSet: several engines with the same model as one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cenote.api.admission.cost import count_tokens
+from cenote.api.front_ends.availability import Availability
+from cenote.api.front_ends.engine_calls import EngineCalls, ResponseT
+from cenote.api.front_ends.pending_pool import PendingPool
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.replay import ReplayableCall
+from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
+from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part, take_score_part
+from cenote.api.front_ends.rpc_call import RpcCall
+from cenote.api.front_ends.token_client import NeedsEngine, RendererCache
+from cenote.api.wire.messages import ArrayBytes
+from cenote.errors import EngineStopped, PoolingError
+from cenote.protocol.engine import EngineStatus
+from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
+from cenote.utils.metrics import MetricFamily, add_label, merge_families
+
+REPLICA_LABEL = "replica"
+# an input that may crash an engine process waits so long for a second replica, as a part of the replay timeout: the
+# only one that answers would be lost for all other requests
+SUSPECT_WAIT_SHARE = 0.5
+
+
+class ReplicaSet(EngineCalls):
+    """Implement Engine over the engines of one model: a request goes to the one with the fewest tokens in flight.
+
+    Equal inputs go to the same replica, where they are computed once or found in the result cache. The inputs of a
+    large request are divided. What a replica has not answered when its process exits goes to another one.
+    """
+
+    def __init__(self, replicas: Sequence[RemoteEngine], loads: ReplicaLoads | None = None) -> None:
+        self.replicas = replicas
+        self.availability = Availability()
+        self.quarantine = replicas[0].quarantine
+        self.chooser = ReplicaChooser(loads or ReplicaLoads(len(replicas)))
+        renderers = RendererCache()
+        for replica in replicas:
+            replica.share(self.quarantine, renderers)
+            replica.availability.on_update = self._on_update
+        self._num_available = 0
+        self._on_update()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """That of the first replica that answers; of the first one that did, if none does at the moment."""
+        known = [replica for replica in self.replicas if hasattr(replica, "model_info")]
+        return next((replica for replica in known if replica.availability.is_available), known[0]).model_info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self.availability.status
+
+    @property
+    def status_reason(self) -> str:
+        return self.availability.reason
+
+    @property
+    def dead_error(self) -> PoolingError | None:
+        return self.availability.dead_error
+
+    def start_draining(self) -> None:
+        """Do not wait for another engine process: the server shuts down."""
+        for replica in self.replicas:
+            replica.start_draining()
+        self.availability.start_draining()
+
+    def close(self) -> None:
+        for replica in self.replicas:
+            replica.close()
+
+    # requests
+
+    async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
+        parts = self._divide(request.inputs, request.adapter)
+        if len(parts) < 2:
+            return await self._pool_whole(request)
+        requests = [take_pool_part(request, part.rows) for part in parts]
+        runs = [self._pool_whole(item, part.replica) for part, item in zip(parts, requests, strict=True)]
+        return await self._run_parts(parts, runs, request.timing, [item.timing for item in requests])
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
+        parts: Sequence[Part] = ()
+        if "listwise" not in self.model_info.score_types:  # which reads all documents together
+            query_tokens = max(map(count_tokens, request.queries), default=0)
+            parts = self._divide(request.documents, request.adapter, query_tokens)
+        if len(parts) < 2:
+            return await self._score(request)
+        requests = [take_score_part(request, part.rows) for part in parts]
+        runs = [self._score(item, part.replica) for part, item in zip(parts, requests, strict=True)]
+        return await self._run_parts(parts, runs, request.timing, [item.timing for item in requests])
+
+    async def entities(self, request: EntityRequest) -> list[EntityResult]:
+        pool_request = request.pool_request
+        parts = self._divide(pool_request.inputs, pool_request.adapter)
+        if len(parts) < 2:
+            return await self._entities(request)
+        pool_requests = [take_pool_part(pool_request, part.rows) for part in parts]
+        runs = [
+            self._entities(replace(request, pool_request=item), part.replica)
+            for part, item in zip(parts, pool_requests, strict=True)
+        ]
+        return await self._run_parts(parts, runs, pool_request.timing, [item.timing for item in pool_requests])
+
+    async def _run_parts(
+        self, parts: Sequence[Part], runs: Sequence[Awaitable[list[Any]]], timing: Timing, timings: Sequence[Timing]
+    ) -> list[Any]:
+        try:
+            return await run_parts(parts, runs)
+        finally:
+            add_timing(timing, timings)
+
+    def _divide(
+        self, inputs: Sequence[Input] | Sequence[ScoreInput], adapter: object, extra_tokens: int = 0
+    ) -> Sequence[Part]:
+        """Return the parts of a request; one or none if it is not divided."""
+        if len(inputs) < 2 or self._num_available < 2:
+            return ()
+        candidates = self._list_candidates(adapter if isinstance(adapter, str) else None)
+        return self.chooser.divide(candidates, inputs, extra_tokens, self.model_info.device)
+
+    async def _pool_whole(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+        """Compute a request at one replica, `first` if it is available."""
+        route = make_route(request.inputs, request.adapter)
+        pending = PendingPool(request)
+        replica: RemoteEngine | None = None
+        try:
+            while True:
+                index = await self._select(route, pending, request.inputs, request.deadline_at, replica, first)
+                if replica is not None:
+                    replica.forget_pool(pending)
+                replica, first = self.replicas[index], None
+                if not pending.is_decided and not replica.can_render(request):
+                    break
+                with self.chooser.in_flight(index, route):
+                    if (results := await replica.try_pool(pending)) is not None:
+                        return results
+        except NeedsEngine:
+            pass  # the engine splits long texts into chunks
+        finally:
+            if replica is not None:
+                replica.forget_pool(pending)
+            if pending.suspect_digests:
+                self.quarantine.remove_suspects(pending.suspect_digests)
+        return await self._pool_in_engine(request)
+
+    async def _call(
+        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
+    ) -> tuple[ResponseT, ArrayBytes]:
+        route = make_route(call.get_inputs(), call.adapter)
+        replica: RemoteEngine | None = None
+        first = call.replica
+        try:
+            while True:
+                index = await self._select(route, call, call.get_inputs(), deadline_at, replica, first)
+                if replica is not None:
+                    replica.forget_call(call)
+                replica, first = self.replicas[index], None
+                with self.chooser.in_flight(index, route):
+                    if (answer := await replica.try_call(call, expected, timing)) is not None:
+                        return answer
+        finally:
+            if replica is not None:
+                replica.forget_call(call)
+
+    async def _select(
+        self,
+        route: Route,
+        call: ReplayableCall,
+        inputs: Iterable[Input | ScoreInput],
+        deadline_at: float,
+        last: RemoteEngine | None,
+        first: int | None,
+    ) -> int:
+        """Return the replica that a call is sent to, `first` if possible; wait until there is one.
+
+        `last` has not answered the call. What was on its device must be known before the call is sent again.
+        """
+        if last is not None:
+            await last.availability.wait_for_report(call.engine_number)
+        if call.may_crash:
+            await self._wait_for_second(call, deadline_at)
+        while not (candidates := self._list_candidates(route.adapter)) and not call.is_decided:
+            num_chars = 0 if call.was_lost else sum(map(compute_input_size, inputs))
+            await self.availability.wait(deadline_at, call, num_chars)
+        if not candidates or call.is_decided:
+            return 0  # nothing is sent
+        return first if first in candidates else self.chooser.choose(candidates, route)
+
+    async def _wait_for_second(self, call: ReplayableCall, deadline_at: float) -> None:
+        """Wait until two replicas answer, for some time, if another one is about to."""
+        ends_at = time.monotonic() + SUSPECT_WAIT_SHARE * self.availability.replay_timeout_s
+        if deadline_at:
+            ends_at = min(ends_at, time.monotonic() + SUSPECT_WAIT_SHARE * (deadline_at - time.monotonic()))
+        while self._num_available == 1 and not call.is_decided and (remaining_s := ends_at - time.monotonic()) > 0:
+            if not any(replica.status in ("restarting", "loading") for replica in self.replicas):
+                return
+            await self.availability.wait_for_change(remaining_s)
+
+    def _list_candidates(self, adapter: str | None) -> list[int]:
+        """Return the replicas that answer; those that have loaded the adapter, if one has."""
+        candidates = [index for index, replica in enumerate(self.replicas) if replica.availability.is_available]
+        if adapter is None or len(candidates) < 2:
+            return candidates
+        return [index for index in candidates if adapter in self.replicas[index].model_info.adapters] or candidates
+
+    def _on_update(self) -> None:
+        states = [replica.availability for replica in self.replicas]
+        num_available = sum(state.is_available for state in states)
+        is_one_lost, self._num_available = 0 < num_available < self._num_available, num_available
+        if num_available:
+            self.chooser.has_result_cache = self.model_info.has_result_cache
+        self.availability.combine(states)
+        if is_one_lost:  # the others compute what it had: more waits for a while, which is no overload
+            self.availability.on_change(False)
+            self.availability.on_change(True)
+
+    # adapters and metrics
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        errors = await self._call_all(lambda replica: replica.load_adapter(name, path, in_place=in_place))
+        if failures := [error for error in errors.values() if not isinstance(error, EngineStopped)]:
+            if not in_place:
+                loaded = [replica for index, replica in enumerate(self.replicas) if index not in errors]
+                await asyncio.gather(*(replica.unload_adapter(name) for replica in loaded), return_exceptions=True)
+            raise failures[0]
+
+    async def unload_adapter(self, name: str) -> None:
+        errors = await self._call_all(lambda replica: replica.unload_adapter(name))
+        if len(errors) == len(self.replicas) and errors:
+            raise next(iter(errors.values()))
+
+    async def _call_all(self, call: Callable[[RemoteEngine], Awaitable[None]]) -> dict[int, BaseException]:
+        """Call all replicas that answer; return the errors. Others get the adapters of the model when they start."""
+        await self.availability.wait(0.0, None, 0)
+        indices = self._list_candidates(None)
+        results = await asyncio.gather(*(call(self.replicas[index]) for index in indices), return_exceptions=True)
+        return {
+            index: result for index, result in zip(indices, results, strict=True) if isinstance(result, BaseException)
+        }
+
+    async def collect_metrics(self) -> list[MetricFamily]:
+        if self.dead_error is not None:
+            raise self.dead_error
+        indices = self._list_candidates(None)
+        families = await asyncio.gather(*(self.replicas[index].collect_metrics() for index in indices))
+        return merge_families(
+            add_label(family, REPLICA_LABEL, str(index))
+            for index, items in zip(indices, families, strict=True)
+            for family in items
+        )
