@@ -102,11 +102,7 @@ class AppState:
 
     def find_final_error(self) -> PoolingError | None:
         """Return why the server must be restarted: no model answers, and none will."""
-        errors = [
-            model.error
-            for model in self.models
-            if model.status in ("failed", "stopped") and not (model.status == "stopped" and model.use is None)
-        ]
+        errors = [model.error for model in self.models if model.status in ("failed", "stopped")]
         return errors[0] if len(errors) == len(self.models) else None
 
     def check_ready(self) -> None:

@@ -57,9 +57,10 @@ class CommandParser(argparse.ArgumentParser):
         return f", did you mean {near[0]}?" if near else ""
 
     def _add_texts(self, args: argparse.Namespace, texts: list[str]) -> None:
-        if isinstance(getattr(args, "texts", None), list):
-            args.texts = [*args.texts, *texts]
-            return
+        for action in self._get_positional_actions():
+            if isinstance(values := getattr(args, action.dest, None), list):
+                setattr(args, action.dest, [*values, *texts])
+                return
         rest = iter(texts)
         for action in self._get_positional_actions():
             if getattr(args, action.dest, None) is None:

@@ -18,10 +18,11 @@ from cenote import LLM
 from tests.tiny import save_tiny, tiny_bert, tiny_bert_classifier, tiny_splade
 
 from .model_load import Check, load_on
-from .server_process import ServerProcess, children, command_line, wait_until
+from .server_process import TIMEOUT_S, ServerProcess, children, command_line, wait_until
 
 # FAULT_TESTS=full: as often as docs/several_models.md says
 IS_FULL = os.environ.get("FAULT_TESTS") == "full"
+pytestmark = pytest.mark.timeout(3600 if IS_FULL else 400)
 TEXTS = ["the cat is in the city", "a red bird", "two big fish"]
 PAIR: dict[str, Any] = {"query": "the city", "documents": ["people live in the old city", "a red bird"]}
 EXACT = ("--dtype", "float32")
@@ -148,8 +149,9 @@ def read_model_metric(client: httpx.Client, name: str) -> dict[str, float]:
 def test_three_models_answer_the_openai_and_cohere_clients_at_the_same_time(
     three: ServerProcess, models: Models
 ) -> None:
+    http = httpx.Client(timeout=TIMEOUT_S)
     openai_client = openai.OpenAI(base_url=f"{three.address}/v1", api_key="none", max_retries=0)
-    cohere_client = cohere.ClientV2(api_key="none", base_url=three.address)
+    cohere_client = cohere.ClientV2(api_key="none", base_url=three.address, httpx_client=http)
 
     def check_openai(client: httpx.Client) -> str:
         reply = openai_client.embeddings.create(model="embedder", input=TEXTS)
@@ -164,9 +166,11 @@ def test_three_models_answer_the_openai_and_cohere_clients_at_the_same_time(
     with load_on(three, {"openai": check_openai, "cohere": check_cohere, "splade": models.check_splade}) as load:
         load.wait_for_answers(1000 if IS_FULL else 30)
 
+    openai_client.close()
+    http.close()
     with three.client() as client:
-        requests = read_model_metric(client, "cenote_requests_total")
-        assert requests.keys() == {"embedder", "reranker", "splade"} and all(requests.values())
+        tokens = read_model_metric(client, "cenote_prompt_tokens_total")
+        assert tokens.keys() == {"embedder", "reranker", "splade"} and all(tokens.values())
         rows = list_models(client)
         assert [row["state"] for row in rows.values()] == ["ready"] * 3
         assert rows["embedder"]["max_model_len"] and rows["embedder"]["memory_bytes"] > 50 * MEGABYTE

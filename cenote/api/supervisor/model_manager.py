@@ -93,21 +93,16 @@ class ModelManager:
         try:
             await asyncio.shield(engines.loaded)
         except Exception as error:
-            if len(self.rows) == 1:
-                self.on_failed(error)
-                return
-            self._set_failed(row, error)
-            await self._stop_if_unused(engines)
+            row.engines, row.error, row.is_first_load = None, str(error), False
             if all(row.status == "failed" for row in self.rows.values()):
                 self.on_failed(error)
+                return
+            logger.error("the model %s cannot be loaded: %s", row.name, error)
+            self.send_models()
+            await self._stop_if_unused(engines)
         else:
             row.is_first_load = False
             self.send_models()
-
-    def _set_failed(self, row: TableRow, error: Exception) -> None:
-        row.engines, row.error, row.is_first_load = None, str(error), False
-        logger.error("the model %s cannot be loaded: %s", row.name, error)
-        self.send_models()
 
     # the admin API
 
