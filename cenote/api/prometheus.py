@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cenote.utils.metrics import MetricFamily, MetricSeries, add_label
+from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, MetricSeries, add_label
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,7 +58,15 @@ class _FamilyCollector(Collector):
                 alias = replace(by_name[cenote_name], name=name)
                 if name == "vllm:request_success_total":
                     alias = _map_finished_reasons(alias)
-                yield make_metric(add_label(alias, "engine", "0"))
+                yield make_metric(_add_engine_label(alias))
+
+
+def _add_engine_label(family: MetricFamily) -> MetricFamily:
+    """Return the family with vLLM's label for data parallelism."""
+    if REPLICA_LABEL not in family.label_names:
+        return add_label(family, "engine", "0")
+    names = tuple("engine" if name == REPLICA_LABEL else name for name in family.label_names)
+    return replace(family, label_names=names)
 
 
 def make_metric(family: MetricFamily) -> Metric:

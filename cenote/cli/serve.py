@@ -38,9 +38,12 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
     from cenote.api.sockets import format_address, open_socket
+    from cenote.api.supervisor.replica_plan import plan_replicas
 
     configure_logging(settings)
     table = make_table(settings, options)  # reports invalid options before the socket is opened
+    for entry in table.entries:
+        plan_replicas(entry.config)
     app_state = AppState(settings)
     listener = open_socket(settings)
     sources = [entry.config.model or "the default model" for entry in table.entries if entry.load == "start"]
@@ -167,6 +170,14 @@ def make_parser() -> CommandParser:
     )
     add_flags(group, ServerConfig)
     add_engine_flags(parser, without=("served_model_name",))
+    parser.add_argument(
+        "--replicas",
+        dest="data_parallel_size",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="another name of --data-parallel-size",
+    )
     _add_vllm_flags(parser)
     return parser
 

@@ -36,6 +36,8 @@ EXTRA_VARIABLES = {
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller SQLite file would consist mostly of its own overhead
 MIN_CACHE_DISK_BYTES = 1024**2
+# replicas of a model, each in an engine process
+MAX_REPLICAS = 128
 # older names of vLLM that `from_kwargs` translates
 DEPRECATED_OPTIONS = ("task", "override_pooler_config")
 # of a model, or its first digits
@@ -73,6 +75,14 @@ class EngineConfig:
         choices=("int8", "fp8"),
     )
     device: str | None = option("cpu, cuda or cuda:1; a GPU if one is available", default=None)
+    data_parallel_size: int = option(
+        "number of replicas of the model, each in a process of its own: on the first GPUs, or on a CPU with cores of "
+        "its own; for cenote serve",
+        default=1,
+    )
+    devices: tuple[str, ...] = option(
+        "devices of the replicas, such as cuda:0,cuda:2; there are as many replicas as devices", default=()
+    )
     max_model_len: int | None = option(
         "maximum sequence length in tokens, such as 512, 8k (8000) or 8K (8192)", default=None, parse=parse_token_count
     )
@@ -198,6 +208,30 @@ class EngineConfig:
                 param="expect_fingerprint",
             )
         check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s", "bulk_max_wait_s"))
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
+        size = self.data_parallel_size
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_REPLICAS:
+            raise BadRequest(
+                f"invalid data_parallel_size={size!r}; expected an integer from 1 to {MAX_REPLICAS}",
+                param="data_parallel_size",
+            )
+        for device in self.devices:
+            if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+                raise BadRequest(f"invalid device {device!r} in devices; expected cpu or cuda:0", param="devices")
+        if self.devices and size not in (1, len(self.devices)):
+            raise BadRequest(
+                f"devices has {len(self.devices)} names for data_parallel_size={size}; use one for each replica",
+                param="devices",
+            )
+        if self.devices and self.device is not None:
+            raise BadRequest("device and devices were both set; remove device", param="device")
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of engine processes that `cenote serve` starts for this model."""
+        return len(self.devices) or self.data_parallel_size
 
     @property
     def max_images_per_prompt(self) -> int:
@@ -225,6 +259,9 @@ class EngineConfig:
         for name in ("result_cache_bytes", "result_cache_disk_bytes"):
             if isinstance(kwargs.get(name), str):
                 kwargs[name] = parse_bytes(kwargs[name])
+        if "devices" in kwargs:
+            given = [kwargs["devices"]] if isinstance(kwargs["devices"], str) else kwargs["devices"]
+            kwargs["devices"] = tuple(name for item in given for name in str(item).split(","))
         if isinstance(names := kwargs.get("served_model_name"), list | tuple):
             kwargs["served_model_name"] = names[0] if names else None
         check_known_names(kwargs, {item.name for item in fields(cls)}, "engine option")

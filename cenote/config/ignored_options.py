@@ -24,7 +24,6 @@ IGNORED_OPTIONS: dict[str, IgnoredOption] = {
     # parallelism
     "tensor_parallel_size": ONLY_ONE,
     "pipeline_parallel_size": ONLY_ONE,
-    "data_parallel_size": ONLY_ONE,
     "distributed_executor_backend": ANY_VALUE,
     "disable_custom_all_reduce": SWITCH,
     # memory and compilation

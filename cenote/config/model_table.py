@@ -35,8 +35,6 @@ class ModelEntry:
     config: EngineConfig
     aliases: tuple[str, ...] = ()
     accepts_source_names: bool = True  # also the hub name, its last part, and the folder
-    replicas: int = 1
-    devices: tuple[str, ...] = ()
     pinned: bool = False  # never unloaded to make room for others
     keep_alive_s: float | None = None  # seconds without requests after which it is unloaded
     load: LoadTime = "start"
@@ -54,9 +52,12 @@ class ModelEntry:
         """Whether one set of engine processes can serve both."""
         return self._engine_key() == other._engine_key()
 
-    def _engine_key(self) -> tuple[EngineConfig, int, tuple[str, ...]]:
-        config = replace(self.config, model=resolve_source(self.source), served_model_name=None)
-        return config, self.replicas, self.devices
+    @property
+    def replicas(self) -> int:
+        return self.config.num_replicas
+
+    def _engine_key(self) -> EngineConfig:
+        return replace(self.config, model=resolve_source(self.source), served_model_name=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
     if not isinstance(own_options, dict):
         raise BadRequest(f"options must be a mapping of engine options, got {own_options!r}")
     check_known_names(own_options, set(EngineConfig.__dataclass_fields__) - {"model", "served_model_name"}, "option")
+    own_options = {**own_options, **_get_replicas(values)}
     config = EngineConfig.from_kwargs(
         **{**options, **own_options, "model": source or name, "served_model_name": name if source else None}
     )
@@ -136,8 +138,6 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
         name=name or source or "",
         config=config,
         aliases=_get_texts(values, "aliases"),
-        replicas=_get_count(values, "replicas", 1),
-        devices=_get_texts(values, "devices"),
         pinned=_get_flag(values, "pinned"),
         keep_alive_s=_get_seconds(values, "keep_alive_s"),
         load=_get_load_time(values),
@@ -203,6 +203,16 @@ def _get_count(values: Mapping[str, Any], key: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadRequest(f"{key} must be a number of 1 or more, got {value!r}")
     return value
+
+
+def _get_replicas(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine options that stand beside the others in an entry."""
+    options: dict[str, Any] = {}
+    if "replicas" in values:
+        options["data_parallel_size"] = _get_count(values, "replicas", 1)
+    if "devices" in values:
+        options["devices"] = _get_texts(values, "devices")
+    return options
 
 
 def _get_flag(values: Mapping[str, Any], key: str) -> bool:

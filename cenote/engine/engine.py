@@ -48,7 +48,7 @@ from cenote.engine.tasks.scoring import ScoringService
 from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
-from cenote.errors import EngineStopped, PoolingError, Unsupported, make_internal_error
+from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.loading.load import LoadedModel, load_model
@@ -211,6 +211,11 @@ class PoolingEngine:
 
     @classmethod
     def load(cls, config: EngineConfig, *, trust_callers: bool = False) -> PoolingEngine:
+        if config.num_replicas > 1:
+            raise LoadError(
+                f"{config.num_replicas} replicas need a process each, this one has a single engine; use cenote serve "
+                f"--data-parallel-size {config.num_replicas}, or data_parallel_size=1 and a program for each device"
+            )
         engine = cls(load_model(config), config, trust_callers=trust_callers)
         try:
             for route in engine.model.description.other_routes:

@@ -131,7 +131,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     labels = _read_labels(config) if head is not None and kind.value in ("sequence", "token", "reward") else None
     if labels and len(labels) != _resolve_num_labels(config, labels, kind.value, head):
         labels = None  # those of the base model
-    device = _resolve_device(options.device)
+    device = _resolve_device(next(iter(options.devices), options.device))
     cpu = cpu_features()
     dtype = resolve_dtype(
         config,

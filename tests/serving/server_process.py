@@ -77,8 +77,13 @@ class ServerProcess:
     @property
     def engine(self) -> int | None:
         """The id of the engine process; None if there is none at the moment."""
+        return next(iter(self.engines), None)
+
+    @property
+    def engines(self) -> list[int]:
+        """The ids of all engine processes."""
         pids = [pid for pid in children(self.process.pid) if "cenote.api.engine_process" in command_line(pid)]
-        return pids[0] if pids else None
+        return sorted(pids)
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Final, Literal
 
+from cenote.config.engine import MAX_REPLICAS
 from cenote.utils.shared_memory import make_shared_memory
 
 RefusalReason = Literal[
@@ -30,7 +31,7 @@ BYTES = 0
 MODELS = 1
 # columns of a model: tokens in flight by size class, then by lane (interactive, bulk): tokens completed so far, and the
 # measured tokens per second; interactive requests in flight; monotonic time since when the interactive lane waits for
-# its next result; monotonic time of the last request; requests refused so far by reason
+# its next result; monotonic time of the last request; requests refused so far by reason; tokens in flight by replica
 QUEUED = 0
 DONE = QUEUED + NUM_SIZE_CLASSES
 RATE = DONE + 2
@@ -38,12 +39,16 @@ REQUESTS = RATE + 2
 WAITS_SINCE = REQUESTS + 1
 USED_AT = WAITS_SINCE + 1
 REFUSED = USED_AT + 1
-MODEL_COLUMNS = REFUSED + len(REASONS)
+REPLICA_TOKENS = REFUSED + len(REASONS)
+MODEL_COLUMNS = REPLICA_TOKENS + MAX_REPLICAS
 # columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
 TENANTS = MODELS + NUM_SLOTS * MODEL_COLUMNS
 TENANT_COLUMNS = 5
 TENANT_SEEN, TENANT_MINUTE, TENANT_MINUTE_TOKENS = 2, 3, 4
 NUM_COLUMNS = TENANTS + NUM_TENANTS * TENANT_COLUMNS
+
+
+NO_TOKENS = memoryview(bytes(8 * MAX_REPLICAS)).cast("d")
 
 
 def find_model_column(slot: int) -> int:
@@ -89,6 +94,7 @@ class Counters:
         for model in range(MODELS, TENANTS, MODEL_COLUMNS):
             for column in (*range(QUEUED, QUEUED + NUM_SIZE_CLASSES), RATE, RATE + 1, REQUESTS):
                 values[model + column] = 0.0
+            values[model + REPLICA_TOKENS : model + MODEL_COLUMNS] = NO_TOKENS
         for tenant in range(TENANTS, NUM_COLUMNS, TENANT_COLUMNS):
             values[tenant] = values[tenant + 1] = 0.0
 

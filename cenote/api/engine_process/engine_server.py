@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from cenote.api import log_config
@@ -24,6 +24,7 @@ from cenote.api.wire.control_messages import (
     EngineInit,
     EngineLoaded,
     LoadFailed,
+    SetAdapters,
     SupervisorToEngine,
 )
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable
@@ -107,11 +108,28 @@ class EngineServer:
         if isinstance(message, EngineInit):
             log_config.configure_logging(message.settings)
             self.engine_number = message.engine_number
+            use_cpus(message.cpus, message.num_threads)  # before torch is imported and starts threads
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
         elif isinstance(message, MetricsCall):
             asyncio.get_running_loop().create_task(self._send_metrics(message))
+        elif isinstance(message, SetAdapters):
+            asyncio.get_running_loop().create_task(self._set_adapters(message.adapters))
         else:
             self._exit(EXIT_STOPPED)
+
+    async def _set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Load and unload adapters as the other replicas have done while this process was being started."""
+        assert self.engine is not None, "sent after EngineLoaded"
+        loaded = self.engine.model_info.external_adapters
+        try:
+            for name in [name for name in loaded if name not in adapters]:
+                await self.engine.unload_adapter(name)
+            for name, path in adapters.items():
+                if loaded.get(name) != path:
+                    await self.engine.load_adapter(name, path, in_place=name in loaded)
+        except Exception as error:  # the base model and the other adapters still serve
+            logger.error("the adapters of other replicas could not be loaded: %s", error)
+        await self.broadcast_model_info()
 
     async def _send_metrics(self, call: MetricsCall) -> None:
         families = [] if self.engine is None else await self.engine.collect_metrics()
@@ -180,6 +198,16 @@ def measure_device_bytes(engine: Engine) -> int:
     import torch  # loaded already
 
     return torch.cuda.memory_reserved(engine.model_info.device)
+
+
+def use_cpus(cpus: Sequence[int], num_threads: int) -> None:
+    """Run this thread and those that it starts on these CPUs, with so many threads of torch, or fewer if set so."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    if num_threads:
+        variable = os.environ.get("OMP_NUM_THREADS", "")
+        limit = int(variable) if variable.isdigit() else num_threads
+        os.environ["OMP_NUM_THREADS"] = str(min(num_threads, limit))
 
 
 def record_batches(engine: Engine, table: DeviceTable) -> None:

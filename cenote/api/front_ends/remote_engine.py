@@ -98,6 +98,10 @@ class RemoteEngine(EngineCalls):
         assert self._model_info is not None, "requests are sent after the model has been loaded"
         return self._model_info
 
+    @property
+    def has_model_info(self) -> bool:
+        return self._model_info is not None
+
     def set_default_model_info(self, model_info: ModelInfo) -> None:
         """Take what the supervisor knows about the model, until the engine process tells it."""
         self._model_info = self._model_info or model_info

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.served_models import EngineUse, ServedModel
 from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.control_messages import EngineExited, EngineState, ModelState, ModelStates, PoisonFound
-from cenote.protocol.engine import Engine
 from cenote.protocol.model_info import ModelInfo
 
 
@@ -91,6 +92,9 @@ class RemoteEngines:
         self._is_draining = True
         for engine in self._engines.values():
             engine.start_draining()
+        for use in self._uses.values():
+            if isinstance(use.engine, ReplicaSet):
+                use.engine.start_draining()
 
     def close(self) -> None:
         for engine in self._engines.values():
@@ -126,11 +130,21 @@ class RemoteEngines:
             admission.set_device(model_info.device)
             for engine in engines:
                 engine.set_default_model_info(model_info)
-        for engine in engines:
-            engine.availability.on_change = admission.set_engine_available
-        use = self._uses[state.engine_ids] = EngineUse(make_engine(engines), admission, state.engine_ids)
+        joined = self._join(engines, state.slot)
+        joined.availability.on_change = admission.set_engine_available
+        use = self._uses[state.engine_ids] = EngineUse(joined, admission, state.engine_ids)
         use.on_unused = self._close_released
         return use
+
+    def _join(self, engines: Sequence[RemoteEngine], slot: int) -> RemoteEngine | ReplicaSet:
+        """Return the engine that spreads requests over the replicas of a model."""
+        if len(engines) == 1:
+            return engines[0]
+        replicas = ReplicaSet(engines, ReplicaLoads(len(engines), self.app_state.counters, slot))
+        replicas.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
+        if self._is_draining:
+            replicas.start_draining()
+        return replicas
 
     def _on_changed(self) -> None:
         """Let each model use the engines that the supervisor has assigned to it, once they are ready."""
@@ -166,8 +180,3 @@ class RemoteEngines:
 def is_settled(model: ServedModel) -> bool:
     """Whether the start of the server does not wait for the model any more."""
     return not model.is_required or model.status == "failed" or model.error is None
-
-
-def make_engine(engines: Sequence[RemoteEngine]) -> Engine:
-    """Return the engine that spreads requests over the replicas of a model."""
-    return engines[0]

@@ -26,9 +26,8 @@ from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
-from cenote.utils.metrics import MetricFamily, add_label, merge_families
+from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
 
-REPLICA_LABEL = "replica"
 # an input that may crash an engine process waits so long for a second replica, as a part of the replay timeout: the
 # only one that answers would be lost for all other requests
 SUSPECT_WAIT_SHARE = 0.5
@@ -41,11 +40,11 @@ class ReplicaSet(EngineCalls):
     large request are divided. What a replica has not answered when its process exits goes to another one.
     """
 
-    def __init__(self, replicas: Sequence[RemoteEngine], loads: ReplicaLoads | None = None) -> None:
+    def __init__(self, replicas: Sequence[RemoteEngine], loads: ReplicaLoads) -> None:
         self.replicas = replicas
         self.availability = Availability()
         self.quarantine = replicas[0].quarantine
-        self.chooser = ReplicaChooser(loads or ReplicaLoads(len(replicas)))
+        self.chooser = ReplicaChooser(loads)
         renderers = RendererCache()
         for replica in replicas:
             replica.share(self.quarantine, renderers)
@@ -56,7 +55,7 @@ class ReplicaSet(EngineCalls):
     @property
     def model_info(self) -> ModelInfo:
         """That of the first replica that answers; of the first one that did, if none does at the moment."""
-        known = [replica for replica in self.replicas if hasattr(replica, "model_info")]
+        known = [replica for replica in self.replicas if replica.has_model_info]
         return next((replica for replica in known if replica.availability.is_available), known[0]).model_info
 
     @property

@@ -46,9 +46,15 @@ READ_BYTES = 65536
 
 
 class EngineHandle:
-    def __init__(self, command: Sequence[str] | None, on_loaded: Callable[[EngineHandle], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] | None,
+        on_loaded: Callable[[EngineHandle], None],
+        on_adapters: Callable[[dict[str, str]], None] = lambda adapters: None,
+    ) -> None:
         self.command = command  # replaces `python -m cenote.api.engine_process`, in tests
         self.on_loaded = on_loaded
+        self.on_adapters = on_adapters  # called when requests have loaded or unloaded adapters
         self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
         self.model_info = b""  # as JSON, once the model is loaded
         self.device_bytes = 0  # memory of the GPU, when the model was loaded
@@ -191,6 +197,7 @@ class EngineHandle:
             self.on_loaded(self)
         elif isinstance(message, AdaptersChanged):
             self.adapters = message.adapters
+            self.on_adapters(message.adapters)
         elif isinstance(message, LoadFailed):
             self.load_error = decode_error(message.error)
         elif isinstance(message, EngineFailed):

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
+
 from cenote.api.supervisor.engine_handle import EngineHandle
-from cenote.api.wire.control_messages import EngineExited, EngineInit
+from cenote.api.wire.control_messages import EngineExited, EngineInit, SetAdapters
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
@@ -36,6 +38,8 @@ class EngineListener(Protocol):
     def on_engine_started(self, manager: EngineManager) -> None: ...
 
     def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None: ...
+
+    def on_engine_adapters(self, manager: EngineManager, adapters: dict[str, str]) -> None: ...
 
     def on_engine_exited(self, exited: EngineExited) -> None: ...
 
@@ -65,6 +69,7 @@ class EngineManager:
         self.command = command
         self.engine: EngineHandle | None = None
         self.status: EngineStatus = "loading"
+        self.adapters = init.adapters  # that requests have loaded, at any replica of the model
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
@@ -102,7 +107,7 @@ class EngineManager:
     async def _run(self) -> None:
         delay = MIN_RESTART_DELAY_S
         while not self._stopping.is_set():
-            engine = EngineHandle(self.command, self._on_loaded)
+            engine = EngineHandle(self.command, self._on_loaded, self._on_adapters)
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
                 return
@@ -128,7 +133,7 @@ class EngineManager:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             self._count_restart()
-            self.init = EngineInit(self.init.settings, self.init.config, engine.adapters, self._num_exits)
+            self.init = msgspec.structs.replace(self.init, adapters=self.adapters, engine_number=self._num_exits)
 
     def _report_exit(self, engine: EngineHandle, reason: str, code: int) -> None:
         """Tell the front-ends what was on the device, before they send anything to the next process."""
@@ -171,7 +176,13 @@ class EngineManager:
         engine.close()
         return engine.describe_exit(code), code
 
+    def _on_adapters(self, adapters: dict[str, str]) -> None:
+        self.adapters = adapters
+        self.listener.on_engine_adapters(self, adapters)
+
     def _on_loaded(self, engine: EngineHandle) -> None:
+        if engine.adapters != self.adapters:  # changed while the process was being started
+            engine.control.send(SetAdapters(self.adapters))
         self.has_been_ready = True
         self._set_status("ready", "")
         self.listener.on_engine_ready(self, engine.model_info)

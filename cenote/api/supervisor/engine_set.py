@@ -13,7 +13,7 @@ from cenote.config.model_table import ModelEntry
 from cenote.errors import NotReady
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.model_info import ModelInfo
-from cenote.utils.metrics import MetricFamily, merge_families
+from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
 
 # the state of a set is the first of these that one of its engines has
 STATUS_ORDER: tuple[EngineStatus, ...] = ("ready", "restarting", "loading", "failed", "stopped")
@@ -58,7 +58,11 @@ class EngineSet:
 
     async def collect_metrics(self) -> list[MetricFamily]:
         families = await asyncio.gather(*(manager.collect_metrics() for manager in self.managers))
-        return merge_families(family for part in families for family in part)
+        if len(families) == 1:
+            return families[0]
+        return merge_families(
+            add_label(family, REPLICA_LABEL, str(index)) for index, part in enumerate(families) for family in part
+        )
 
     async def stop(self) -> None:
         """End the engine processes."""

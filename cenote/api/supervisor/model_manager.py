@@ -14,6 +14,7 @@ from cenote.api.model_admin import ModelRow
 from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.memory_keeper import MemoryKeeper
+from cenote.api.supervisor.replica_plan import plan_replicas
 from cenote.api.supervisor.table_row import TableRow
 from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineState, ModelStates
 from cenote.api.wire.engine_options import encode_engine_config
@@ -214,12 +215,18 @@ class ModelManager:
         return None
 
     def start_engines(self, entry: ModelEntry) -> EngineSet:
-        init = EngineInit(self.settings, encode_engine_config(entry.config), {})
+        plans = plan_replicas(entry.config)
         name = entry.name if len(self.rows) > 1 else ""
-        managers = [
-            EngineManager(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.engine_command, name)
-            for _ in range(entry.replicas)
-        ]
+        managers = []
+        for index, plan in enumerate(plans):
+            config = encode_engine_config(plan.config)
+            init = EngineInit(self.settings, config, {}, cpus=plan.cpus, num_threads=plan.num_threads)
+            label = f"{name or 'the model'}, replica {index}" if len(plans) > 1 else name
+            managers.append(
+                EngineManager(
+                    next(self._engine_ids), init, entry.config.step_timeout_s, self, self.engine_command, label
+                )
+            )
         engines = EngineSet(entry, managers, self._allocate_slot())
         self.sets.append(engines)
         for manager in managers:
@@ -272,11 +279,16 @@ class ModelManager:
 
     def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None:
         engines = self._find_set(manager)
-        if engines.model_info:
+        if manager.init.engine_number or len(engines.managers) > 1:
             pid = 0 if manager.engine is None else manager.engine.pid
-            logger.info("the engine%s is ready again (process %d)", manager.name, pid)
+            again = " again" if manager.init.engine_number else ""
+            logger.info("the engine%s is ready%s (process %d)", manager.name, again, pid)
         engines.on_ready(model_info)
         self.send_models()
+
+    def on_engine_adapters(self, manager: EngineManager, adapters: dict[str, str]) -> None:
+        for replica in self._find_set(manager).managers:
+            replica.adapters = adapters  # those that are being started get them when they are ready
 
     def on_engine_exited(self, exited: EngineExited) -> None:
         self.front_ends.report_exit(exited)

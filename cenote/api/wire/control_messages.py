@@ -18,6 +18,14 @@ class EngineInit(Message):
     config: JSONBytes  # EngineConfig, as encoded by `encode_engine_config`
     adapters: dict[str, str]  # path by name, of adapters that requests had loaded before a restart
     engine_number: int = 0  # of engine processes that have exited before
+    cpus: tuple[int, ...] = ()  # that the process runs on; empty: all
+    num_threads: int = 0  # of torch; 0: its default
+
+
+class SetAdapters(Message):
+    """Requests have loaded or unloaded adapters at other replicas of the model."""
+
+    adapters: dict[str, str]
 
 
 class StopEngine(Message):
@@ -188,7 +196,7 @@ class AdminResponse(Message):
 
 
 EngineToSupervisor = EngineLoaded | AdaptersChanged | LoadFailed | EngineFailed | MetricsResponse
-SupervisorToEngine = EngineInit | StopEngine | MetricsCall
+SupervisorToEngine = EngineInit | SetAdapters | StopEngine | MetricsCall
 FrontEndToSupervisor = (
     Listening
     | FrontEndReady

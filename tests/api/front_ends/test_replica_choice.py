@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from cenote.api.admission.counters import Counters
 from cenote.api.front_ends.replica_choice import (
     MIN_CPU_PART_TOKENS,
     SAME_INPUT_TOKENS,
@@ -23,7 +24,7 @@ TEXTS = [f"text number {number}" for number in range(40)]
 
 
 def make_chooser(*tokens: float) -> ReplicaChooser:
-    loads = ReplicaLoads(len(tokens))
+    loads = ReplicaLoads(len(tokens), Counters(), 0)
     for replica, count in enumerate(tokens):
         loads.add(replica, count)
     return ReplicaChooser(loads)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from cenote import LLM
+from cenote.api.admission.counters import Counters
 from cenote.api.front_ends import replica_set
+from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -27,7 +29,7 @@ class Replicas:
 
     def __init__(self, make: MakeEngine, count: int) -> None:
         self.machines = [Machine(make, engine_id) for engine_id in range(count)]
-        self.engine = ReplicaSet([machine.remote for machine in self.machines])
+        self.engine = ReplicaSet([machine.remote for machine in self.machines], ReplicaLoads(count, Counters(), 0))
         self.changes: list[bool] = []
         self.engine.availability.on_change = self.changes.append
 
@@ -122,7 +124,7 @@ def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
 
     async def score() -> tuple[Any, Any]:
         machines = [Machine(lambda **options: llm.engine, engine_id) for engine_id in range(2)]
-        engine = ReplicaSet([machine.remote for machine in machines])
+        engine = ReplicaSet([machine.remote for machine in machines], ReplicaLoads(2, Counters(), 0))
         for machine in machines:
             machine.link = await attach_engine(machine.remote, llm.engine)
         try:
