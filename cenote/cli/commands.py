@@ -6,6 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
+from cenote.cli.admin_commands import load as load
+from cenote.cli.admin_commands import ps as ps
+from cenote.cli.admin_commands import pull as pull
+from cenote.cli.admin_commands import stop as stop
+from cenote.cli.admin_commands import unload as unload
 from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -21,6 +22,7 @@ from cenote.loading.checkpoint import (
 )
 
 INDEX_SUFFIX = ".index.json"
+INDEX_NAMES = ("model*.safetensors.index.json", "pytorch_model*.bin.index.json")
 # read instead of safetensors files, in folders without them
 PICKLE_NAMES = (PICKLE_PATTERN, ADAPTER_WEIGHTS[1])
 # vocabularies, of which only tokenizer.json is read if it exists
@@ -41,21 +43,54 @@ def list_weight_files(checkpoint: Checkpoint) -> list[Path]:
     Copies in other formats and training checkpoints are left out, so that a download and a copy of the whole
     repository have the same files.
     """
-    folder = checkpoint.folder
-    found = {path for path in folder.rglob("*") if path.is_file() and not _is_ignored(path.relative_to(folder))}
-    tensors = {path for path in found if path.match(WEIGHT_PATTERN)}
+    found = _list_files(checkpoint.folder)
+    weights = _select_weights(found)
+    heads = [path for path in found if path.name in HEAD_FILES]
+    return sorted({*weights, *heads}) if weights and not _list_missing_shards(found) else []
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not _is_ignored(path.relative_to(folder))]
+
+
+def _select_weights(found: list[Path]) -> list[Path]:
+    tensors = [path for path in found if path.match(WEIGHT_PATTERN)]
     with_tensors = {path.parent for path in tensors}
-    pickles = {path for path in found if _matches(path, PICKLE_NAMES) and path.parent not in with_tensors}
-    heads = {path for path in found if path.name in HEAD_FILES}
-    stems = {path.name.removesuffix(INDEX_SUFFIX).partition(".")[0] for path in found if path.match(f"*{INDEX_SUFFIX}")}
-    weights = sorted(tensors | pickles)
-    return sorted({*weights, *heads}) if weights and all(_has_shards(weights, stem) for stem in stems) else []
+    return tensors + [path for path in found if _matches(path, PICKLE_NAMES) and path.parent not in with_tensors]
 
 
-def _has_shards(weights: list[Path], stem: str) -> bool:
-    """Whether no shard of those named STEM-00001-of-00003 is missing."""
-    counts = [match for path in weights if (match := re.match(rf"{re.escape(stem)}-\d+-of-(\d+)\.", path.name))]
-    return not counts or len(counts) >= int(counts[0][1])
+def _list_missing_shards(found: list[Path]) -> list[Path]:
+    """Return the shards that an index lists and that are missing; an index beside the unsharded file is not read."""
+    indices = [path for path in found if _matches(path, INDEX_NAMES)]
+    if any(path.match("*.safetensors.index.json") for path in indices):
+        indices = [path for path in indices if path.match("*.safetensors.index.json")]
+    indices = [path for path in indices if path.with_name(path.name.removesuffix(INDEX_SUFFIX)) not in found]
+    shards = {index.parent / name for index in indices for name in _read_shard_names(index)}
+    return sorted(shards - set(found))
+
+
+def _read_shard_names(index: Path) -> set[str]:
+    try:
+        return set(map(str, json.loads(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()  # loading reports it
+
+
+def list_missing_files(checkpoint: Checkpoint, tokenizer: Checkpoint | None) -> list[str]:
+    """Return the files, by their path in the folder, that loading would miss; of several that would do, the usual."""
+    missing: list[str] = []
+    model: Checkpoint | None = checkpoint
+    while model is not None:  # an adapter, then its base model
+        found = _list_files(model.folder)
+        missing += [path.relative_to(model.folder).as_posix() for path in _list_missing_shards(found)]
+        if not missing and not _select_weights(found):
+            missing.append("model.safetensors")
+        model = model.base
+    if tokenizer is not None:
+        vocabularies = (TOKENIZER_FILE, *VOCABULARY_FILES)
+        if not any(_matches(path, vocabularies) for path in list_tokenizer_files(tokenizer)):
+            missing.append(TOKENIZER_FILE)
+    return missing
 
 
 def list_tokenizer_files(checkpoint: Checkpoint) -> list[Path]:

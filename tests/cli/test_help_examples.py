@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cenote.bench.main import COMMANDS as BENCH_COMMANDS
+from cenote.cli.admin_client import ServerUnreachable
 from cenote.cli.main import COMMANDS, main
 from cenote.cli.serve import parse_config
 from cenote.config.engine import EngineConfig
@@ -30,6 +31,21 @@ FILES = {
     ),
     "server.yaml": "port: 9000\n",
 }
+
+
+class FakeAdminClient:
+    """A server with one model, which stops at once."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float | None = None) -> None:
+        self.url, self.api_key = url, api_key
+
+    def get(self, path: str) -> Any:
+        if path == "/health/live":
+            raise ServerUnreachable("stopped")
+        return {"models": [{"name": "bge-m3", "state": "ready"}]}
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return {"state": "ready"}
 
 
 def help_text(*words: str) -> str:
@@ -108,6 +124,10 @@ def test_an_example_of_the_help_works(
             "cenote.cli.explain.explain_model", lambda options, **kwargs: calls.append((options, kwargs)) or 0
         )
         monkeypatch.setattr("cenote.cli.explain_http.explain_http", lambda *args: calls.append(args) or 0)
+    if argv[0] in ("ps", "load", "unload", "stop"):  # need a server
+        monkeypatch.setattr("cenote.cli.admin.AdminClient", FakeAdminClient)
+    if argv[0] == "pull" and "FOLDER" not in argv:  # would download the model
+        monkeypatch.setattr("cenote.cli.pull.pull_model", lambda config, **kwargs: print(config.model) or 0)
     if source is not None:
         pipe((work_folder / source).read_bytes())
 
@@ -121,6 +141,8 @@ def test_an_example_of_the_help_works(
         assert (work_folder / argv[argv.index("-o") + 1]).stat().st_size > 0
     elif argv[0] == "explain":
         assert len(calls) == 1
+    elif argv[0] == "stop":
+        assert "has stopped" in err or "is shutting down" in err
     else:
         assert out
     assert target is None or out

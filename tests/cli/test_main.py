@@ -141,7 +141,7 @@ def test_a_closed_pipe_prints_no_error(tmp_path: Path) -> None:
 def test_inspect_receives_the_engine_config(cenote_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[EngineConfig] = []
     module = ModuleType("cenote.cli.inspect")
-    module.inspect_model = lambda config: configs.append(config) or 5  # type: ignore[attr-defined]
+    module.inspect_model = lambda config, **_: configs.append(config) or 5  # type: ignore[attr-defined]
     module.inspect_model_as_json = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cenote.cli.inspect", module)
 

@@ -19,7 +19,7 @@ from cenote.loading import describe as describing
 from cenote.loading import model_files
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, compute_fingerprint, list_differing_parts
-from cenote.loading.model_files import digest_file, list_weight_files
+from cenote.loading.model_files import digest_file, list_missing_files, list_weight_files
 from tests.tiny import change_config, tiny_bert
 
 
@@ -186,13 +186,17 @@ def test_of_a_large_file_size_header_and_samples_count(tmp_path: Path, monkeypat
 
 def test_a_missing_shard_leaves_the_fingerprint_unknown(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text("{}")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     config = EngineConfig(model=str(folder), device="cpu")
 
-    assert compute_fingerprint(describe_model(config, needs_weights=False), config) is None
+    description = describe_model(config, needs_weights=False)
+
+    assert compute_fingerprint(description, config) is None
+    assert list_missing_files(description.checkpoint, description.checkpoint) == [shards["b"]]
 
     (folder / "model-00002-of-00002.safetensors").write_text("x")
-    assert len(list_weight_files(describe_model(config, needs_weights=False).checkpoint)) == 2
+    assert len(list_weight_files(description.checkpoint)) == 2
 
 
 def test_a_model_with_the_expected_fingerprint_loads(folder: Path) -> None:
