@@ -59,6 +59,8 @@ def make_banner_rows(
     rows["runs"] = f"{model_info.dtype} on {model_info.device}" + (
         ", deterministic" if model_info.deterministic else ""
     )
+    if model_info.pooling is not None:
+        rows["pooling"] = model_info.pooling
     if model_info.fingerprint:
         rows["fingerprint"] = model_info.fingerprint
     if settings.api_server_count > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cenote.engine.preprocessing.renderer_factory import get_default_chat_template
 from cenote.engine.tasks.span_recognizer import supports_entities
 from cenote.loading.load import LoadedModel
+from cenote.loading.model_description import ModelDescription
 from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
 
@@ -51,6 +52,19 @@ def build_model_info(
         io_processor_plugin=plugin,
         supports_entities=supports_entities(model),
         supports_images=vision is not None,
+        pooling=get_pooling_name(description),
         fingerprint="" if model.fingerprint is None else str(model.fingerprint),
         has_result_cache=has_result_cache,
     )
+
+
+def get_pooling_name(description: ModelDescription) -> str | None:
+    """Return how the results of the default task are pooled; methods whose results are concatenated are joined."""
+    plan = description.plan
+    if description.kind.value == "tensors":  # the plugin pools
+        return None
+    if description.kind.value == "sparse":
+        return "SPLADE"
+    if description.default_task.startswith("token_"):
+        return plan.tok_pooling_type.value
+    return " + ".join(plan.seq_pooling_types.value)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -19,10 +21,9 @@ from cenote.utils.cache_folder import find_cache_folder, remove_oldest, write_at
 from cenote.version import __version__
 
 FOLDER = "self-check"
-FORMAT = "1"  # of the files and of the texts: results of another one are not compared
+FORMAT = "2"  # of the files and of the texts: results of another one are not compared
 # tests and experiments make models that are never loaded again
 MAX_FILES = 200
-LIBRARIES = ("torch", "tokenizers", "triton")
 
 
 class CheckValues(NamedTuple):
@@ -42,20 +43,17 @@ class CheckResults:
 
 def get_versions(device: torch.device) -> dict[str, str]:
     """Return the versions that may change results, and the processor."""
-    versions = {"cenote": __version__}
-    for library in LIBRARIES:
-        try:
-            versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
+    versions = {"cenote": __version__, "torch": torch.__version__, "tokenizers": tokenizers.__version__}
     if device.type != "cuda":
         return versions | {"processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # of CUDA, such as 12080
-    return versions | {
-        "cuda": str(torch.version.cuda),
-        "driver": f"{driver // 1000}.{driver % 1000 // 10}",
-        "processor": torch.cuda.get_device_name(device),
-    }
+    with suppress(PackageNotFoundError):
+        versions["triton"] = version("triton")
+    versions |= {"cuda": str(torch.version.cuda), "processor": torch.cuda.get_device_name(device)}
+    get_driver_version = getattr(torch._C, "_cuda_getDriverVersion", None)  # not in builds for other GPUs
+    if get_driver_version is not None:
+        number = get_driver_version()  # such as 12080
+        versions["driver"] = f"{number // 1000}.{number % 1000 // 10}"
+    return versions
 
 
 def get_path(fingerprint: str, device: torch.device) -> Path:

@@ -41,3 +41,4 @@ class ModelInfo:
     supports_images: bool = False
     fingerprint: str = ""  # changes with everything that changes results; empty: not known
     has_result_cache: bool = False  # in the memory of its process: equal inputs should go to the same one
+    pooling: str | None = None  # of the default task, such as MEAN

@@ -39,7 +39,8 @@ def test_browsers_may_read_it(llm: LLM) -> None:
     assert "x-model-fingerprint" in reply.headers["access-control-expose-headers"]
 
 
-def test_the_banner_has_it(llm: LLM) -> None:
+def test_the_banner_has_it_and_the_pooling(llm: LLM) -> None:
     rows = make_banner_rows(AppState(ServerConfig()), "http://localhost", llm.engine.model_info)
 
+    assert rows["pooling"] == "MEAN"
     assert rows["fingerprint"] == str(llm.engine.model.fingerprint)

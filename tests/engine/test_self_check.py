@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cenote import LLM
+from cenote.engine.execution.executor import LocalExecutor
 from cenote.engine.self_check import CheckValues, compute_similarity
 from cenote.engine.self_check_store import (
     MAX_FILES,
@@ -161,6 +162,19 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     load(folder)
 
     assert "cannot be stored" in caplog.text
+
+
+def test_a_check_that_fails_does_not_keep_the_model_from_loading(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory\ndetails")
+
+    tiny_bert(folder)
+    monkeypatch.setattr(LocalExecutor, "start", fail)
+
+    assert not load(folder).exists()
+    assert "self-check failed: RuntimeError: out of memory" in caplog.text
 
 
 def test_it_can_be_turned_off(folder: Path) -> None:

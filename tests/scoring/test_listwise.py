@@ -126,7 +126,7 @@ def test_the_self_check_compares_scores(jina: JinaReranker) -> None:
     results = read_results(get_path(jina.llm.engine.model_info.fingerprint, torch.device("cpu")))
 
     assert results is not None
-    assert {task: values.values.shape for task, values in results.by_task.items()} == {"score": (3,)}
+    assert {task: values.values.shape for task, values in results.by_task.items()} == {"score": (2,)}
 
 
 def test_a_score_depends_on_the_other_documents(jina: JinaReranker) -> None:
