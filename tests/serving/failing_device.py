@@ -26,7 +26,7 @@ STARTUP_S = 60.0
 
 
 def load(init: EngineInit) -> PoolingEngine:
-    from cenote.api.wire.engine_options import decode_engine_config
+    from cenote.config.engine_json import decode_engine_config
     from cenote.engine.engine import PoolingEngine
     from cenote.engine.execution.executor import EchoExecutor
     from cenote.loading.load import load_model

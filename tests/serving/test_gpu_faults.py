@@ -32,7 +32,7 @@ import sys
 def load(init):
     import torch, triton
     import triton.language as tl
-    from cenote.api.wire.engine_options import decode_engine_config
+    from cenote.config.engine_json import decode_engine_config
     from cenote.engine.engine import PoolingEngine
     from cenote.engine.execution.gpu_executor import GPUExecutor
     from cenote.loading.load import load_model

@@ -17,7 +17,7 @@ from cenote.api.background_load import SWITCH_INTERVAL_S
 from cenote.api.engine_process.engine_server import EngineServer, LoadEngine
 from cenote.api.wire.control_messages import EngineInit
 from cenote.api.wire.device_table import DeviceTable
-from cenote.api.wire.engine_options import decode_engine_config
+from cenote.config.engine_json import decode_engine_config
 from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
 
 if TYPE_CHECKING:

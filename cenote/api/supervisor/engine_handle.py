@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cenote.api.supervisor.spawn import describe_exit, spawn_module
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import decode_error
 from cenote.api.wire.control_messages import (
@@ -32,6 +31,7 @@ from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
 from cenote.utils.metrics import MetricFamily
+from cenote.utils.spawn import describe_exit, spawn_module
 
 logger = logging.getLogger("cenote")
 

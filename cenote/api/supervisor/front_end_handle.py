@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cenote.api.supervisor.spawn import describe_exit, spawn_module
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import (
     AdminCall,
@@ -24,6 +23,7 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
+from cenote.utils.spawn import describe_exit, spawn_module
 
 if TYPE_CHECKING:
     from cenote.api.supervisor.front_end_manager import FrontEndManager

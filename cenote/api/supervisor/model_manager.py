@@ -17,7 +17,7 @@ from cenote.api.supervisor.memory_keeper import MemoryKeeper
 from cenote.api.supervisor.replica_plan import plan_replicas
 from cenote.api.supervisor.table_row import TableRow
 from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineState, ModelStates
-from cenote.api.wire.engine_options import encode_engine_config
+from cenote.config.engine_json import encode_engine_config
 from cenote.config.model_table import ModelEntry, ModelTable, change_entry, check_same, check_unique_names, parse_entry
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, NotReady, UnknownModel

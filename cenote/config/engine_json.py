@@ -1,4 +1,4 @@
-"""EngineConfig as JSON, for the process that loads the model."""
+"""EngineConfig as JSON, for the processes that load the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.errors import BadRequest
 
 def encode_engine_config(config: EngineConfig) -> bytes:
     if callable(config.hf_overrides):
-        raise BadRequest("hf_overrides as a function cannot be sent to an engine process; pass a mapping")
+        raise BadRequest("hf_overrides as a function cannot be sent to another process; pass a mapping")
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     return msgspec.json.encode({**values, "pooler_config": asdict(config.pooler_config)})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.api.wire.engine_options import decode_engine_config, encode_engine_config
 from cenote.config.engine import EngineConfig
+from cenote.config.engine_json import decode_engine_config, encode_engine_config
 from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest
 
