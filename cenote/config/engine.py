@@ -36,8 +36,8 @@ EXTRA_VARIABLES = {
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller SQLite file would consist mostly of its own overhead
 MIN_CACHE_DISK_BYTES = 1024**2
-# replicas of a model, each in an engine process
-MAX_REPLICAS = 128
+# replicas of a model, and processes of a replica
+MAX_PROCESSES = 128
 # older names of vLLM that `from_kwargs` translates
 DEPRECATED_OPTIONS = ("task", "override_pooler_config")
 # of a model, or its first digits
@@ -75,13 +75,19 @@ class EngineConfig:
         choices=("int8", "fp8"),
     )
     device: str | None = option("cpu, cuda or cuda:1; a GPU if one is available", default=None)
+    tensor_parallel_size: int = option(
+        "number of processes that the layers of the model are split over, each on a GPU of its own or with a share of "
+        "the CPU cores",
+        default=1,
+    )
     data_parallel_size: int = option(
         "number of replicas of the model, each in a process of its own: on the first GPUs, or on a CPU with cores of "
         "its own; for cenote serve",
         default=1,
     )
     devices: tuple[str, ...] = option(
-        "devices of the replicas, such as cuda:0,cuda:2; there are as many replicas as devices", default=()
+        "devices of all processes, such as cuda:0,cuda:2: tensor_parallel_size consecutive ones for each replica",
+        default=(),
     )
     max_model_len: int | None = option(
         "maximum sequence length in tokens, such as 512, 8k (8000) or 8K (8192)", default=None, parse=parse_token_count
@@ -208,30 +214,33 @@ class EngineConfig:
                 param="expect_fingerprint",
             )
         check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s", "bulk_max_wait_s"))
-        self._check_replicas()
+        self._check_processes()
 
-    def _check_replicas(self) -> None:
-        size = self.data_parallel_size
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_REPLICAS:
-            raise BadRequest(
-                f"invalid data_parallel_size={size!r}; expected an integer from 1 to {MAX_REPLICAS}",
-                param="data_parallel_size",
-            )
+    def _check_processes(self) -> None:
+        """Check the numbers of replicas and of the processes of each, and that there is a device for every one."""
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_PROCESSES:
+                raise BadRequest(f"invalid {name}={size!r}; expected an integer from 1 to {MAX_PROCESSES}", param=name)
+        if not self.devices:
+            return
         for device in self.devices:
             if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
                 raise BadRequest(f"invalid device {device!r} in devices; expected cpu or cuda:0", param="devices")
-        if self.devices and size not in (1, len(self.devices)):
+        count, ranks = len(self.devices), self.tensor_parallel_size
+        if count % ranks or self.data_parallel_size not in (1, count // ranks):
             raise BadRequest(
-                f"devices has {len(self.devices)} names for data_parallel_size={size}; use one for each replica",
+                f"devices has {count} names for tensor_parallel_size={ranks} and data_parallel_size="
+                f"{self.data_parallel_size}; use {ranks * self.data_parallel_size}, one for each process",
                 param="devices",
             )
-        if self.devices and self.device is not None:
-            raise BadRequest("device and devices were both set; remove device", param="device")
+        if self.device not in (None, self.devices[0]):
+            raise BadRequest(f"device={self.device!r} is not the first of devices={self.devices}; remove device")
 
     @property
     def num_replicas(self) -> int:
         """The number of engine processes that `cenote serve` starts for this model."""
-        return len(self.devices) or self.data_parallel_size
+        return len(self.devices) // self.tensor_parallel_size or self.data_parallel_size
 
     @property
     def max_images_per_prompt(self) -> int:

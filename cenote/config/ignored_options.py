@@ -22,7 +22,6 @@ ONLY_ONE, ONLY_UNSET = IgnoredOption(accepted_values=(1,)), IgnoredOption(accept
 
 IGNORED_OPTIONS: dict[str, IgnoredOption] = {
     # parallelism
-    "tensor_parallel_size": ONLY_ONE,
     "pipeline_parallel_size": ONLY_ONE,
     "distributed_executor_backend": ANY_VALUE,
     "disable_custom_all_reduce": SWITCH,

@@ -23,6 +23,7 @@ class Attention(nn.Module):
             spec.num_key_value_heads,
         )  # query, key, value
         self.qkv_sizes = [count * self.head_dim for count in self.num_qkv_heads]
+        self.projection_sizes = self.qkv_sizes  # rows of `qkv`; more if it computes something else for every head
         self.causal = spec.causal
         self.window = spec.window if spec.is_local(layer) else None
         self.scale = self.head_dim**-0.5 if spec.scale is None else spec.scale

@@ -15,12 +15,14 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
+from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
+from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.span_head import EntityHead
+from cenote.layers.tensor_parallel import SplitLayers
 from cenote.loading.checkpoint import first_line
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
@@ -33,6 +35,7 @@ from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
+from cenote.loading.tensor_parallel import StartRanks, check_can_split, split_heads
 from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
     TokenizerFiles,
@@ -43,10 +46,10 @@ from cenote.loading.tokenizer_files import (
 )
 from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
-from cenote.loading.weight_loader import WeightLoader
+from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
-from cenote.pooling.heads import Heads
+from cenote.pooling.heads import Heads, SpladeHead
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
 
@@ -68,16 +71,32 @@ class LoadedModel:
     fingerprint: Fingerprint | None = None
 
 
-def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
-    """Load a model; `route` is that of a model with a Router, None: its default."""
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """The part of a tensor-parallel model that a rank other than the first computes."""
+
+    backbone: Backbone
+    splade: SpladeHead | None  # None: the first rank computes the heads alone
+    num_read_bytes: int  # of the checkpoint
+
+
+def load_model(options: EngineConfig, route: str | None = None, start_ranks: StartRanks | None = None) -> LoadedModel:
+    """Load a model; `route` is that of a model with a Router, None: its default.
+
+    `start_ranks` starts the other ranks of a tensor-parallel model, when it is known that the model can be split.
+    """
     description = describe_model(options, route)
+    if options.tensor_parallel_size > 1:
+        check_can_split(description, options)
     fingerprint = compute_fingerprint(description, options)
     if options.expect_fingerprint is not None:
         check_fingerprint(fingerprint, options.expect_fingerprint, description.name)
-    return replace(_load_described(options, description), fingerprint=fingerprint)
+    return replace(_load_described(options, description, start_ranks), fingerprint=fingerprint)
 
 
-def _load_described(options: EngineConfig, description: ModelDescription) -> LoadedModel:
+def _load_described(
+    options: EngineConfig, description: ModelDescription, start_ranks: StartRanks | None
+) -> LoadedModel:
     if description.deterministic and description.device.value.type == "cuda":
         use_deterministic_algorithms()
     for doubt in description.doubts:
@@ -100,24 +119,15 @@ def _load_described(options: EngineConfig, description: ModelDescription) -> Loa
     device, dtype = description.device.value, description.dtype.value
     if not description.entry.is_native:
         return _load_transformers_model(description, tokenizer)
-    weights = open_model_weights(description.checkpoint, _resolve_task_adapter(architecture, options))
-    weight_loader = WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
-    backbone = _build(
-        lambda: architecture.backbone_class(
-            architecture.backbone,
-            architecture.make_embedding or InputEmbedding,
-            architecture.make_mixer or Attention,
-            architecture.make_mlp or build_mlp,
-        ),
-        description.config.source,
-    )
-    weight_loader.load(
-        backbone, weight_loader.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device
-    )
-    if architecture.vision is not None:
-        backbone.vision = _load_vision_tower(
-            architecture.vision, weight_loader, dtype, device, description.config.source
-        )
+    backbone = _build_backbone(description)
+    group: ParallelGroup | None = None
+    split: SplitLayers | None = None
+    if options.tensor_parallel_size > 1:
+        assert start_ranks is not None, "tensor-parallel models are loaded by load_parallel_model"
+        split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
+        group = start_ranks(description)
+    weight_loader = _open_weights(description, options)
+    _load_backbone(backbone, description, weight_loader, split)
     heads = load_heads(description, weight_loader, tokenizer)
     span_head = _load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
@@ -129,13 +139,78 @@ def _load_described(options: EngineConfig, description: ModelDescription) -> Loa
     backbone.prepare_buffers(device, dtype)
     model = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
     process_weights_after_loading(model, device, description.quantization.value)
-    backbone.fused_encoder = try_fuse_encoder(backbone)
-    is_batch_invariant = description.deterministic and prepare_deterministic(model)
+    is_batch_invariant = False
+    if split is not None and group is not None:
+        split.connect(group)
+        heads = split_heads(heads, group)
+    else:
+        backbone.fused_encoder = try_fuse_encoder(backbone)
+        is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
         description, model.eval(), pooler.eval(), tokenizer, adapters, processor, span_head, is_batch_invariant
     )
+
+
+def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
+    """Load the part of a rank of a tensor-parallel model, without the checks that `load_model` makes on the first."""
+    description = describe_model(options)
+    if description.deterministic and description.device.value.type == "cuda":
+        use_deterministic_algorithms()
+    backbone = _build_backbone(description)
+    split = SplitLayers(backbone, group.rank, group.num_ranks, description.dtype.value)
+    weight_loader = _open_weights(description, options)
+    _load_backbone(backbone, description, weight_loader, split)
+    splade = None
+    if description.kind.value == "sparse":
+        heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files()), group)
+        assert isinstance(heads.splade, SpladeHead), "static weights are refused"
+        splade = heads.splade.eval()
+    if group.rank:
+        split.drop_biases()
+    backbone.prepare_buffers(description.device.value, description.dtype.value)
+    process_weights_after_loading(backbone, description.device.value, description.quantization.value)
+    split.connect(group)
+    return RankModel(backbone.eval(), splade, weight_loader.weights.num_read_bytes)
+
+
+def _build_backbone(description: ModelDescription) -> Backbone:
+    architecture = description.architecture
+    return _build(
+        lambda: architecture.backbone_class(
+            architecture.backbone,
+            architecture.make_embedding or InputEmbedding,
+            architecture.make_mixer or Attention,
+            architecture.make_mlp or build_mlp,
+        ),
+        description.config.source,
+    )
+
+
+def _open_weights(description: ModelDescription, options: EngineConfig) -> WeightLoader:
+    architecture = description.architecture
+    weights = open_model_weights(description.checkpoint, _resolve_task_adapter(architecture, options))
+    return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
+
+
+def _load_backbone(
+    backbone: Backbone, description: ModelDescription, weight_loader: WeightLoader, split: SplitLayers | None
+) -> None:
+    architecture = description.architecture
+    device, dtype = description.device.value, description.dtype.value
+    weight_loader.load(
+        backbone,
+        weight_loader.table,
+        num_layers=architecture.backbone.num_layers,
+        dtype=dtype,
+        device=device,
+        shards=NO_SHARDS if split is None else split.shards,
+    )
+    if architecture.vision is not None:
+        backbone.vision = _load_vision_tower(
+            architecture.vision, weight_loader, dtype, device, description.config.source
+        )
 
 
 def use_deterministic_algorithms() -> None:

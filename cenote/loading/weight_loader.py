@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
+from cenote.layers.sharding import Shard
+from cenote.loading.shard_reader import read_shard
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.weight_table import DerivedWeight, WeightTable, transpose
 
 # buffers stored by older versions of Transformers; they are computed from the config
 NON_WEIGHT_PATTERNS = ("*position_ids", "*rotary_emb.inv_freq")
+NO_SHARDS: Mapping[str, Shard] = MappingProxyType({})
 
 
 class WeightLoader:
@@ -36,7 +40,7 @@ class WeightLoader:
         self._missing: list[str] = []
         # stored module -> (module path, all stored modules concatenated there, its weight)
         self._locations: dict[str, list[tuple[str, list[str], Tensor]]] = {}
-        self._shared_parameters: dict[tuple[tuple[str, ...], object, torch.dtype], nn.Parameter] = {}
+        self._shared_parameters: dict[tuple[object, ...], nn.Parameter] = {}
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name (without the prefix)."""
@@ -58,8 +62,12 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         module_prefix: str = "",
+        shards: Mapping[str, Shard] = NO_SHARDS,
     ) -> None:
-        """Load all parameters of a module built on the meta device; `module_prefix` is its path in the backbone."""
+        """Load all parameters of a module built on the meta device; `module_prefix` is its path in the backbone.
+
+        `shards`: of the parameters, by path, of which this process has a part.
+        """
         entries = dict(_expand_layers(table, num_layers))
         for path, parameter in list(module.named_parameters()):
             names, make = _find_sources(path, entries)
@@ -79,9 +87,10 @@ class WeightLoader:
             # some modules keep parameters in float32 whatever the dtype of the model
             param_dtype = torch.float32 if leaf in getattr(holder, "float32_params", ()) else dtype
             # layers that share weights in the checkpoint share parameters
-            key = (tuple(stored), make, param_dtype)
+            shard = shards.get(path)
+            key = (tuple(stored), make, param_dtype, shard)
             if key not in self._shared_parameters:
-                tensor = self._make_tensor(stored, make, tuple(parameter.shape), param_dtype, device)
+                tensor = self._make_tensor(stored, make, tuple(parameter.shape), param_dtype, device, shard)
                 self._shared_parameters[key] = nn.Parameter(tensor, requires_grad=False)
             setattr(holder, leaf, self._shared_parameters[key])
 
@@ -131,18 +140,11 @@ class WeightLoader:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard | None,
     ) -> Tensor:
-        # only a parameter that is computed from several tensors may read indices
-        pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
-        if make is not None:
-            pieces = [make(*pieces).contiguous()]
-        found = _concat_shape(pieces)
-        if found != shape:
-            shapes = " + ".join(str(list(piece.shape)) for piece in pieces)
-            raise LoadError(
-                f"{self.weights.file_of(stored[0])}: {' + '.join(stored)} has shape {shapes}, "
-                f"config.json requires {list(shape)}"
-            )
+        pieces = self._read_pieces(stored, make) if shard is None else self._read_shard(stored, make, shard)
+        if _concat_shape(pieces) != shape:
+            raise self._wrong_shape(stored, [tuple(piece.shape) for piece in pieces], shape)
         if len(pieces) == 1:
             return pieces[0].to(device, dtype)  # no copy if dtype and device match: the parameter is the mapped file
         concatenated = torch.empty(shape, dtype=dtype, device=device)
@@ -151,6 +153,28 @@ class WeightLoader:
             concatenated[row : row + piece.shape[0]].copy_(piece)
             row += piece.shape[0]
         return concatenated
+
+    def _read_pieces(self, stored: list[str], make: Callable[..., Tensor] | None) -> list[Tensor]:
+        # only a parameter that is computed from several tensors may read indices
+        pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
+        return pieces if make is None else [make(*pieces).contiguous()]
+
+    def _read_shard(self, stored: list[str], make: Callable[..., Tensor] | None, shard: Shard) -> list[Tensor]:
+        if make is None:
+            shapes = [self.weights.shape(name) for name in stored]
+            if concat_shapes(shapes) != shard.full_shape:
+                raise self._wrong_shape(stored, shapes, shard.full_shape)
+        pieces = read_shard(self.weights, stored, make, shard)
+        return pieces if shard.dim == 0 or len(pieces) == 1 else [torch.cat(pieces)]
+
+    def _wrong_shape(
+        self, stored: list[str], shapes: Sequence[tuple[int, ...]], expected: tuple[int, ...]
+    ) -> LoadError:
+        found = " + ".join(str(list(shape)) for shape in shapes)
+        return LoadError(
+            f"{self.weights.file_of(stored[0])}: {' + '.join(stored)} has shape {found}, "
+            f"config.json requires {list(expected)}"
+        )
 
 
 def _select_table(
@@ -218,13 +242,17 @@ def _find_sources(path: str, entries: Mapping[str, SourceEntry]) -> SourceEntry:
 
 
 def _concat_shape(pieces: list[Tensor]) -> tuple[int, ...]:
-    """Return the shape of the pieces concatenated along dim 0, or () if their other dimensions differ."""
-    first = pieces[0].shape
-    if len(pieces) == 1:
-        return tuple(first)
-    if not all(piece.dim() and piece.shape[1:] == first[1:] for piece in pieces):
+    return concat_shapes([tuple(piece.shape) for piece in pieces])
+
+
+def concat_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of tensors concatenated along dim 0, or () if their other dimensions differ."""
+    first = shapes[0]
+    if len(shapes) == 1:
+        return first
+    if not all(shape and shape[1:] == first[1:] for shape in shapes):
         return ()
-    return (sum(piece.shape[0] for piece in pieces), *first[1:])
+    return (sum(shape[0] for shape in shapes), *first[1:])
 
 
 def _shorten_list(names: list[str]) -> str:

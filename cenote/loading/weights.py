@@ -22,21 +22,35 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.")
 RENAMED_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
+class SafetensorsReader:
+    """Reads one tensor of a safetensors file, or a range of one of its dimensions."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self.file = file
+        self.name = name
+
+    def __call__(self) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(self.name)
+        return tensor
+
+    def read_range(self, dim: int, start: int, end: int) -> Tensor:
+        part: Tensor = self.file.get_slice(self.name)[(*[slice(None)] * dim, slice(start, end))]
+        return part
+
+
 class CheckpointWeights:
     """Tensors by name, memory-mapped and read on first use."""
 
     def __init__(self, source: Path) -> None:
         self.source = source  # named in errors about the whole checkpoint
         self._readers: dict[str, tuple[Path, Callable[[], Tensor]]] = {}
-        self._stored_names: dict[str, str] = {}
+        self.num_read_bytes = 0  # of the tensors and ranges of tensors that were read so far
 
     def add(self, name: str, file: Path, read: Callable[[], Tensor]) -> None:
-        stored = name
         for old, new in RENAMED_SUFFIXES.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
         self._readers[name] = (file, read)
-        self._stored_names[name] = stored
 
     def names(self) -> list[str]:
         return list(self._readers)
@@ -57,19 +71,29 @@ class CheckpointWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; that of safetensors is in the header, so that no data is read."""
-        file, read = self._readers[name]
-        if file.suffix != ".safetensors":
+        read = self._readers[name][1]
+        if not isinstance(read, SafetensorsReader):
             return tuple(read().shape)
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            return tuple(opened.get_slice(self._stored_names[name]).get_shape())
+        return tuple(read.file.get_slice(read.name).get_shape())
 
     def get(self, name: str, *, allow_indices: bool = False) -> Tensor:
         """Return a tensor of floats; `allow_indices`: or of 32- or 64-bit integers."""
-        file, read = self._readers[name]
+        return self._read(name, self._readers[name][1], allow_indices)
+
+    def get_range(self, name: str, dim: int, start: int, end: int) -> Tensor:
+        """Return a range of one dimension of a tensor of floats; of safetensors, nothing else is read."""
+        read = self._readers[name][1]
+        if isinstance(read, SafetensorsReader):
+            return self._read(name, lambda: read.read_range(dim, start, end), False)
+        return self.get(name).narrow(dim, start, end - start)
+
+    def _read(self, name: str, read: Callable[[], Tensor], allow_indices: bool) -> Tensor:
+        file = self.file_of(name)
         try:
             tensor = read()
         except (SafetensorError, OSError, RuntimeError) as error:
             raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
+        self.num_read_bytes += tensor.nbytes
         if allow_indices and tensor.dtype in INDEX_DTYPES:
             return tensor
         if tensor.dtype not in FLOAT_DTYPES or tensor.layout is not torch.strided:
@@ -125,10 +149,7 @@ def _open_safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
         size = path.stat().st_size
         raise LoadError(f"{path} is damaged ({first_line(error)}; {size} bytes); download it again") from error
 
-    def make_reader(name: str) -> Callable[[], Tensor]:
-        return lambda: file.get_tensor(name)
-
-    return {name: make_reader(name) for name in names}
+    return {name: SafetensorsReader(file, name) for name in names}
 
 
 def _open_pickle(path: Path) -> dict[str, Callable[[], Tensor]]:

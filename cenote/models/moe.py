@@ -12,7 +12,7 @@ from cenote.layers.backbone import build_mlp
 from cenote.layers.moe import MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, derives_parts
 
 
 def with_moe(
@@ -44,10 +44,12 @@ def with_moe(
     return replace(base, make_mlp=mlp, weights=tables[0], alternative_weights=tuple(tables[1:]))
 
 
+@derives_parts({1: 0})
 def _stack_gate_up(*parts: Tensor) -> Tensor:
     half = len(parts) // 2
     return torch.cat((torch.stack(parts[:half]), torch.stack(parts[half:])), dim=1)
 
 
+@derives_parts({2: 1})
 def _stack(*parts: Tensor) -> Tensor:
     return torch.stack(parts)

@@ -13,7 +13,7 @@ from cenote.layers.moe import Experts, MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config
 from cenote.models.llama import llama
-from cenote.models.weight_table import DerivedWeight
+from cenote.models.weight_table import DerivedWeight, derives_parts
 
 ROPE_DEFAULTS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
@@ -79,5 +79,6 @@ def _attention_with_sinks(spec: BackboneSpec, layer: int) -> nn.Module:
     return attention
 
 
+@derives_parts({1: 2, 2: 1})
 def _transpose(stored: Tensor) -> Tensor:
     return stored.transpose(1, 2)

@@ -122,12 +122,12 @@ class GatedAttention(Attention):
     def __init__(self, spec: BackboneSpec, layer: int) -> None:
         super().__init__(spec, layer)
         queries, keys, values = self.qkv_sizes
-        self.gated_qkv_sizes = [2 * queries, keys, values]
-        self.qkv = Linear(spec.hidden_size, sum(self.gated_qkv_sizes), bias=spec.qkv_bias)
+        self.projection_sizes = [2 * queries, keys, values]
+        self.qkv = Linear(spec.hidden_size, sum(self.projection_sizes), bias=spec.qkv_bias)
 
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
         assert self.query_norm is not None and self.key_norm is not None and position_info.cos_sin is not None
-        query, key, value = self.qkv(x).split(self.gated_qkv_sizes, dim=-1)
+        query, key, value = self.qkv(x).split(self.projection_sizes, dim=-1)
         query, gate = query.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
         key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in (key, value))
         query, key = (

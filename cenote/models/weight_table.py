@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class DerivedWeight:
     derive: Callable[..., Tensor]  # takes the tensors of `source_names`, returns the parameter
 
 
+Derive = TypeVar("Derive", bound=Callable[..., Tensor])
+
 # parameter or module name -> name in the checkpoint; `*` is the layer number, a list is concatenated along dim 0
 WeightTable: TypeAlias = Mapping[str, "str | list[str] | DerivedWeight"]
 
@@ -27,6 +29,21 @@ def transposed_weight(name: str) -> DerivedWeight:
     return DerivedWeight((name,), transpose)
 
 
+def derives_parts(source_dims: Mapping[int, int]) -> Callable[[Derive], Derive]:
+    """Declare that equal parts of the sources give that part of the parameter, so that a rank reads only its part.
+
+    `source_dims`: dimension of the parameter -> dimension of the sources, which are as long there as the parameter, or
+    an equal share of it each.
+    """
+
+    def declare(derive: Derive) -> Derive:
+        derive.source_dims = source_dims  # type: ignore[attr-defined]
+        return derive
+
+    return declare
+
+
+@derives_parts({0: 1, 1: 0})
 def transpose(stored: Tensor) -> Tensor:
     return stored.T if stored.dim() == 2 else stored
 

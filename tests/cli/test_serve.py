@@ -174,7 +174,7 @@ def test_vllm_names_set_the_same_options() -> None:
     ("words", "name"),
     [
         ("--kv-cache-dtype fp8", "kv_cache_dtype='fp8'"),
-        ("--tensor-parallel-size 2", "tensor_parallel_size=2"),
+        ("--pipeline-parallel-size 2", "pipeline_parallel_size=2"),
         ("--middleware some.thing", "middleware"),
     ],
 )

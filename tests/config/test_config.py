@@ -194,7 +194,7 @@ def test_vllm_options_without_effect_are_accepted_and_ignored() -> None:
     assert EngineConfig.from_kwargs("m", **ignored) == EngineConfig.from_kwargs("m")
 
 
-@pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("kv_cache_dtype", "fp8")])
+@pytest.mark.parametrize(("name", "value"), [("pipeline_parallel_size", 2), ("kv_cache_dtype", "fp8")])
 def test_vllm_options_that_would_change_results_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not supported"):
         EngineConfig.from_kwargs("m", **{name: value})

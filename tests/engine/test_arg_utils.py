@@ -67,14 +67,15 @@ def test_options_of_a_namespace_leave_out_those_of_the_program() -> None:
 
 
 def test_a_value_that_would_change_results_is_refused_by_llm() -> None:
-    with pytest.raises(LoadError, match="tensor_parallel_size=2"):
-        EngineConfig.from_kwargs(**vars(parse("--tensor-parallel-size", "2")))
+    with pytest.raises(LoadError, match="data_parallel_size=2"):
+        EngineConfig.from_kwargs(**vars(parse("--data-parallel-size", "2")))
 
 
 def test_vllms_short_flags_are_accepted() -> None:
-    options = vars(parse("-tp", "1", "-pp", "1", "-dp=1", "-q", "fp8", model="m"))
+    options = vars(parse("-tp", "2", "-pp", "1", "-dp=1", "-q", "fp8", model="m"))
 
-    assert EngineConfig.from_kwargs(**options) == EngineConfig(model="m", quantization="fp8")
+    expected = EngineConfig(model="m", quantization="fp8", tensor_parallel_size=2)
+    assert EngineConfig.from_kwargs(**options) == expected
     with pytest.raises(LoadError, match="pipeline_parallel_size=2"):
         EngineConfig.from_kwargs(**vars(parse("-pp", "2")))
 

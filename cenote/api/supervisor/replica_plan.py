@@ -23,28 +23,31 @@ def plan_replicas(
     config: EngineConfig, nodes: Sequence[Sequence[Core]] | None = None, num_gpus: int | None = None
 ) -> list[ReplicaPlan]:
     """Return a plan for each replica; `nodes` and `num_gpus` are those of this machine if they are not given."""
-    count = config.num_replicas
+    count, ranks = config.num_replicas, config.tensor_parallel_size
     if count == 1:
-        return [ReplicaPlan(_take_device(config, config.devices[0] if config.devices else config.device))]
-    devices = config.devices or _choose_devices(config, count, num_gpus)
+        return [ReplicaPlan(_take_devices(config, config.devices, config.device))]
+    devices = config.devices or _choose_devices(config, count * ranks, num_gpus)
     _check_gpus(devices, num_gpus)
-    configs = [_take_device(config, device) for device in devices]
+    configs = [_take_devices(config, devices[start : start + ranks]) for start in range(0, count * ranks, ranks)]
     if any(device != "cpu" for device in devices):
         return [ReplicaPlan(item) for item in configs]
     shares = _divide_cpu(count, read_nodes() if nodes is None else nodes)
     return [ReplicaPlan(item, *share) for item, share in zip(configs, shares, strict=True)]
 
 
-def _take_device(config: EngineConfig, device: str | None) -> EngineConfig:
-    return replace(config, device=device, devices=(), data_parallel_size=1)
+def _take_devices(config: EngineConfig, devices: Sequence[str], device: str | None = None) -> EngineConfig:
+    """Return the configuration of one replica, with a device for each of its processes."""
+    if len(devices) == 1:
+        device, devices = devices[0], ()
+    return replace(config, device=device, devices=tuple(devices), data_parallel_size=1)
 
 
 def _choose_devices(config: EngineConfig, count: int, num_gpus: int | None) -> Sequence[str]:
     """Return the GPUs in order, or the CPU for every replica."""
     if config.device not in (None, "cpu", "cuda"):
         raise BadRequest(
-            f"device={config.device!r} is one device for data_parallel_size={count}; use --devices with {count} names, "
-            "or --device cuda for the first GPUs",
+            f"device={config.device!r} is one device for {count} processes; use --devices with {count} names, or --device "
+            "cuda for the first GPUs",
             param="device",
         )
     num_gpus = count_cuda_devices() if num_gpus is None else num_gpus
@@ -54,8 +57,8 @@ def _choose_devices(config: EngineConfig, count: int, num_gpus: int | None) -> S
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise BadRequest(
-            f"data_parallel_size={count} needs {count} GPUs, {num_gpus} are visible{limit}; use at most {num_gpus}, or "
-            "--device cpu",
+            f"data_parallel_size={config.data_parallel_size} and tensor_parallel_size={config.tensor_parallel_size} need "
+            f"{count} GPUs, {num_gpus} are visible{limit}; use at most {num_gpus}, or --device cpu",
             param="data_parallel_size",
         )
     return [f"cuda:{index}" for index in range(count)]
