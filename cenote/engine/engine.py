@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
+from cenote.distributed.parallel_model import ParallelBackbone, load_parallel_model
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.admission import Admission
 from cenote.engine.engine_executors import EngineExecutors
@@ -194,8 +195,11 @@ class PoolingEngine:
         self.dead_error: PoolingError | None = None
         self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
         self._lock = threading.Lock()
+        self.ranks = model.backbone.ranks if isinstance(model.backbone, ParallelBackbone) else None
         for worker in (self.loop, self.tokenizer_worker, self.watchdog):
             worker.thread.start()
+        if self.ranks is not None:
+            self.ranks.watch(self._on_thread_exit)
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
 
     def _check_results(self, executor: Executor) -> None:
@@ -216,7 +220,13 @@ class PoolingEngine:
                 f"{config.num_replicas} replicas need a process each, this one has a single engine; use cenote serve "
                 f"--data-parallel-size {config.num_replicas}, or data_parallel_size=1 and a program for each device"
             )
-        engine = cls(load_model(config), config, trust_callers=trust_callers)
+        model = load_model(config) if config.tensor_parallel_size == 1 else load_parallel_model(config)
+        try:
+            engine = cls(model, config, trust_callers=trust_callers)
+        except BaseException:
+            if isinstance(model.backbone, ParallelBackbone):
+                model.backbone.ranks.close()
+            raise
         try:
             for route in engine.model.description.other_routes:
                 route_config = make_route_config(config)
@@ -491,6 +501,8 @@ class PoolingEngine:
         for worker in workers:
             if worker.thread is not threading.current_thread():
                 worker.thread.join(timeout=THREAD_JOIN_TIMEOUT_S)
+        if self.ranks is not None:
+            self.ranks.close()
         for route in self.routes.values():
             route.stop(reason)
         self.image_workers.close()

@@ -163,12 +163,7 @@ ROWS = [
         "model_config.pooler_config",
         "test_parameters.py::test_model_config_shows_the_resolved_pooler_config",
     ),
-    Row(
-        101,
-        "Qwen2.5-Math-RM-72B on one GPU",
-        "test_programs.py::test_qwen_math_rm_72b_needs_several_gpus",
-        "refused: 144 GB of weights need several GPUs, and tensor parallelism is not available",
-    ),
+    Row(101, "Qwen2.5-Math-RM-72B", "test_programs.py::test_qwen_math_rm_72b_runs_on_several_devices"),
     Row(102, "message about plugins", "test_programs.py::test_plugin_error_names_our_example"),
     Row(103, "jina-reranker-v3", "test_scoring.py::test_jina_reranker_v3"),
     Row(104, "STEP", "test_parameters.py::test_step_pooling"),

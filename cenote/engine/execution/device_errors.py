@@ -22,6 +22,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def check_device_is_usable(error: BaseException) -> None:
     """Raise EngineStopped if later batches would fail with the same error, whatever their inputs are."""
+    if isinstance(error, EngineStopped):
+        raise error
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     if any(text in str(error) for text in CUDA_ERRORS):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cenote.distributed.parallel_model import ParallelBackbone
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding
@@ -53,7 +54,7 @@ class PrefixSharing:
 
 def supports_prefix_sharing(backbone: nn.Module) -> bool:
     """Return whether the states of a prefix depend on the prefix alone: causal attention, length-independent RoPE."""
-    if isinstance(backbone, BackboneWithLoRA):
+    if isinstance(backbone, BackboneWithLoRA | ParallelBackbone):
         backbone = backbone.backbone
     if type(backbone) is not Backbone or type(backbone.embed) is not InputEmbedding:
         return False

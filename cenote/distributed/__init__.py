@@ -1,0 +1,1 @@
+"""Tensor parallelism over processes: the ranks of one model."""
