@@ -12,6 +12,7 @@ from cenote.errors import LoadError
 from cenote.explain.microbenchmarks import BenchmarkFn, LinearFactory
 from cenote.explain.timing import time_call
 from cenote.kernels.cpu_features import cpu_features
+from cenote.kernels.fp8 import can_multiply_fp8
 
 # size of a square GEMM: large enough for the peak rate, on a CPU small enough for its caches
 GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -50,6 +51,8 @@ class GemmBenchmark:
         self.flops = 2.0 * size**3
         self.benchmarks: dict[str, BenchmarkFn] = {}
         for name in iter_linear_dtypes(device.type):
+            if name == "fp8" and not can_multiply_fp8(device):
+                continue  # fp8 weights would be dequantized
             linears = with_dtype(name, own)
             try:
                 layer = linears.make_layer(size, size)

@@ -43,7 +43,8 @@ LINEAR_DESCRIPTIONS = {
     "AMXLinear": "native code with AMX tiles, prepacked",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",
-    "Fp8Linear": "fp8, except the output projection of attention",
+    "WeightOnlyLinear": "quantized weights, dequantized for each batch",
+    "Fp8Linear": "fp8, except the last layer and narrow output projections of attention",
     "Linear": "as stored",
 }
 

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from cenote.kernels import native_library
+from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear
 
 PANEL = 32  # outputs that are packed together; as in native.h
 STEP_BYTES = 64  # bytes of an input row that a tile holds
 
 
-def supports(linear: nn.Linear, activation: str | None, *, int8: bool = False) -> bool:
-    """Return whether the native code is available and supports this layer."""
-    row_bytes = linear.in_features * (1 if int8 else 2)
+def supports(
+    in_features: int, dtype: torch.dtype, device: torch.device, activation: str | None, *, int8: bool = False
+) -> bool:
+    """Return whether the native code is available and supports a layer of this size in a model of this dtype."""
+    row_bytes = in_features * (1 if int8 else 2)
     has_kernel = activation in native_library.ACTIVATION_CODES and row_bytes % STEP_BYTES == 0
-    is_bf16_on_cpu = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.bfloat16
+    is_bf16_on_cpu = device.type == "cpu" and dtype == torch.bfloat16
     return has_kernel and is_bf16_on_cpu and native_library.is_available()
 
 
@@ -28,19 +31,23 @@ class AMXLinear(nn.Module):
     """
 
     def __init__(
-        self, linear: nn.Linear, activation: str | None, *, int8: bool = False, smooth_scales: Tensor | None = None
+        self,
+        linear: nn.Linear | WeightOnlyLinear,
+        activation: str | None,
+        *,
+        weight: QuantizedWeight | None = None,
+        smooth_scales: Tensor | None = None,
     ) -> None:
+        """`weight`: the int8 weight, divided by the SmoothQuant scales; None: the bfloat16 weight of `linear`."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.activation = activation
-        weight, scales = linear.weight.detach().contiguous(), None
-        if int8:
-            weight, scales = quantize_int8(weight if smooth_scales is None else weight.float() / smooth_scales)
-        row_bytes = weight.shape[1] * weight.element_size()
+        values, scales = _bfloat16_weight(linear) if weight is None else weight
+        row_bytes = values.shape[1] * values.element_size()
         # not a parameter: the packed layout must not be moved to another device or saved
         self.tiles = torch.empty(-(-self.out_features // PANEL) * PANEL * row_bytes, dtype=torch.uint8)
         native_library.load_library().cenote_pack_weights(
-            weight.data_ptr(), self.out_features, row_bytes, self.tiles.data_ptr()
+            values.data_ptr(), self.out_features, row_bytes, self.tiles.data_ptr()
         )
         self.bias = _pad_to_panels(linear.bias, self.out_features)
         self.scales = None if scales is None else _pad_to_panels(scales, self.out_features)
@@ -72,11 +79,9 @@ class AMXLinear(nn.Module):
         return out
 
 
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
-    scales = weight.float().abs().amax(dim=1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
-    return (weight.float() * inverse[:, None]).round().to(torch.int8), scales
+def _bfloat16_weight(linear: nn.Linear | WeightOnlyLinear) -> tuple[Tensor, None]:
+    assert isinstance(linear, nn.Linear), "only int8 layers are made of quantized weights"
+    return linear.weight.detach().contiguous(), None
 
 
 def _deinterleave_pairs(values: Tensor) -> Tensor:

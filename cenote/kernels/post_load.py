@@ -1,4 +1,4 @@
-"""Post-load pass over a module: prepack or quantize its linear layers for the device."""
+"""The quantization of a model on its device, and the pass over a loaded module that prepacks its linear layers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from torch import nn
 from cenote.config.engine import Quantization
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.fp8 import quantize_to_fp8
+from cenote.kernels.cpu_features import CPUFeatures, cpu_features
+from cenote.kernels.fp8 import Fp8Quantizer, can_multiply_fp8
+from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
+from cenote.kernels.quantized_linear import WeightQuantizer, quantize_module
 
 logger = logging.getLogger("cenote")
 
 
 def resolve_quantization(
-    requested: Quantization | None, device: torch.device, cpu: CPUFeatures
+    requested: Quantization | None, device: torch.device, cpu: CPUFeatures, *, stores_fp8: bool = False
 ) -> Sourced[Quantization | None]:
-    """Return the quantization to use: the requested one, or None if this CPU has no fast int8 kernel."""
+    """Return the quantization to use; raise if the device does not support it.
+
+    `stores_fp8`: the checkpoint is in fp8, and stays so on a GPU that computes with it.
+    """
+    if requested is None and stores_fp8 and device.type == "cuda" and can_multiply_fp8(device):
+        return Sourced("fp8", "quantization_config of config.json")
     if requested is None:
         return Sourced(None, "default")
     if requested == "fp8" and device.type != "cuda":
@@ -32,13 +39,31 @@ def resolve_quantization(
             f"quantization=int8 needs a CPU, but this model runs on {device}; use quantization=fp8 on a GPU"
         )
     if requested == "int8" and not cpu.has_int8:
-        logger.warning("quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization")
-        return Sourced(None, "quantization=int8, for which this CPU has no fast kernel")
+        logger.warning(
+            "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; weights are stored in int8 and dequantized "
+            "for each batch, which saves memory but is slower"
+        )
+        return Sourced(requested, "quantization=int8, weights only: this CPU has no fast int8 kernel")
     return Sourced(requested, "quantization")
 
 
-def process_weights_after_loading(module: nn.Module, device: torch.device, quantization: Quantization | None) -> None:
+def make_quantizer(
+    quantization: Quantization | None, device: torch.device, *, is_required: bool = True
+) -> WeightQuantizer | None:
+    """Return the quantizer for the weights of this device; `is_required`: refuse a model without suitable layers."""
     if quantization == "fp8":
-        quantize_to_fp8(module, device)
-        return
-    prepack(module, int8=quantization == "int8")
+        if not (multiplies_fp8 := can_multiply_fp8(device)):
+            logger.warning(
+                "quantization=fp8: this GPU has compute capability %s.%s, and fp8 products need 8.9 (Ada, Hopper) and "
+                "Triton; weights are stored in fp8 and dequantized for each batch, which saves memory but is slower",
+                *torch.cuda.get_device_capability(device),
+            )
+        return Fp8Quantizer(multiplies_fp8=multiplies_fp8, is_required=is_required)
+    return Int8Quantizer(multiplies_int8=cpu_features().has_int8) if quantization == "int8" else None
+
+
+def process_weights_after_loading(module: nn.Module, device: torch.device, quantization: Quantization | None) -> None:
+    """Quantize and prepack a module whose weights are loaded."""
+    if (quantizer := make_quantizer(quantization, device)) is not None:
+        quantize_module(module, quantizer)
+    prepack(module)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +13,8 @@ from cenote.packed_batch import PackedBatch, pack_sequences
 NUM_SEQUENCES, SEQUENCE_LENGTH = 16, 16
 
 
-def compute_smooth_scales(module: nn.Module) -> dict[nn.Module, Tensor]:
-    """Return the scales to multiply the inputs of linear layers with (weights are divided), from random tokens.
-
-    Only layers with more outputs than inputs get scales: they read normalized states with stable outlier channels.
-    """
+def record_input_max(module: nn.Module, layers: Iterable[nn.Module]) -> dict[nn.Module, Tensor]:
+    """Run random tokens; return the largest absolute input per channel of the layers that were reached."""
     input_max: dict[nn.Module, Tensor] = {}
     if (batch := _calibration_batch(module)) is None:
         return {}
@@ -24,22 +23,23 @@ def compute_smooth_scales(module: nn.Module) -> dict[nn.Module, Tensor]:
         channel_max = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).float().abs().amax(dim=0)
         input_max[layer] = torch.maximum(input_max[layer], channel_max) if layer in input_max else channel_max
 
-    widening = [x for x in module.modules() if isinstance(x, nn.Linear) and x.out_features > x.in_features]
-    hooks = [layer.register_forward_pre_hook(record_max) for layer in widening]
+    hooks = [layer.register_forward_pre_hook(record_max) for layer in layers]
     try:
         with torch.inference_mode():
             module(batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return {layer: _layer_scales(layer, maxima) for layer, maxima in input_max.items() if isinstance(layer, nn.Linear)}
+    return {layer: maxima.clone() for layer, maxima in input_max.items()}
 
 
-def _layer_scales(layer: nn.Linear, input_max: Tensor) -> Tensor:
-    """Return sqrt(weight max / input max) per channel, normalized to a geometric mean of 1."""
-    weight_max = layer.weight.detach().float().abs().amax(dim=0)
+def smooth_scales(weight_max: Tensor, input_max: Tensor) -> Tensor:
+    """Return the scales to multiply inputs with (weights are divided): sqrt(weight max / input max) per channel.
+
+    They are normalized to a geometric mean of 1.
+    """
     scales = (weight_max.clamp(min=1e-4) / input_max.clamp(min=1e-3)).sqrt()
-    return scales.clone() / scales.log().mean().exp()
+    return scales / scales.log().mean().exp()
 
 
 def _calibration_batch(module: nn.Module) -> PackedBatch | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.errors import UnknownModel
+from cenote.kernels.quantized_linear import QuantizedLinear
 from cenote.layers.backbone import VisionTower
 from cenote.layers.linear import ACTIVATIONS, Linear
 from cenote.packed_batch import PackedBatch
@@ -55,10 +56,10 @@ class LoRAContext:
 
 
 class LinearWithLoRA(nn.Module):
-    def __init__(self, base: nn.Linear, path: str, lora_context: LoRAContext) -> None:
+    def __init__(self, base: nn.Linear | QuantizedLinear, path: str, lora_context: LoRAContext) -> None:
         super().__init__()
-        self.activation = base.activation if isinstance(base, Linear) else None
-        if isinstance(base, Linear):
+        self.activation = base.activation if isinstance(base, Linear | QuantizedLinear) else None
+        if isinstance(base, Linear | QuantizedLinear):
             base.activation = None  # applied after the LoRA update
         self.base = base
         self.path = path
@@ -114,7 +115,7 @@ def add_lora_layers(module: nn.Module, lora_context: LoRAContext, path: str = ""
         child_path = f"{path}.{name}" if path else name
         if isinstance(child, VisionTower):
             continue
-        if isinstance(child, nn.Linear):
+        if isinstance(child, nn.Linear | QuantizedLinear):
             setattr(module, name, LinearWithLoRA(child, child_path, lora_context))
         elif isinstance(child, nn.Embedding):
             setattr(module, name, EmbeddingWithLoRA(child, child_path, lora_context))

@@ -12,7 +12,7 @@ from cenote.layers.spec import BackboneSpec
 class Norm(nn.Module):
     """Base class of norms; it is the identity itself."""
 
-    output_fp8 = False  # also return the norm in fp8 for the next linear layer; set by quantize_to_fp8
+    output_fp8 = False  # also return the norm in fp8 for the next linear layer; set by Fp8Quantizer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.add_and_norm(x, None)[1]

@@ -70,9 +70,9 @@ class SplitLayers:
             if isinstance(part, MixtureOfExperts):
                 part.bias = part.experts.down_bias = None
                 if part.shared is not None:
-                    part.shared.down.register_parameter("bias", None)
+                    part.shared.down.bias = None  # type: ignore[assignment]  # a parameter, or that of a quantized layer
             else:
-                part.get_submodule(rule.sum_module).register_parameter("bias", None)
+                part.get_submodule(rule.sum_module).bias = None  # type: ignore[assignment]
 
     def connect(self, group: ParallelGroup) -> None:
         """Sum the outputs of split layers over the ranks. Called after kernels have replaced layers."""

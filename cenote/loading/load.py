@@ -13,7 +13,9 @@ from torch import nn
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
-from cenote.kernels.post_load import process_weights_after_loading
+from cenote.kernels.linear import prepack
+from cenote.kernels.post_load import make_quantizer
+from cenote.kernels.quantized_linear import WeightQuantizer
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
@@ -127,7 +129,8 @@ def _load_described(
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
     weight_loader = _open_weights(description, options)
-    _load_backbone(backbone, description, weight_loader, split)
+    quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
+    _load_backbone(backbone, description, weight_loader, split, quantizer)
     heads = load_heads(description, weight_loader, tokenizer)
     span_head = _load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
@@ -138,7 +141,9 @@ def _load_described(
     weight_loader.check_complete(architecture.unused_weights)
     backbone.prepare_buffers(device, dtype)
     model = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
-    process_weights_after_loading(model, device, description.quantization.value)
+    if quantizer is not None:
+        quantizer.finish(model)
+    prepack(model)
     is_batch_invariant = False
     if split is not None and group is not None:
         split.connect(group)
@@ -161,7 +166,10 @@ def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
     backbone = _build_backbone(description)
     split = SplitLayers(backbone, group.rank, group.num_ranks, description.dtype.value)
     weight_loader = _open_weights(description, options)
-    _load_backbone(backbone, description, weight_loader, split)
+    quantizer = make_quantizer(
+        description.quantization.value, description.device.value, is_required=options.quantization is not None
+    )
+    _load_backbone(backbone, description, weight_loader, split, quantizer)
     splade = None
     if description.kind.value == "sparse":
         heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files()), group)
@@ -170,7 +178,9 @@ def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
     if group.rank:
         split.drop_biases()
     backbone.prepare_buffers(description.device.value, description.dtype.value)
-    process_weights_after_loading(backbone, description.device.value, description.quantization.value)
+    if quantizer is not None:
+        quantizer.finish(backbone)
+    prepack(backbone)
     split.connect(group)
     return RankModel(backbone.eval(), splade, weight_loader.weights.num_read_bytes)
 
@@ -195,7 +205,11 @@ def _open_weights(description: ModelDescription, options: EngineConfig) -> Weigh
 
 
 def _load_backbone(
-    backbone: Backbone, description: ModelDescription, weight_loader: WeightLoader, split: SplitLayers | None
+    backbone: Backbone,
+    description: ModelDescription,
+    weight_loader: WeightLoader,
+    split: SplitLayers | None,
+    quantizer: WeightQuantizer | None,
 ) -> None:
     architecture = description.architecture
     device, dtype = description.device.value, description.dtype.value
@@ -206,11 +220,10 @@ def _load_backbone(
         dtype=dtype,
         device=device,
         shards=NO_SHARDS if split is None else split.shards,
+        quantizer=quantizer,
     )
     if architecture.vision is not None:
-        backbone.vision = _load_vision_tower(
-            architecture.vision, weight_loader, dtype, device, description.config.source
-        )
+        backbone.vision = _load_vision_tower(description, architecture.vision, weight_loader, quantizer)
 
 
 def use_deterministic_algorithms() -> None:
@@ -245,11 +258,18 @@ def _build(make: Callable[[], Module], source: str) -> Module:
 
 
 def _load_vision_tower(
-    vision: VisionSpec, weight_loader: WeightLoader, dtype: torch.dtype, device: torch.device, source: str
+    description: ModelDescription, vision: VisionSpec, weight_loader: WeightLoader, quantizer: WeightQuantizer | None
 ) -> VisionTower:
-    tower = _build(vision.make_tower, f"{source}: vision_config")
-    table = weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes)
-    weight_loader.load(tower, table, num_layers=vision.num_layers, dtype=dtype, device=device, module_prefix="vision.")
+    tower = _build(vision.make_tower, f"{description.config.source}: vision_config")
+    weight_loader.load(
+        tower,
+        weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
+        num_layers=vision.num_layers,
+        dtype=description.dtype.value,
+        device=description.device.value,
+        module_prefix="vision.",
+        quantizer=quantizer,
+    )
     return tower
 
 

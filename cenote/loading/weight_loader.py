@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
+from cenote.kernels.quantized_linear import WeightQuantizer
 from cenote.layers.sharding import Shard
 from cenote.loading.shard_reader import read_shard
 from cenote.loading.weights import CheckpointWeights
@@ -41,6 +42,7 @@ class WeightLoader:
         # stored module -> (module path, all stored modules concatenated there, its weight)
         self._locations: dict[str, list[tuple[str, list[str], Tensor]]] = {}
         self._shared_parameters: dict[tuple[object, ...], nn.Parameter] = {}
+        self._shared_layers: dict[tuple[object, ...], nn.Module] = {}  # quantized ones
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name (without the prefix)."""
@@ -63,12 +65,16 @@ class WeightLoader:
         device: torch.device,
         module_prefix: str = "",
         shards: Mapping[str, Shard] = NO_SHARDS,
+        quantizer: WeightQuantizer | None = None,
     ) -> None:
         """Load all parameters of a module built on the meta device; `module_prefix` is its path in the backbone.
 
-        `shards`: of the parameters, by path, of which this process has a part.
+        `shards`: of the parameters, by path, of which this process has a part. Layers that the quantizer selects are
+        replaced one by one, so that only one weight at a time is in memory as it is stored.
         """
         entries = dict(_expand_layers(table, num_layers))
+        selected = {} if quantizer is None else quantizer.select(module)
+        to_quantize: dict[str, SourceEntry] = {}
         for path, parameter in list(module.named_parameters()):
             names, make = _find_sources(path, entries)
             missing = [name for name in names if name not in self._stored_names]
@@ -84,6 +90,9 @@ class WeightLoader:
                     self._locations.setdefault(module_name, []).append((location, modules, parameter))
             owner, _, leaf = path.rpartition(".")
             holder = module.get_submodule(owner)
+            if owner in selected and leaf == "weight":
+                to_quantize[owner] = stored, make
+                continue
             # some modules keep parameters in float32 whatever the dtype of the model
             param_dtype = torch.float32 if leaf in getattr(holder, "float32_params", ()) else dtype
             # layers that share weights in the checkpoint share parameters
@@ -93,6 +102,29 @@ class WeightLoader:
                 tensor = self._make_tensor(stored, make, tuple(parameter.shape), param_dtype, device, shard)
                 self._shared_parameters[key] = nn.Parameter(tensor, requires_grad=False)
             setattr(holder, leaf, self._shared_parameters[key])
+        if quantizer is not None:  # biases are loaded now
+            for path, sources in to_quantize.items():
+                shard = shards.get(f"{path}.weight")
+                layer = self._quantize_layer(quantizer, selected[path], sources, shard, device, dtype)
+                module.set_submodule(path, layer)
+
+    def _quantize_layer(
+        self,
+        quantizer: WeightQuantizer,
+        linear: nn.Linear,
+        sources: SourceEntry,
+        shard: Shard | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> nn.Module:
+        stored, make = sources
+        shape = tuple(linear.weight.shape)
+        key = (tuple(stored), make, getattr(linear, "activation", None), shard)
+        if key not in self._shared_layers:
+            self._shared_layers[key] = quantizer.quantize(
+                linear, lambda: self._read_pieces(stored, make, shape, shard), device, dtype
+            )
+        return self._shared_layers[key]
 
     def locate(self, module: str) -> list[tuple[str, int, int, int]]:
         """Return where the weight of a stored module was loaded: (module path, first row, rows, columns)."""
@@ -101,7 +133,7 @@ class WeightLoader:
             index = modules.index(module)
             rows = [len(weight)]
             if len(modules) > 1:
-                rows = [self.weights.get(self._stored_names[f"{name}.weight"]).shape[0] for name in modules]
+                rows = [self.weights.shape(self._stored_names[f"{name}.weight"])[0] for name in modules]
             found.append((path, sum(rows[:index]), rows[index], weight.shape[1]))
         return found
 
@@ -142,9 +174,7 @@ class WeightLoader:
         device: torch.device,
         shard: Shard | None,
     ) -> Tensor:
-        pieces = self._read_pieces(stored, make) if shard is None else self._read_shard(stored, make, shard)
-        if _concat_shape(pieces) != shape:
-            raise self._wrong_shape(stored, [tuple(piece.shape) for piece in pieces], shape)
+        pieces = self._read_pieces(stored, make, shape, shard)
         if len(pieces) == 1:
             return pieces[0].to(device, dtype)  # no copy if dtype and device match: the parameter is the mapped file
         concatenated = torch.empty(shape, dtype=dtype, device=device)
@@ -154,10 +184,20 @@ class WeightLoader:
             row += piece.shape[0]
         return concatenated
 
-    def _read_pieces(self, stored: list[str], make: Callable[..., Tensor] | None) -> list[Tensor]:
-        # only a parameter that is computed from several tensors may read indices
-        pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
-        return pieces if make is None else [make(*pieces).contiguous()]
+    def _read_pieces(
+        self, stored: list[str], make: Callable[..., Tensor] | None, shape: tuple[int, ...], shard: Shard | None
+    ) -> list[Tensor]:
+        """Return tensors that give a parameter of that shape when they are concatenated along dim 0."""
+        if shard is not None:
+            pieces = self._read_shard(stored, make, shard)
+        else:
+            # only a parameter that is computed from several tensors may read indices
+            pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
+            if make is not None:
+                pieces = [make(*pieces).contiguous()]
+        if _concat_shape(pieces) != shape:
+            raise self._wrong_shape(stored, [tuple(piece.shape) for piece in pieces], shape)
+        return pieces
 
     def _read_shard(self, stored: list[str], make: Callable[..., Tensor] | None, shard: Shard) -> list[Tensor]:
         if make is None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
+from cenote.loading.safetensors_file import MappedTensor, read_mapped_tensors
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -52,6 +53,10 @@ class CheckpointWeights:
                 name = name.removesuffix(old) + new
         self._readers[name] = (file, read)
 
+    def remove(self, name: str) -> Callable[[], Tensor]:
+        """Remove a tensor and return its reader."""
+        return self._readers.pop(name)[1]
+
     def names(self) -> list[str]:
         return list(self._readers)
 
@@ -72,36 +77,41 @@ class CheckpointWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; that of safetensors is in the header, so that no data is read."""
         read = self._readers[name][1]
-        if not isinstance(read, SafetensorsReader):
-            return tuple(read().shape)
-        return tuple(read.file.get_slice(read.name).get_shape())
+        return read.shape if isinstance(read, MappedTensor) else tuple(read().shape)
 
     def get(self, name: str, *, allow_indices: bool = False) -> Tensor:
         """Return a tensor of floats; `allow_indices`: or of 32- or 64-bit integers."""
-        return self._read(name, self._readers[name][1], allow_indices)
+        tensor = self._get_checked(name, allow_indices)
+        self.num_read_bytes += tensor.nbytes
+        return tensor
 
     def get_range(self, name: str, dim: int, start: int, end: int) -> Tensor:
         """Return a range of one dimension of a tensor of floats; of safetensors, nothing else is read."""
-        read = self._readers[name][1]
-        if isinstance(read, SafetensorsReader):
-            return self._read(name, lambda: read.read_range(dim, start, end), False)
-        return self.get(name).narrow(dim, start, end - start)
+        tensor = self._get_checked(name)
+        part = tensor.narrow(dim, start, end - start)
+        is_mapped = isinstance(self._readers[name][1], MappedTensor)
+        self.num_read_bytes += part.nbytes if is_mapped else tensor.nbytes
+        return part
 
-    def _read(self, name: str, read: Callable[[], Tensor], allow_indices: bool) -> Tensor:
-        file = self.file_of(name)
-        try:
-            tensor = read()
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
-        self.num_read_bytes += tensor.nbytes
+    def _get_checked(self, name: str, allow_indices: bool = False) -> Tensor:
+        tensor = self.get_stored(name)
         if allow_indices and tensor.dtype in INDEX_DTYPES:
             return tensor
         if tensor.dtype not in FLOAT_DTYPES or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise LoadError(
-                f"{file}: {name} is stored as {kind}; quantized weights are not supported, use the original checkpoint"
+                f"{self.file_of(name)}: {name} is stored as {kind}, and config.json has no quantization_config that "
+                "says how to read it; use the original checkpoint"
             )
         return tensor
+
+    def get_stored(self, name: str) -> Tensor:
+        """Return a tensor of any dtype, mapped from its file where possible; its memory is freed with it."""
+        file, read = self._readers[name]
+        try:
+            return read()
+        except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
+            raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
 
 
 def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
@@ -140,19 +150,16 @@ def open_weights_file(path: Path) -> CheckpointWeights:
     return weights
 
 
-def _open_safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
+def _open_safetensors(path: Path) -> Mapping[str, Callable[[], Tensor]]:
     check_not_empty(path)
     try:
-        file: Any = safe_open(path, framework="pt", device="cpu")
-        names = list(file.keys())
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        return read_mapped_tensors(path)
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         size = path.stat().st_size
         raise LoadError(f"{path} is damaged ({first_line(error)}; {size} bytes); download it again") from error
 
-    return {name: SafetensorsReader(file, name) for name in names}
 
-
-def _open_pickle(path: Path) -> dict[str, Callable[[], Tensor]]:
+def _open_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
     check_not_empty(path)
     values = _load_pickle(path)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
@@ -186,7 +193,7 @@ def _load_pickle(path: Path) -> Any:
 
 
 def _open_shards(
-    checkpoint: Checkpoint, index: str, read: Callable[[Path], dict[str, Callable[[], Tensor]]]
+    checkpoint: Checkpoint, index: str, read: Callable[[Path], Mapping[str, Callable[[], Tensor]]]
 ) -> CheckpointWeights:
     source = checkpoint.folder / index
     files = checkpoint.read_json_object(index).get("weight_map")

@@ -81,5 +81,8 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
     rows = json.loads(capsys.readouterr().out)["settings"]
     settings = {row["name"]: (row["value"], row["reason"]) for row in rows}
     assert settings["dtype"] == ("float32", "from dtype=bfloat16, run in float32 on this CPU")
-    assert settings["quantization"] == ("none", "from quantization=int8, for which this CPU has no fast kernel")
-    assert settings["deterministic"] == ("in batches", "--deterministic, layers of this model")
+    assert settings["quantization"] == (
+        "int8",
+        "from quantization=int8, weights only: this CPU has no fast int8 kernel",
+    )
+    assert settings["deterministic"] == ("each sequence runs alone", "--deterministic, layers of this model")

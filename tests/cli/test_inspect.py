@@ -128,7 +128,10 @@ def test_the_dtype_that_the_cpu_computes_in_is_shown(
     table = inspect(capsys, str(tmp_path), "--device", "cpu", "--dtype", "half", "--quantization", "int8")
 
     assert table["dtype"] == ("float32", "dtype=float16, run in float32 on this CPU")
-    assert table["quantization"] == ("none", "quantization=int8, for which this CPU has no fast kernel")
+    assert table["quantization"] == (
+        "int8",
+        "quantization=int8, weights only: this CPU has no fast int8 kernel",
+    )
 
 
 def test_an_unknown_cpu_level_ends_in_one_line(

@@ -11,8 +11,16 @@ from torch.testing import assert_close
 from cenote.kernels import amx_linear, native_library
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.amx_linear import AMXLinear
-from cenote.kernels.linear import ONEDNN_ACTIVATIONS, Int8Linear, PrepackedLinear, can_prepack_bfloat16, prepack
-from cenote.kernels.smoothquant import compute_smooth_scales
+from cenote.kernels.int8 import Int8Linear, Int8Quantizer, quantize_int8
+from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16, prepack
+from cenote.kernels.quantized_linear import (
+    BLOCK_ELEMENTS,
+    QuantizedWeight,
+    WeightOnlyLinear,
+    quantize_module,
+    quantize_pieces,
+)
+from cenote.kernels.smoothquant import record_input_max
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
@@ -41,6 +49,22 @@ def rows(count: int, width: int) -> Tensor:
 def exact_output(layer: Linear, x: Tensor) -> Tensor:
     out = nn.functional.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
     return out if layer.activation is None else ACTIVATIONS[layer.activation](out)
+
+
+def to_int8(module: nn.Module) -> None:
+    quantize_module(module, Int8Quantizer(multiplies_int8=True))
+
+
+def weight_only(layer: Linear) -> WeightOnlyLinear:
+    return WeightOnlyLinear(layer, QuantizedWeight(*quantize_int8(layer.weight)), layer.weight.dtype)
+
+
+def torch_int8(layer: Linear) -> Int8Linear:
+    return Int8Linear(weight_only(layer), QuantizedWeight(*quantize_int8(layer.weight)))
+
+
+def amx_int8(layer: Linear) -> AMXLinear:
+    return AMXLinear(layer, layer.activation, weight=QuantizedWeight(*quantize_int8(layer.weight)))
 
 
 @needs_bf16
@@ -80,7 +104,7 @@ def test_int8_on_amx_computes_what_torch_computes(inputs: int, outputs: int, cou
     x = rows(count, inputs)
     x[:1] = 0
 
-    ours, theirs = AMXLinear(layer, "gelu", int8=True)(x), Int8Linear(layer, "gelu")(x)
+    ours, theirs = amx_int8(layer)(x), torch_int8(layer)(x)
 
     if count:
         # not bitwise: a value halfway between two integers may be rounded either way
@@ -96,16 +120,56 @@ def test_int8_in_plain_torch_is_close_to_the_exact_result(make: type[nn.Linear])
     x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(layer)
 
-    prepack(model, int8=True)
+    to_int8(model)
 
     assert type(model[0]) is Int8Linear
     assert cosine_similarity(model(x), layer(x), dim=-1).min() > 0.999
 
 
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_weights_alone_are_dequantized_in_blocks(
+    dtype: torch.dtype, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.kernels.quantized_linear.DEQUANTIZED_ELEMENTS", 64 * 7)  # 7 rows at a time
+    layer, x = linear(64, 48, activation).to(dtype), torch.randn(3, 5, 64).to(dtype)
+    values, scales = quantize_int8(layer.weight)
+
+    ours = weight_only(layer)(x)
+
+    exact = Linear(64, 48, bias=True, activation=activation)
+    exact.weight.data, exact.bias.data = values.float() * scales[:, None], layer.bias.float()
+    assert ours.dtype == dtype and ours.shape == (3, 5, 48)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    assert_close(ours.float(), exact(x.float()).detach(), rtol=tolerance, atol=tolerance)
+
+
+def test_blocks_of_several_pieces_are_quantized_as_one_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BLOCK_ELEMENTS, "cpu", 32 * 3)  # 3 rows at a time
+    pieces = [torch.randn(rows, 32).bfloat16() for rows in (5, 1, 7)]
+
+    values, scales = quantize_pieces(pieces, quantize_int8, torch.int8, torch.device("cpu"))
+
+    expected_values, expected_scales = quantize_int8(torch.cat(pieces))
+    assert torch.equal(values, expected_values) and torch.equal(scales, expected_scales)
+
+
+def test_a_cpu_without_int8_units_keeps_the_dtype_of_the_activations() -> None:
+    model = nn.Sequential(linear(64, 96, "gelu"), linear(96, 64))
+    x = torch.randn(4, 64)
+    expected = model(x)
+
+    quantize_module(model, Int8Quantizer(multiplies_int8=False))
+
+    assert [type(layer) for layer in model] == [WeightOnlyLinear, WeightOnlyLinear]
+    assert cosine_similarity(model(x), expected, dim=-1).min() > 0.9995
+
+
 @needs_amx
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_row_gives_the_same_bits_in_any_batch(int8: bool) -> None:
-    layer = AMXLinear(linear(1088, 96, "gelu").bfloat16(), "gelu", int8=int8)
+    plain = linear(1088, 96, "gelu").bfloat16()
+    layer = amx_int8(plain) if int8 else AMXLinear(plain, "gelu")
     x = rows(200, 1088)
 
     batched = layer(x)
@@ -122,7 +186,8 @@ def test_nan_inputs_give_nan_outputs() -> None:
     x[2, 5] = torch.inf
     for activation in native_library.ACTIVATION_CODES:
         for int8 in (False, True):
-            finite = AMXLinear(linear(64, 32, activation).bfloat16(), activation, int8=int8)(x).isfinite().all(dim=1)
+            plain = linear(64, 32, activation).bfloat16()
+            finite = (amx_int8(plain) if int8 else AMXLinear(plain, activation))(x).isfinite().all(dim=1)
             assert finite[[0, 3]].all()
             assert not finite[1]
 
@@ -174,7 +239,9 @@ def test_a_backbone_can_be_prepacked(
     backbone.prepare_buffers(torch.device("cpu"), torch.bfloat16)
     with torch.inference_mode():
         plain = backbone(pack_sequences(SEQUENCES))
-        prepack(backbone, int8=int8)
+        if int8:
+            to_int8(backbone)
+        prepack(backbone)
         packed = backbone(pack_sequences(SEQUENCES))
 
     classes = [type(module) for module in backbone.modules()]
@@ -237,10 +304,10 @@ def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
     model, unscaled, batch = OneWideLayer(), OneWideLayer(), pack_sequences(SEQUENCES)
     expected = model(batch).double()
     with monkeypatch.context() as patch:
-        patch.setattr("cenote.kernels.linear.compute_smooth_scales", lambda module: {})
-        prepack(unscaled, int8=True)
+        patch.setattr("cenote.kernels.int8.record_input_max", lambda module, layers: {})
+        to_int8(unscaled)
 
-    prepack(model, int8=True)
+    to_int8(model)
 
     assert isinstance(model.wide, AMXLinear if native_code else Int8Linear)
     error, before = ((x(batch).double() - expected).norm() / expected.norm() for x in (model, unscaled))
@@ -248,4 +315,6 @@ def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
 
 
 def test_a_module_without_an_embedding_table_gets_no_smooth_scales() -> None:
-    assert compute_smooth_scales(nn.Sequential(linear(8, 16))) == {}
+    model = nn.Sequential(linear(8, 16))
+
+    assert record_input_max(model, [model[0]]) == {}

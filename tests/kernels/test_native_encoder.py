@@ -9,7 +9,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.kernels import native_library
+from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
+from cenote.kernels.quantized_linear import quantize_module
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
@@ -47,7 +49,9 @@ def make_backbone(spec: BackboneSpec) -> Backbone:
 def make_fused_backbone(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Backbone:
     backbone = make_backbone(spec)
     backbone.prepare_buffers(torch.device("cpu"), torch.bfloat16)
-    prepack(backbone, int8=int8)
+    if int8:
+        quantize_module(backbone, Int8Quantizer(multiplies_int8=True))
+    prepack(backbone)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     return backbone
 

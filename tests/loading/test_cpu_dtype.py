@@ -39,10 +39,6 @@ def embedded(folder: Path, **options: Any) -> list[list[float]]:
         ({"dtype": "float16"}, "dtype=float16: this CPU has no fast float16 arithmetic; using float32"),
         ({"dtype": "half"}, "dtype=float16: this CPU has no fast float16 arithmetic; using float32"),
         (
-            {"quantization": "int8"},
-            "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization",
-        ),
-        (
             {"dtype": "float32", "hf_overrides": {"head_dtype": "bfloat16"}},
             "head_dtype=bfloat16: this CPU has no fast bfloat16 arithmetic; using float32",
         ),
@@ -71,3 +67,18 @@ def test_the_dtype_is_float32_by_default_without_a_warning(tmp_path: Path, caplo
     embedded(tmp_path)
 
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.usefixtures("plain_cpu")
+def test_int8_weights_are_dequantized_without_int8_units_and_one_log_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_bert(tmp_path)
+    expected = embedded(tmp_path, dtype="float32")
+
+    found = embedded(tmp_path, quantization="int8")
+
+    assert found != expected
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0.02, atol=0.02)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told.startswith("quantization=int8: this CPU has neither AMX nor AVX512-VNNI; weights are stored in int8")

@@ -81,9 +81,18 @@ def test_a_tensor_is_mapped_from_its_file_and_not_copied(tmp_path: Path) -> None
 
     module = load_tiny(weights)
 
-    place = weights.get("embeddings.words.weight").data_ptr()
-    assert module.get_parameter("embed.weight").data_ptr() == place
+    place = module.get_parameter("embed.weight").data_ptr()
     assert mapped_file(place) == str(tmp_path / "model.safetensors")
+
+
+def test_the_mapping_of_a_tensor_ends_with_it(tmp_path: Path) -> None:
+    tensor = open_weights(saved(tmp_path, tiny_state())).get("embeddings.words.weight")
+    place = tensor.data_ptr()
+    assert mapped_file(place) == str(tmp_path / "model.safetensors")
+
+    del tensor
+
+    assert mapped_file(place) != str(tmp_path / "model.safetensors")
 
 
 def mapped_file(address: int) -> str:

@@ -1,0 +1,103 @@
+"""Linear layers in int8 on a CPU, and the quantizer that makes them while weights are read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cenote.kernels import amx_linear
+from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.quantized_linear import (
+    QuantizedLinear,
+    QuantizedWeight,
+    QuantizeRows,
+    ReadPieces,
+    WeightOnlyLinear,
+    quantize_pieces,
+)
+from cenote.kernels.smoothquant import record_input_max, smooth_scales
+
+CPU = torch.device("cpu")
+
+
+class Int8Linear(QuantizedLinear):
+    """y = activation(x W' + b) in int8 with torch._int_mm: one scale per output and per input row, with SmoothQuant."""
+
+    def __init__(self, linear: WeightOnlyLinear, weight: QuantizedWeight, smooth_scales: Tensor | None = None) -> None:
+        super().__init__(linear, linear.dtype)
+        self.smooth_scales = smooth_scales
+        self.weight, self.scales = weight.values.t(), weight.scales
+        self.bias = None if linear.bias is None else linear.bias.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float()
+        rows = rows if self.smooth_scales is None else rows * self.smooth_scales
+        scales = rows.abs().amax(dim=1, keepdim=True) / 127
+        quantized = (rows * torch.where(scales > 0, 1 / scales, 0)).round().to(torch.int8)
+        out = torch._int_mm(quantized, self.weight) * (scales * self.scales)
+        out = out if self.bias is None else out + self.bias
+        out = out if self.activation is None else ACTIVATIONS[self.activation](out)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+class Int8Quantizer:
+    """Quantizes the weights of all linear layers, and their inputs as well where the CPU multiplies int8 fast.
+
+    Layers hold int8 weights from the start and are computed in the dtype of the model. With `multiplies_int8`, random
+    tokens then show the outlier channels, and each layer is replaced by an int8 one; layers that SmoothQuant changes
+    are read from the checkpoint again.
+    """
+
+    def __init__(self, *, multiplies_int8: bool) -> None:
+        self.multiplies_int8 = multiplies_int8
+        self._readers: dict[WeightOnlyLinear, ReadPieces] = {}
+
+    def select(self, module: nn.Module) -> dict[str, nn.Linear]:
+        return {path: child for path, child in module.named_modules() if isinstance(child, nn.Linear)}
+
+    def quantize(self, linear: nn.Linear, read: ReadPieces, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        layer = WeightOnlyLinear(linear, quantize_pieces(read(), quantize_int8, torch.int8, device), dtype)
+        if self.multiplies_int8:
+            self._readers[layer] = read
+        return layer
+
+    def finish(self, module: nn.Module) -> None:
+        # only layers with more outputs than inputs: they read normalized states with stable outlier channels
+        widening = [layer for layer in self._readers if layer.out_features > layer.in_features]
+        self._replace_layers(module, record_input_max(module, widening) if widening else {}, {})
+        self._readers.clear()
+
+    def _replace_layers(
+        self, module: nn.Module, input_max: dict[nn.Module, Tensor], replaced: dict[nn.Module, nn.Module]
+    ) -> None:
+        for name, child in module.named_children():
+            if not isinstance(child, WeightOnlyLinear):
+                self._replace_layers(child, input_max, replaced)
+            elif child in self._readers:
+                if child not in replaced:
+                    replaced[child] = self._make_int8_layer(child, input_max.get(child))
+                setattr(module, name, replaced[child])
+
+    def _make_int8_layer(self, layer: WeightOnlyLinear, input_max: Tensor | None) -> nn.Module:
+        weight, scales = layer.take_weight(), None
+        if input_max is not None:
+            pieces = self._readers[layer]()
+            weight_max = torch.stack([piece.abs().amax(dim=0).float() for piece in pieces]).amax(dim=0)
+            scales = smooth_scales(weight_max, input_max)
+            weight = quantize_pieces(pieces, _quantize_smoothed(scales), torch.int8, CPU)
+        if amx_linear.supports(layer.in_features, layer.dtype, CPU, layer.activation, int8=True):
+            return AMXLinear(layer, layer.activation, weight=weight, smooth_scales=scales)
+        return Int8Linear(layer, weight, scales)
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
+    exact = weight.float()
+    scales = exact.abs().amax(dim=1) / 127
+    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
+    return (exact * inverse[:, None]).round().to(torch.int8), scales
+
+
+def _quantize_smoothed(scales: Tensor) -> QuantizeRows:
+    return lambda rows: quantize_int8(rows.float() / scales)
