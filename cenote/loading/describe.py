@@ -27,6 +27,7 @@ from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
 from cenote.loading.model_prompts import read_model_prompts
 from cenote.loading.module_list import locate_encoder
+from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
 from cenote.loading.static_embeddings import (
@@ -180,7 +181,9 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         device=device,
         dtype=dtype,
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
-        quantization=resolve_quantization(options.quantization, device.value, cpu),
+        quantization=resolve_quantization(
+            options.quantization, device.value, cpu, stores_fp8=stores_fp8(read_quantization_config(checkpoint))
+        ),
         deterministic=options.deterministic,
         doubts=tuple(
             filter(

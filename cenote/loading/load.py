@@ -200,7 +200,8 @@ def _build_backbone(description: ModelDescription) -> Backbone:
 
 def _open_weights(description: ModelDescription, options: EngineConfig) -> WeightLoader:
     architecture = description.architecture
-    weights = open_model_weights(description.checkpoint, _resolve_task_adapter(architecture, options))
+    adapter = _resolve_task_adapter(architecture, options)
+    weights = open_model_weights(description.checkpoint, adapter, description.device.value)
     return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 

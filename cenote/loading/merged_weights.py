@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint
 from cenote.loading.peft_files import lora_scaling, open_adapter_weights, read_full_tensors, read_lora_pairs
+from cenote.loading.quantized.methods import add_dequantized_weights, read_quantization_config
 from cenote.loading.weights import CheckpointWeights, open_weights
 
+CPU = torch.device("cpu")
 # parts of a name that differ between versions of Transformers for one and the same layer
 WRAPPER_NAMES = {"base_model", "language_model", "model", "vlm"}
 
@@ -26,16 +29,28 @@ class TaskAdapter:
     task: str
 
 
-def open_model_weights(checkpoint: Checkpoint, task_adapter: TaskAdapter | None = None) -> CheckpointWeights:
-    """Open the weights of a model, with the adapter merged if the checkpoint is one, or if a task's is given."""
+def open_model_weights(
+    checkpoint: Checkpoint, task_adapter: TaskAdapter | None = None, device: torch.device = CPU
+) -> CheckpointWeights:
+    """Open the weights of a model, with the adapter merged if the checkpoint is one, or if a task's is given.
+
+    Quantized weights are dequantized on the device, or on the CPU if an adapter is merged there.
+    """
     if task_adapter is not None:
         folder = Checkpoint(checkpoint.name, checkpoint.folder / task_adapter.folder)
         adapter = _select_task(open_adapter_weights(folder), task_adapter.task)
-        return _merge(open_weights(checkpoint), adapter, folder.require_json(ADAPTER_CONFIG), checkpoint.name)
+        return _merge(_open_dequantized(checkpoint, CPU), adapter, folder.require_json(ADAPTER_CONFIG), checkpoint.name)
     if checkpoint.base is None:
-        return open_weights(checkpoint)
+        return _open_dequantized(checkpoint, device)
     base, config = checkpoint.base, checkpoint.read_json_object(ADAPTER_CONFIG)
     return _merge(open_model_weights(base), open_adapter_weights(checkpoint), config, base.name)
+
+
+def _open_dequantized(checkpoint: Checkpoint, device: torch.device) -> CheckpointWeights:
+    weights = open_weights(checkpoint)
+    if (config := read_quantization_config(checkpoint)) is not None:
+        add_dequantized_weights(weights, config, device)
+    return weights
 
 
 def _merge(
