@@ -49,6 +49,7 @@ from cenote.loading.tokenizer_files import (
 from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
+from cenote.loading.weights import CheckpointWeights
 from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads, SpladeHead
@@ -82,8 +83,14 @@ class RankModel:
     num_read_bytes: int  # of the checkpoint
 
 
-def load_model(options: EngineConfig, route: str | None = None, start_ranks: StartRanks | None = None) -> LoadedModel:
-    """Load a model; `route` is that of a model with a Router, None: its default.
+def load_model(
+    options: EngineConfig,
+    route: str | None = None,
+    start_ranks: StartRanks | None = None,
+    *,
+    weights: CheckpointWeights | None = None,
+) -> LoadedModel:
+    """Load a model; `route` is that of a model with a Router, None: its default; `weights` replace the checkpoint's.
 
     `start_ranks` starts the other ranks of a tensor-parallel model, when it is known that the model can be split.
     """
@@ -93,11 +100,14 @@ def load_model(options: EngineConfig, route: str | None = None, start_ranks: Sta
     fingerprint = compute_fingerprint(description, options)
     if options.expect_fingerprint is not None:
         check_fingerprint(fingerprint, options.expect_fingerprint, description.name)
-    return replace(_load_described(options, description, start_ranks), fingerprint=fingerprint)
+    return replace(_load_described(options, description, start_ranks, weights), fingerprint=fingerprint)
 
 
 def _load_described(
-    options: EngineConfig, description: ModelDescription, start_ranks: StartRanks | None
+    options: EngineConfig,
+    description: ModelDescription,
+    start_ranks: StartRanks | None,
+    weights: CheckpointWeights | None,
 ) -> LoadedModel:
     if description.deterministic and description.device.value.type == "cuda":
         use_deterministic_algorithms()
@@ -128,7 +138,7 @@ def _load_described(
         assert start_ranks is not None, "tensor-parallel models are loaded by load_parallel_model"
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
-    weight_loader = _open_weights(description, options)
+    weight_loader = _open_weights(description, options, weights)
     quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
     _load_backbone(backbone, description, weight_loader, split, quantizer)
     heads = load_heads(description, weight_loader, tokenizer)
@@ -198,10 +208,13 @@ def _build_backbone(description: ModelDescription) -> Backbone:
     )
 
 
-def _open_weights(description: ModelDescription, options: EngineConfig) -> WeightLoader:
+def _open_weights(
+    description: ModelDescription, options: EngineConfig, weights: CheckpointWeights | None = None
+) -> WeightLoader:
     architecture = description.architecture
-    adapter = _resolve_task_adapter(architecture, options)
-    weights = open_model_weights(description.checkpoint, adapter, description.device.value)
+    if weights is None:
+        adapter = _resolve_task_adapter(architecture, options)
+        weights = open_model_weights(description.checkpoint, adapter, description.device.value)
     return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 
