@@ -20,8 +20,8 @@ import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from cenote.bench.random_batch import make_random_batch
 from cenote.config.engine import EngineConfig, Quantization
-from cenote.explain.microbenchmarks import make_random_batch
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.weights import CheckpointWeights
 

@@ -9,12 +9,13 @@ from statistics import median
 
 import torch
 
+from cenote.bench.random_batch import make_random_batch
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.errors import Unsupported
 from cenote.explain import hardware
 from cenote.explain.flops import ModelFlops, count_flops
-from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_random_batch
+from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark
 from cenote.explain.resolved_settings import iter_settings, make_linear_factory, resolve_settings
 from cenote.explain.results import ExplainResults, HardwareInfo
 from cenote.explain.timing import MeasuredValue, time_call

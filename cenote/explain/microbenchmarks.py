@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle, groupby
 from typing import Any, TypeAlias
 
@@ -18,23 +17,13 @@ from cenote.kernels.attention import attend
 from cenote.kernels.fp8 import Fp8Linear
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.linear import Linear
-from cenote.packed_batch import PackedBatch, pack_sequences
+from cenote.packed_batch import PackedBatch
 
 BenchmarkFn = Callable[[], object]
 LayerGroup: TypeAlias = tuple[tuple[str, MatMul], ...]  # matrix products of one part of a layer, by name
 
 # weights alternate over this many bytes: more than the caches hold, as in a real model
 MIN_CYCLED_WEIGHT_BYTES = 64 * 1024**2
-
-
-def make_random_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) -> PackedBatch:
-    """Return a batch of sequences with these lengths and arbitrary tokens."""
-    tokens = torch.randint(0, vocabulary, (sum(lengths),))
-    packed = pack_sequences([part.tolist() for part in torch.split(tokens, list(lengths))])
-    if device.type == "cpu":
-        return packed
-    token_ids, positions, offsets = (x.to(device) for x in (packed.token_ids, packed.positions, packed.cu_seqlens))
-    return replace(packed, token_ids=token_ids, positions=positions, cu_seqlens=offsets)
 
 
 class LinearFactory:

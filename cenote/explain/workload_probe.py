@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from cenote.bench.random_batch import make_random_batch
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import PoolingError
 from cenote.explain.flops import ModelFlops
-from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_attention_benchmark, make_random_batch
+from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_attention_benchmark
 from cenote.explain.resolved_settings import is_fused
 from cenote.explain.results import TIME_PARTS, WorkloadResult
 from cenote.explain.timing import MeasuredValue, time_call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Final, Literal
 
-from cenote.config.engine import MAX_REPLICAS
+from cenote.config.engine import MAX_PROCESSES
 from cenote.utils.shared_memory import make_shared_memory
 
 RefusalReason = Literal[
@@ -40,7 +40,7 @@ WAITS_SINCE = REQUESTS + 1
 USED_AT = WAITS_SINCE + 1
 REFUSED = USED_AT + 1
 REPLICA_TOKENS = REFUSED + len(REASONS)
-MODEL_COLUMNS = REPLICA_TOKENS + MAX_REPLICAS
+MODEL_COLUMNS = REPLICA_TOKENS + MAX_PROCESSES
 # columns of a tenant: tokens in flight by lane, monotonic time of its last request, minute and the tokens in it
 TENANTS = MODELS + NUM_SLOTS * MODEL_COLUMNS
 TENANT_COLUMNS = 5
@@ -48,7 +48,7 @@ TENANT_SEEN, TENANT_MINUTE, TENANT_MINUTE_TOKENS = 2, 3, 4
 NUM_COLUMNS = TENANTS + NUM_TENANTS * TENANT_COLUMNS
 
 
-NO_TOKENS = memoryview(bytes(8 * MAX_REPLICAS)).cast("d")
+NO_TOKENS = memoryview(bytes(8 * MAX_PROCESSES)).cast("d")
 
 
 def find_model_column(slot: int) -> int:

@@ -46,8 +46,8 @@ def _choose_devices(config: EngineConfig, count: int, num_gpus: int | None) -> S
     """Return the GPUs in order, or the CPU for every replica."""
     if config.device not in (None, "cpu", "cuda"):
         raise BadRequest(
-            f"device={config.device!r} is one device for {count} processes; use --devices with {count} names, or --device "
-            "cuda for the first GPUs",
+            f"device={config.device!r} is one device for {count} processes; use --devices with {count} names, or "
+            "--device cuda for the first GPUs",
             param="device",
         )
     num_gpus = count_cuda_devices() if num_gpus is None else num_gpus
@@ -57,8 +57,8 @@ def _choose_devices(config: EngineConfig, count: int, num_gpus: int | None) -> S
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise BadRequest(
-            f"data_parallel_size={config.data_parallel_size} and tensor_parallel_size={config.tensor_parallel_size} need "
-            f"{count} GPUs, {num_gpus} are visible{limit}; use at most {num_gpus}, or --device cpu",
+            f"data_parallel_size={config.data_parallel_size} and tensor_parallel_size={config.tensor_parallel_size} "
+            f"need {count} GPUs, {num_gpus} are visible{limit}; use at most {num_gpus}, or --device cpu",
             param="data_parallel_size",
         )
     return [f"cuda:{index}" for index in range(count)]
