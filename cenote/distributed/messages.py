@@ -28,9 +28,14 @@ class Start(msgspec.Struct, tag=True):
     config: bytes  # EngineConfig as JSON
     rank: int
     num_ranks: int
+    num_threads: int | None  # of torch; None: its default
+
+
+class Connect(msgspec.Struct, tag=True):
+    """Meet the other ranks: all have loaded their parts."""
+
     store_file: str
     use_nccl: bool
-    num_threads: int | None  # of torch; None: its default
 
 
 class RunBackbone(msgspec.Struct, tag=True):
@@ -51,7 +56,7 @@ class Failed(msgspec.Struct, tag=True):
     reason: str
 
 
-ToRank: TypeAlias = Start | RunBackbone | RunSplade
+ToRank: TypeAlias = Start | Connect | RunBackbone | RunSplade
 FromRank: TypeAlias = Loaded | Failed
 
 _encode = msgspec.msgpack.encode

@@ -17,7 +17,7 @@ import torch
 
 from cenote.config.engine import EngineConfig
 from cenote.config.engine_json import encode_engine_config
-from cenote.distributed.messages import Failed, RunBackbone, RunSplade, Start, receive_from_rank, send
+from cenote.distributed.messages import Connect, Failed, RunBackbone, RunSplade, Start, receive_from_rank, send
 from cenote.errors import EngineStopped, LoadError, PoolingError
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.utils.spawn import describe_exit, spawn_module
@@ -46,7 +46,6 @@ class RankProcesses:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._config = replace(config, device=None, devices=tuple(devices))
         self._encoded_config = encode_engine_config(self._config)
-        self._folder = tempfile.TemporaryDirectory(prefix="cenote-ranks-")  # readable by this user only
         self._sockets: list[socket.socket] = []
         self._num_threads = torch.get_num_threads()
         self._is_closing = False
@@ -77,11 +76,13 @@ class RankProcesses:
             self._changed.wait_for(lambda: self.failure is not None or self._num_loaded == len(self.devices) - 1)
             if self.failure is not None:
                 raise self.failure
-        self.group.connect(self._store_file, torch.device(self.devices[0]), use_nccl=self._use_nccl)
-
-    @property
-    def _store_file(self) -> str:
-        return os.path.join(self._folder.name, "store")
+        with tempfile.TemporaryDirectory(prefix="cenote-ranks-") as folder:  # readable by this user only
+            store_file = os.path.join(folder, "store")
+            self.send(Connect(store_file, self._use_nccl))
+            try:
+                self.group.connect(store_file, torch.device(self.devices[0]), use_nccl=self._use_nccl)
+            except RuntimeError as error:
+                raise self.make_error(error) from error
 
     def watch(self, on_failure: Callable[[PoolingError], None]) -> None:
         """Call `on_failure` when a rank exits, or at once if one has."""
@@ -91,7 +92,7 @@ class RankProcesses:
         if failure is not None:
             on_failure(failure)
 
-    def send(self, message: RunBackbone | RunSplade) -> None:
+    def send(self, message: Connect | RunBackbone | RunSplade) -> None:
         """Have all ranks compute the same."""
         try:
             for sock in self._sockets:
@@ -116,14 +117,13 @@ class RankProcesses:
             if self._is_closing:
                 return
             self._is_closing = True
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            for sock in self._sockets:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=2 * EXIT_TIMEOUT_S)
         if self.is_cpu:
             torch.set_num_threads(self._num_threads)
-        self._folder.cleanup()
 
     def _watch(self) -> None:
         try:
@@ -149,12 +149,12 @@ class RankProcesses:
                 environment["OMP_NUM_THREADS"] = str(self._threads_per_rank)
             process = spawn_module(WORKER_MODULE, [other.fileno()], environment=environment)
         self.processes.append(process)
-        self._sockets.append(own)
         num_threads = self._threads_per_rank if self.is_cpu else None
-        send(
-            own,
-            Start(self._encoded_config, rank, len(self.devices), self._store_file, self._use_nccl, num_threads),
-        )
+        send(own, Start(self._encoded_config, rank, len(self.devices), num_threads))
+        with self._lock:
+            self._sockets.append(own)
+            if self._is_closing:  # the first rank has failed in the meantime
+                own.shutdown(socket.SHUT_RDWR)
         return own
 
     def _read_message(self, sock: socket.socket, rank: int) -> bool:

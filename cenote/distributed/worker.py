@@ -17,7 +17,7 @@ import torch
 
 from cenote.config.engine_json import decode_engine_config
 from cenote.distributed.batch_codec import count_elements, decode_batch
-from cenote.distributed.messages import Failed, Loaded, RunBackbone, RunSplade, Start, receive_to_rank, send
+from cenote.distributed.messages import Connect, Failed, Loaded, RunBackbone, RunSplade, Start, receive_to_rank, send
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.loading.load import RankModel, load_rank
 from cenote.packed_batch import PackedBatch
@@ -72,16 +72,20 @@ def _serve(sock: socket.socket) -> None:
         torch.set_num_threads(start.num_threads)
     config = decode_engine_config(start.config)
     device = torch.device(config.devices[start.rank])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of kernels that are compiled on first use
     group = ParallelGroup(start.rank, start.num_ranks)
     model = load_rank(replace(config, device=str(device), devices=()), group)
     send(sock, Loaded(model.num_read_bytes))
-    group.connect(start.store_file, device, use_nccl=start.use_nccl)
+    connect = receive_to_rank(sock)
+    if connect is None:
+        return
+    assert isinstance(connect, Connect), "the second message"
+    group.connect(connect.store_file, device, use_nccl=connect.use_nccl)
     worker = RankWorker(model, group, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     with torch.inference_mode():
         while (message := receive_to_rank(sock)) is not None:
-            assert not isinstance(message, Start)
+            assert isinstance(message, RunBackbone | RunSplade)
             worker.run(message)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # documented, but not in its __all__
 
+# of the first connection, when all ranks are known to run
+CONNECT_TIMEOUT = timedelta(minutes=2)
 # of one collective operation; hangs are noticed earlier, by the step timeout of the engine
 TIMEOUT = timedelta(hours=24)
 
@@ -24,20 +26,26 @@ class ParallelGroup:
         self._backend: Any = None
 
     def connect(self, store_file: str, device: torch.device, *, use_nccl: bool) -> None:
-        """Meet the other ranks in a private file: NCCL between distinct GPUs, else gloo over the loopback device."""
+        """Meet the other ranks in a private file: NCCL between distinct GPUs, else gloo over the loopback device.
+
+        When it returns, all ranks are connected and the file is not needed any more.
+        """
         store = FileStore(store_file, self.num_ranks)
+        store.set_timeout(CONNECT_TIMEOUT)
         if use_nccl:
             with torch.cuda.device(device):
                 nccl_options = dist.ProcessGroupNCCL.Options()
                 nccl_options._timeout = TIMEOUT
                 self._backend = dist.ProcessGroupNCCL(store, self.rank, self.num_ranks, nccl_options)
-                self.all_reduce(torch.zeros(1, device=device))  # connects
+                self.all_reduce(torch.zeros(1, device=device))
                 torch.cuda.synchronize(device)
             return
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
-        options._timeout = TIMEOUT
+        options._timeout = CONNECT_TIMEOUT
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         self._backend = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, options)
+        self.all_reduce(torch.zeros(1))
+        self._backend._set_default_timeout(TIMEOUT)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextModel
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from tests.distributed.rank_threads import compute_states
+from tests.layouts.builders import encoder_decoders, text_families
+from tests.models.test_encoders import CODE, save_jina
+from tests.models.test_qwen3_5 import save_text
 from tests.tiny import SEQUENCES, save_tiny
 
 TOLERANCE = 1e-4
@@ -87,6 +92,24 @@ def test_two_ranks_give_the_states_of_one_process(name: str, tmp_path: Path) -> 
     assert_same_states(tmp_path, 2)
 
 
+# checkpoints with other names, fused or reordered matrices, and layers of their own
+PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "jina-bert, norms over all heads": lambda folder: save_jina(folder, num_attention_heads=4, **CODE),
+    "jina-bert, distances": lambda folder: save_jina(folder, num_attention_heads=4),
+    "qwen3.5, linear attention": lambda folder: save_text(folder, Qwen3_5TextModel),
+    "nv-embed, latents": text_families.nv_embed_v2,
+    "monoT5, a decoder step": text_families.monot5_base_msmarco,
+    "t5gemma2, an encoder and a decoder": encoder_decoders.kalm_reranker_v1,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_two_ranks_give_the_states_of_one_process_for_published_formats(name: str, tmp_path: Path) -> None:
+    PUBLISHED[name](tmp_path)
+
+    assert_same_states(tmp_path, 2)
+
+
 @pytest.mark.parametrize("model", ["Qwen3Model", "Olmo2Model", "Qwen3MoeModel"])
 def test_ranks_that_outnumber_the_kv_heads_share_them(model: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, model, **{"moe_intermediate_size": 32} if "Moe" in model else {})  # four heads, two KV heads
@@ -103,7 +126,8 @@ def test_experts_stored_in_one_tensor_are_split(model: str, tmp_path: Path) -> N
 
 
 def assert_same_states(folder: Path, num_ranks: int) -> None:
-    batch = pack_sequences(SEQUENCES)
+    # the second half of every sequence is of another type, which is the decoder's input of encoder-decoders
+    batch = pack_sequences(SEQUENCES, [[int(2 * n >= len(ids)) for n in range(len(ids))] for ids in SEQUENCES])
     config = EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu")
     with torch.inference_mode():
         expected = load_model(config).backbone(batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, PoolingParams
+from cenote.config.engine import EngineConfig
+from cenote.distributed.parallel_model import resolve_devices
 from cenote.errors import BadRequest, EngineStopped, LoadError
 from cenote.loading.tensor_parallel import describe_rules
 from tests.models.test_reward import outcome
@@ -121,6 +125,20 @@ def test_a_rank_killed_under_load_fails_the_call(tmp_path: Path) -> None:
                 llm.embed(SEQUENCES * 50, use_tqdm=False, pooling_params=PoolingParams())
 
 
+def test_ranks_exit_with_a_program_that_is_killed(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    program = (
+        "import os, signal; from cenote import LLM; "
+        f"llm = LLM({str(tmp_path)!r}, device='cpu', dtype='float32', tensor_parallel_size=2); "
+        "print(llm.engine.ranks.processes[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    finished = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+
+    assert finished.returncode == -signal.SIGKILL
+    wait_until(lambda: not is_alive(int(finished.stdout)))
+
+
 def test_a_model_may_be_loaded_by_a_thread_that_ends(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     opened: list[LLM] = []
@@ -161,6 +179,21 @@ def test_an_error_of_another_rank_while_it_loads_is_reported(tmp_path: Path, mon
 
     with pytest.raises(LoadError, match="rank 1 of the model .* exited with status 1"):
         open_llm(tmp_path, 2)
+
+
+def test_ranks_have_consecutive_gpus_or_the_given_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+    def resolve(first: str, **options: Any) -> list[str]:
+        return resolve_devices(EngineConfig.from_kwargs("m", **options), torch.device(first))
+
+    assert resolve("cuda", tensor_parallel_size=2) == ["cuda:0", "cuda:1"]
+    assert resolve("cuda:2", tensor_parallel_size=2) == ["cuda:2", "cuda:3"]
+    assert resolve("cuda:3", tensor_parallel_size=2, devices="cuda:3,cuda:0") == ["cuda:3", "cuda:0"]
+    with pytest.raises(LoadError, match="tensor_parallel_size=8 from cuda on needs 8 GPUs, but torch found 4"):
+        resolve("cuda", tensor_parallel_size=8)
+    with pytest.raises(LoadError, match="are of several kinds"):
+        resolve("cuda", tensor_parallel_size=2, devices=("cuda:0", "cpu"))
 
 
 def test_the_number_of_devices_must_match() -> None:
