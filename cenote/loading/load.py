@@ -130,6 +130,11 @@ def _load_described(
         description = replace(description, plan=plan)
     device, dtype = description.device.value, description.dtype.value
     if not description.entry.is_native:
+        if options.quantization is not None:
+            raise LoadError(
+                f"quantization={options.quantization} is not supported by the Transformers backend, which runs "
+                f"{description.entry.name}; remove it"
+            )
         return _load_transformers_model(description, tokenizer)
     backbone = _build_backbone(description)
     group: ParallelGroup | None = None

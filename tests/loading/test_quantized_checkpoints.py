@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.testing import assert_close
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from cenote import LLM
 from cenote.kernels.cpu_features import CPUFeatures
@@ -18,6 +19,7 @@ from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
+from cenote.loading.quantized.scaled import scale_weight
 from tests.loading import quantized_formats as formats
 from tests.loading.quantized_formats import Packer
 from tests.tiny import change_config, save_tiny
@@ -110,6 +112,16 @@ def test_a_quantized_checkpoint_gives_the_results_of_its_weights(name: str, fold
     found, expected = embed(quantized), embed(reference)
     assert_close(found, expected, rtol=0, atol=1e-4)
     assert not torch.allclose(found, before, rtol=0, atol=1e-4)
+
+
+def test_blocks_of_fp8_are_scaled_as_transformers_does() -> None:
+    stored, _ = formats.fp8_block(torch.randn(48, 64), size=16)
+    weight, scales = stored["weight"], stored["weight_scale_inv"]
+
+    ours = scale_weight("layer", weight, scales, (16, 16))
+
+    theirs = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["fp8 block", "gptq 4 bit", "bnb nf4"])

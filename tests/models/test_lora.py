@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, LoadError, LoRARequest, Unsupported
+from cenote.kernels.cpu_features import CPUFeatures
 from tests.models.test_rotary_encoders import TASKS, save_adapted
 from tests.tiny import TEXTS, change_config, compute_hidden_states, save_tiny, tiny_qwen3
 
@@ -100,6 +102,26 @@ def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> Non
 
     for output, rows in zip(outputs, expected, strict=True):
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("multiplies_int8", [False, True])
+def test_adapters_apply_to_layers_with_int8_weights(
+    multiplies_int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = frozenset({"amx_int8"} if multiplies_int8 else ())
+    monkeypatch.setattr("cenote.kernels.post_load.cpu_features", lambda: CPUFeatures("x86", flags))
+    plain = save_tiny(tmp_path / "model", "BertModel")
+    merged = save_adapter(tmp_path / "tuned", plain, BERT_TARGETS, seed=1)
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quantization": "int8"}
+
+    with LLM(str(tmp_path / "model"), lora_modules=(f"tuned={tmp_path / 'tuned'}",), **options) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+        token_ids = [output.prompt_token_ids for output in outputs]
+        expected, untuned = compute_hidden_states(merged, token_ids), compute_hidden_states(plain, token_ids)
+
+    for output, rows, others in zip(outputs, expected, untuned, strict=True):
+        assert cosine_similarity(output.outputs.data, rows, dim=-1).min() > 0.99
+        assert cosine_similarity(output.outputs.data, others, dim=-1).min() < 0.9
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,13 @@ def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkey
         LLM(str(tmp_path), model_impl="cenote")
 
 
+def test_the_transformers_backend_refuses_quantization(tmp_path: Path) -> None:
+    save(tmp_path, *UNKNOWN["encoder"][:2])
+
+    with pytest.raises(LoadError, match="quantization=int8 is not supported by the Transformers backend"):
+        LLM(str(tmp_path), device="cpu", quantization="int8")
+
+
 def test_the_transformers_backend_makes_no_classifier_of_an_embedder(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path / "classifier")
     name, config, _ = UNKNOWN["decoder"]
