@@ -44,7 +44,7 @@ def test_replicas_get_the_first_gpus() -> None:
 
 def test_more_replicas_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    message = r"data_parallel_size=2 and tensor_parallel_size=1 need 2 GPUs, 1 are visible \(CUDA_VISIBLE_DEVICES=3\); use at most 1, or --device cpu"
+    message = r"need 2 GPUs, 1 are visible \(CUDA_VISIBLE_DEVICES=3\); use at most 1, or --device cpu"
     with pytest.raises(BadRequest, match=message):
         plan_replicas(make_config(data_parallel_size=2), TWO_NODES, 1)
     assert plan_replicas(make_config(data_parallel_size=2, device="cpu"), TWO_NODES, 1)[0].config.device == "cpu"
