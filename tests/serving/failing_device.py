@@ -1,6 +1,7 @@
 """A server whose device returns token ids, fails for the token id 7, hangs for 8 and crashes its process for 9.
 
-As a script with FOLDER NUM_FRONT_ENDS STEP_TIMEOUT_S it is the supervisor, with `engine` and descriptors its engine.
+As a script with FOLDER NUM_FRONT_ENDS STEP_TIMEOUT_S NUM_REPLICAS it is the supervisor, with `engine` and descriptors
+its engine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def load(init: EngineInit) -> PoolingEngine:
     return PoolingEngine(load_model(config), config, EchoExecutor(fail))
 
 
-def serve(folder: str, num_front_ends: str, step_timeout_s: str) -> None:
+def serve(folder: str, num_front_ends: str, step_timeout_s: str, num_replicas: str) -> None:
     from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
     from cenote.api.sockets import open_socket
@@ -57,14 +58,18 @@ def serve(folder: str, num_front_ends: str, step_timeout_s: str) -> None:
     configure_logging(settings)
     listener = open_socket(settings)
     print(listener.getsockname()[1], flush=True)
-    config = EngineConfig(model=folder, dtype="float32", step_timeout_s=float(step_timeout_s))
+    config = EngineConfig(
+        model=folder, dtype="float32", step_timeout_s=float(step_timeout_s), data_parallel_size=int(num_replicas)
+    )
     run_supervisor(AppState(settings), [listener], ModelTable.of(config), [sys.executable, __file__, "engine"])
 
 
 @contextmanager
-def failing_server(folder: Path, num_front_ends: str, step_timeout_s: float = 60.0) -> Iterator[str]:
+def failing_server(
+    folder: Path, num_front_ends: str, step_timeout_s: float = 60.0, num_replicas: int = 1
+) -> Iterator[str]:
     """Yield the URL of a running server; it must exit with status 0."""
-    command = [sys.executable, __file__, str(folder), num_front_ends, str(step_timeout_s)]
+    command = [sys.executable, __file__, str(folder), num_front_ends, str(step_timeout_s), str(num_replicas)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from cenote.errors import LoadError
 from tests.models.test_lora import BERT_TARGETS, save_adapter
 from tests.tiny import tiny_bert
 
+from .failing_device import CRASHED, failing_server
 from .server_process import ServerProcess, is_alive, wait_until
 from .test_replay import Load
 
@@ -86,6 +88,28 @@ def test_no_request_fails_while_replicas_are_killed(server: ServerProcess) -> No
 
 
 @needs_two_cores
+def test_an_input_that_crashes_its_engine_costs_two_processes_and_the_server_stays_ready(folder: Path) -> None:
+    with failing_server(folder, "1", num_replicas=2) as url, httpx.Client(base_url=url, timeout=60) as client:
+        wait_until(lambda: len(read_by_replica(client, "cenote_engine_restarts_total")) == 2)
+        statuses: list[int] = []
+
+        def embed(*token_ids: int) -> httpx.Response:
+            return client.post("/v1/embeddings", json={"input": list(token_ids)})
+
+        with ThreadPoolExecutor(1) as pool:
+            poison = pool.submit(embed, CRASHED)
+            number = 10
+            while not poison.done():
+                number += 1
+                assert embed(number).status_code == 200
+                statuses.append(client.get("/health/ready").status_code)
+        assert poison.result().json()["error"]["code"] == "input_crashed_engine"
+        assert set(statuses) == {200}
+        assert embed(CRASHED).status_code == 500  # refused by both replicas
+        assert sum(read_by_replica(client, "cenote_engine_restarts_total").values()) == 2
+
+
+@needs_two_cores
 def test_adapters_are_loaded_at_every_replica_and_at_one_that_is_restarted(
     server: ServerProcess, adapter_folder: Path
 ) -> None:
@@ -107,6 +131,14 @@ def test_adapters_are_loaded_at_every_replica_and_at_one_that_is_restarted(
             os.kill(server.engines[number], signal.SIGKILL)
             wait_until(lambda count=number: server.output.count("is ready again") == count + 1)  # type: ignore[misc]
             assert embed("late") == expected
+        # a replica that is being started while an adapter is loaded has it as well
+        os.kill(server.engines[0], signal.SIGKILL)
+        assert client.post("/v1/load_lora_adapter", json={**body, "lora_name": "later"}).status_code == 200
+        wait_until(lambda: server.output.count("is ready again") == 3)
+        assert embed("later") == expected
+        os.kill(server.engines[0], signal.SIGKILL)  # the older one, so that only that replica answers
+        assert embed("later") == expected
+        wait_until(lambda: server.output.count("is ready again") == 4)
         assert client.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 200
         for text in texts:
             assert client.post("/v1/embeddings", json={"model": "late", "input": text}).status_code == 404

@@ -54,9 +54,10 @@ class ReplicaSet(EngineCalls):
 
     @property
     def model_info(self) -> ModelInfo:
-        """That of the first replica that answers; of the first one that did, if none does at the moment."""
+        """That of a replica that answers, with most adapters: one that was just restarted may not have all yet."""
         known = [replica for replica in self.replicas if replica.has_model_info]
-        return next((replica for replica in known if replica.availability.is_available), known[0]).model_info
+        available = [replica for replica in known if replica.availability.is_available]
+        return max([replica.model_info for replica in available or known], key=lambda info: len(info.adapters))
 
     @property
     def status(self) -> EngineStatus:
