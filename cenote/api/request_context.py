@@ -252,7 +252,8 @@ class RequestContext:
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
         ]
-        if fingerprint := self.model_info.fingerprint:
+        # without a model if the request names one that does not exist
+        if hasattr(self, "engine") and (fingerprint := self.model_info.fingerprint):
             headers.append((b"x-model-fingerprint", encode_fingerprint(fingerprint)))
         if self.admission.key.max_tokens_per_minute is not None:
             headers += self.admission.rate_limit_headers()
