@@ -69,13 +69,30 @@ def test_a_single_device_for_several_replicas_is_refused() -> None:
         plan_replicas(make_config(data_parallel_size=2, device="cuda:1"), TWO_NODES, 4)
 
 
+def test_each_replica_gets_a_device_for_each_of_its_ranks() -> None:
+    config = make_config(devices="cuda:0,cuda:1,cuda:2,cuda:3", tensor_parallel_size=2)
+    plans = plan_replicas(config, TWO_NODES, 4)
+    assert [plan.config.devices for plan in plans] == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+
+    plans = plan_replicas(make_config(data_parallel_size=2, tensor_parallel_size=2), TWO_NODES, 4)
+    assert [plan.config.devices for plan in plans] == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+    assert all(plan.config.num_replicas == 1 for plan in plans)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"data_parallel_size": 0}, "invalid data_parallel_size=0; expected an integer from 1 to 128"),
-        ({"data_parallel_size": 3, "devices": "cpu,cpu"}, "devices has 2 names for data_parallel_size=3"),
+        (
+            {"data_parallel_size": 3, "devices": "cpu,cpu"},
+            "devices has 2 names for tensor_parallel_size=1 and .*=3; use 3",
+        ),
         ({"devices": "gpu0"}, "invalid device 'gpu0' in devices"),
-        ({"devices": "cpu,cpu", "device": "cpu"}, "device and devices were both set; remove device"),
+        (
+            {"devices": "cuda:0,cuda:1", "tensor_parallel_size": 2, "data_parallel_size": 2},
+            "devices has 2 names .* use 4",
+        ),
+        ({"devices": "cpu,cpu", "device": "cuda"}, "device='cuda' is not the first of devices"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], message: str) -> None:
