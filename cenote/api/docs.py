@@ -43,7 +43,7 @@ def make_docs_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseR
         text = load_page_template().render(
             title=document["info"]["description"],
             version=document["info"]["version"],
-            routes=[describe_route(path, entry, document) for path, _, entry in entries if "requestBody" in entry],
+            routes=[describe_route(path, entry, document) for path, _, entry in entries if has_form(path, entry)],
             operations=[(path, entry["summary"]) for path, method, entry in entries if method == "get"],
             root=app_state.settings.root_path,
             is_key_required=app_state.api_keys.is_required,
@@ -55,6 +55,11 @@ def make_docs_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseR
         return []
     pages = [StarletteRoute(path, page, methods=["GET"]) for path in ("/docs", "/redoc")]
     return [StarletteRoute("/openapi.json", openapi, methods=["GET"]), *pages]
+
+
+def has_form(path: str, entry: dict[str, Any]) -> bool:
+    """Whether the page offers to send a request; not those that change the server."""
+    return "requestBody" in entry and not path.startswith("/admin/")
 
 
 def describe_route(path: str, entry: dict[str, Any], openapi_document: dict[str, Any]) -> dict[str, Any]:

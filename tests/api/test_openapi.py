@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from cenote import LLM
+from cenote.api.admin_routes import make_admin_routes
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.auth import PUBLIC_ROUTES
@@ -117,7 +118,8 @@ def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
         app_state = AppState(settings)
         client = make_client(llm, enable_tokenizer_info_endpoint=settings.enable_tokenizer_info_endpoint)
         served = {}
-        for route in (*make_system_routes(app_state, []), *make_docs_routes(app_state, [])):
+        routes = (*make_system_routes(app_state, []), *make_admin_routes(app_state), *make_docs_routes(app_state, []))
+        for route in routes:
             assert isinstance(route, Route) and route.methods is not None
             served[route.path.replace(":path", "")] = {method.lower() for method in route.methods} - {"head"}
 
@@ -153,13 +155,18 @@ def test_responses_of_system_routes_are_documented(models: Models, name: str) ->
     document = get_document(models[name])
     model = models[name].get("/v1/models").json()["data"][0]["id"]
 
-    for path, entry in document["paths"].items():
+    paths = {path: entry for path, entry in document["paths"].items() if not path.startswith("/admin/")}
+    for path, entry in paths.items():
         for method in [method for method, operation in entry.items() if "requestBody" not in operation]:
             reply = models[name].request(method.upper(), path.replace("{name}", model))
             assert reply.status_code == 200
             assert_documented(reply, path, method, document)
     assert models[name].get("/v1/models/unknown").status_code == 404
     assert_documented(models[name].get("/v1/models/unknown"), "/v1/models/{name}", "get", document)
+    local = TestClient(models[name].app, client=("127.0.0.1", 1))
+    for client, status in ((local, 200), (models[name], 403)):
+        assert client.get("/admin/models").status_code == status
+        assert_documented(client.get("/admin/models"), "/admin/models", "get", document)
 
 
 @pytest.mark.parametrize(

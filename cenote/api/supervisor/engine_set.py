@@ -39,6 +39,12 @@ class EngineSet:
         statuses = {manager.status for manager in self.managers}
         return next(status for status in STATUS_ORDER if status in statuses)
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Path by name, of adapters that requests have loaded."""
+        engine = self.managers[0].engine
+        return {} if engine is None else engine.adapters
+
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
 

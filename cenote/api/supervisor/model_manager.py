@@ -165,7 +165,10 @@ class ModelManager:
         old = row.engines
         new = self._find_shared(entry) if may_share else None
         if new is None:
-            new = await self.memory.start_in_budget(row, entry) if old is None else self.start_engines(entry)
+            if old is None:
+                new = await self.memory.start_in_budget(row, entry)
+            else:
+                new = self.start_engines(entry, old.adapters if entry.source == old.entry.source else {})
         if old is None:
             row.engines, row.error = new, ""
             self.send_models()
@@ -214,13 +217,14 @@ class ModelManager:
                 return engines
         return None
 
-    def start_engines(self, entry: ModelEntry) -> EngineSet:
+    def start_engines(self, entry: ModelEntry, adapters: Mapping[str, str] | None = None) -> EngineSet:
+        """Start the engine processes of an entry, which load these adapters, too."""
         plans = plan_replicas(entry.config)
         name = entry.name if len(self.rows) > 1 else ""
         managers = []
         for index, plan in enumerate(plans):
             config = encode_engine_config(plan.config)
-            init = EngineInit(self.settings, config, {}, cpus=plan.cpus, num_threads=plan.num_threads)
+            init = EngineInit(self.settings, config, dict(adapters or {}), cpus=plan.cpus, num_threads=plan.num_threads)
             label = f"{name or 'the model'}, replica {index}" if len(plans) > 1 else name
             managers.append(
                 EngineManager(
