@@ -34,7 +34,6 @@ from cenote.protocol.model_info import ModelInfo
 CLIENT_CLOSED_REQUEST = 499
 MAX_INLINE_BYTES = 256 * 1024  # larger bodies are not parsed in the event loop
 MODEL_HEADER = b"x-model"  # for requests whose body names no model
-WAITED_FOR = ("unloaded", "unloading")  # states of a model that requests wait for
 MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
@@ -103,7 +102,7 @@ class Endpoint:
     async def _handle(self, scope: Scope, receive: Receive, admission: RequestAdmission) -> Reply | None:
         app_state, route = self.app_state, self.route
         scope["handler"] = route.paths[0]
-        if (model := app_state.models.sole) is not None and model.status not in WAITED_FOR:
+        if (model := app_state.models.sole) is not None and not model.is_awaited:
             self._check_route(model.engine.model_info)  # before the body is read
         if route.needs_admin and not app_state.api_keys.may_administer(admission.key):
             raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")

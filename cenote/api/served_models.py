@@ -72,6 +72,11 @@ class ServedModel:
         return "loading" if self.use is None else self.use.engine.status
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether requests wait until the model is loaded: always but at the start of the server."""
+        return self.status in ("unloaded", "unloading") or (self.status == "loading" and not self.is_first_load)
+
+    @property
     def reason(self) -> str:
         return self._reported[1]
 
@@ -120,7 +125,7 @@ class ServedModel:
         if deadline_at:
             ends_at = min(ends_at, deadline_at)
         while (use := self.use) is None or not use.is_ready:
-            if self.status == "failed" or (self.status == "loading" and self.is_first_load):
+            if not self.is_awaited:
                 raise self.make_state_error()
             if self.status == "unloaded" and self._loading is None:
                 self._loading = asyncio.get_running_loop().create_task(load(self.name))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -176,3 +178,47 @@ def test_each_model_has_its_own_queue(app_state: AppState, client: TestClient) -
         assert rank is not None and rank.admission.counters.total(rank.admission.queued) == 0
     finally:
         ticket.release(is_completed=False)
+
+
+class LoadsLater:
+    """Loads a model a moment after it is asked to, and reports that it is loading in between."""
+
+    def __init__(self, app_state: AppState, llm: LLM) -> None:
+        self.app_state = app_state
+        self.llm = llm
+        self.num_calls = 0
+
+    async def load(self, name: str, changes: Any = None) -> None:
+        self.num_calls += 1
+        model = self.app_state.models.by_name[name]
+        model.report("loading", "", None)
+        await asyncio.sleep(0.2)
+        model.report("ready", "", None)
+        model.set_use(EngineUse(self.llm.engine, self.app_state.make_admission(0)))
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_requests_for_a_model_that_is_not_loaded_wait_for_one_load(
+    num_models: int, embedder: LLM, reranker: LLM, folder: Path
+) -> None:
+    app_state = AppState(ServerConfig())
+    later = make_model(app_state, 0, None, folder / "embedder", "later")
+    later.is_first_load = False
+    later.report("unloaded", "", None)
+    rank = make_model(app_state, 1, reranker, folder / "reranker", "rank")
+    app_state.models.set([later, rank][:num_models])
+    loads = LoadsLater(app_state, embedder)
+    app_state.admin = loads  # type: ignore[assignment]
+
+    async def send() -> list[int]:
+        transport = httpx.ASGITransport(build_app(app_state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+
+            async def post(delay_s: float) -> int:
+                await asyncio.sleep(delay_s)
+                return (await client.post("/v1/embeddings", json={"input": "the city", "model": "later"})).status_code
+
+            return list(await asyncio.gather(*map(post, (0.0, 0.0, 0.1))))  # the last one while it is loading
+
+    assert asyncio.run(send()) == [200, 200, 200]
+    assert loads.num_calls == 1 and later.use is not None and later.use.num_users == 0

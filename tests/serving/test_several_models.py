@@ -22,7 +22,7 @@ from .server_process import TIMEOUT_S, ServerProcess, children, command_line, wa
 
 # FAULT_TESTS=full: as often as docs/several_models.md says
 IS_FULL = os.environ.get("FAULT_TESTS") == "full"
-pytestmark = pytest.mark.timeout(3600 if IS_FULL else 900)
+pytestmark = pytest.mark.timeout(3600 if IS_FULL else 400)
 TEXTS = ["the cat is in the city", "a red bird", "two big fish"]
 PAIR: dict[str, Any] = {"query": "the city", "documents": ["people live in the old city", "a red bird"]}
 EXACT = ("--dtype", "float32")
