@@ -102,8 +102,11 @@ class Endpoint:
     async def _handle(self, scope: Scope, receive: Receive, admission: RequestAdmission) -> Reply | None:
         app_state, route = self.app_state, self.route
         scope["handler"] = route.paths[0]
-        if (model := app_state.models.sole) is not None and not model.is_awaited:
-            self._check_route(model.engine.model_info)  # before the body is read
+        if (model := app_state.models.sole) is not None:  # checked before the body is read
+            if (use := model.use) is not None and use.is_ready:
+                self._check_route(use.engine.model_info)
+            elif not model.is_awaited:
+                raise model.make_state_error()
         if route.needs_admin and not app_state.api_keys.may_administer(admission.key):
             raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
         check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])

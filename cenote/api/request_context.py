@@ -96,15 +96,19 @@ class RequestContext:
         model = self.models.by_name.get(name)
         if model is None:
             model, self.adapter, self.role = self._find(cast("str", name), param)
-        use = model.use
+        use, is_checked = (
+            model.use,
+            self.models.sole is not None,
+        )  # the route of a single model, before the body is read
         if use is None or not use.is_ready:
             use = await model.wait(self._load, self.admission.deadline_at, self.settings.replay_timeout_s)
+            is_checked = False
         if use is not self._use:
             self.release()
             use.num_users += 1
             self._use, self.engine, self.admission.controller = use, use.engine, use.admission
         self.model = model.name
-        if not self.route.is_supported(use.engine.model_info):
+        if not is_checked and not self.route.is_supported(use.engine.model_info):
             raise self._make_unsupported_error(model)
 
     def _find(self, name: str, param: str | None) -> Selection:

@@ -178,7 +178,8 @@ class ServedModels:
     def __init__(self) -> None:
         self._models: list[ServedModel] = [ServedModel("")]
         self.by_name: dict[str | None, ServedModel] = {None: self._models[0]}  # listed names; None: the first
-        self._by_source: dict[str, ServedModel] = {}  # None where several models have the name
+        self._by_source: dict[str, ServedModel] = {}  # without names that several models have
+        self.sole: ServedModel | None = self._models[0]  # the model of a server that has only one
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -191,13 +192,9 @@ class ServedModels:
         """The model of requests without a name."""
         return self._models[0]
 
-    @property
-    def sole(self) -> ServedModel | None:
-        """The model of a server that has only one."""
-        return self._models[0] if len(self._models) == 1 else None
-
     def set(self, models: Sequence[ServedModel]) -> None:
         self._models = list(models) or [ServedModel("")]
+        self.sole = self._models[0] if len(self._models) == 1 else None
         self.by_name = {None: self._models[0]}
         self.by_name |= {name: model for model in self._models for name in model.names}
         self._by_source = {}
