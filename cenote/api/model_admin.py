@@ -66,9 +66,9 @@ def describe_model_info(model_info: ModelInfo | None) -> dict[str, Any]:
         "dtype": model_info.dtype,
         "device": model_info.device,
         "max_model_len": model_info.max_model_len,
-        "pooling": getattr(model_info, "pooling", None),
+        "pooling": model_info.pooling,
         "prompts": sorted({*model_info.prompts, *model_info.instructions}),
-        "fingerprint": getattr(model_info, "fingerprint", None),
+        "fingerprint": model_info.fingerprint or None,
     }
 
 
