@@ -94,7 +94,7 @@ def _run_in_process(app_state: AppState, listener: socket.socket, config: Engine
 
 
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
-    """Return the server options and the keyword arguments of EngineConfig; `models` of these are several sources."""
+    """Return the server options and the keyword arguments of EngineConfig; `sources` of these are several models."""
     parser = make_parser()
     options = collect_options(parser, argv, environment)
     sources = tuple(options.pop("model_tags", None) or ())

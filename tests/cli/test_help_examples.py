@@ -15,8 +15,7 @@ import pytest
 from cenote.bench.main import COMMANDS as BENCH_COMMANDS
 from cenote.cli.admin_client import ServerUnreachable
 from cenote.cli.main import COMMANDS, main
-from cenote.cli.serve import parse_config
-from cenote.config.engine import EngineConfig
+from cenote.cli.serve import make_table, parse_config
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_splade
 
 FILES = {
@@ -115,7 +114,8 @@ def test_an_example_of_the_help_works(
         write_model(work_folder / "FOLDER", argv)
     if argv[0] == "serve":  # would download the model and wait for requests
         settings, options = parse_config(argv[1:], {})
-        EngineConfig.from_kwargs(**options)
+        if settings.models is None:
+            make_table(settings, options)
         assert settings.port in (8000, 8080, 9000)
         return
     if argv[0] == "explain":  # measures for half a minute

@@ -56,7 +56,8 @@ def test_what_a_cpu_computes_in_the_same_way_is_the_same(folder: Path, monkeypat
 
     plain = key_of(folder, dtype="float32")
 
-    assert plain == key_of(folder, dtype="bfloat16") == key_of(folder, dtype="float32", quantization="int8")
+    assert plain == key_of(folder, dtype="bfloat16")
+    assert plain != key_of(folder, dtype="float32", quantization="int8")  # weights are quantized on every CPU
 
 
 def test_other_weights_show_in_small_files_and_in_large_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
