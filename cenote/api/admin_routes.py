@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
+from starlette.types import Scope
 
 from cenote.api.app_state import AppState
 from cenote.api.middleware import get_header
@@ -119,7 +121,7 @@ def check_admin(http: Request, app_state: AppState) -> None:
             raise Forbidden("admin routes need an admin key: --admin-api-key, or `admin` in --api-key-file")
         return
     is_forwarded = any(get_header(http.scope, name) is not None for name in FORWARDING_HEADERS)
-    if is_forwarded or not is_local(http.scope.get("client")):
+    if is_forwarded or not is_local(http.scope.get("client")) or is_foreign_page(http.scope):
         raise Forbidden("without API keys, admin routes are open to this machine only; set --admin-api-key")
 
 
@@ -131,6 +133,18 @@ def is_local(client: tuple[str, int] | None) -> bool:
         return ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
+
+
+def is_foreign_page(scope: Scope) -> bool:
+    """Whether the page of another site sends the request from a browser on this machine.
+
+    Such a page may have let its own name resolve to this machine, so that the name in Host has to be a local one.
+    """
+    host, origin = get_header(scope, b"host") or "", get_header(scope, b"origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return True
+    name = urlsplit(f"//{host}").hostname or "localhost"
+    return scope.get("client") is not None and name != "localhost" and not is_local((name, 0))
 
 
 async def read_body(http: Request, body_type: type[msgspec.Struct]) -> msgspec.Struct:

@@ -331,11 +331,21 @@ def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
     assert server.wait() == 0
 
 
-def test_without_keys_admin_routes_are_closed_to_clients_of_a_proxy(models: Models, start: Start) -> None:
+def test_without_keys_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
+    models: Models, start: Start
+) -> None:
     server = start(str(models.folder / "embedder")).wait_until_ready()
     with server.client() as client:
-        assert client.get("/admin/models", headers={"X-Forwarded-For": "10.0.0.9"}).status_code == 403
+        for headers in (
+            {"X-Forwarded-For": "10.0.0.9"},
+            {"Origin": "https://pages.example"},
+            {"Origin": "null"},
+            {"Host": "pages.example:8000"},  # which resolves to this machine
+        ):
+            assert client.get("/admin/models", headers=headers).status_code == 403, headers
+            assert client.post("/admin/shutdown", headers=headers).status_code == 403, headers
         assert client.get("/admin/models").status_code == 200
+        assert client.get("/admin/models", headers={"Origin": server.address}).status_code == 200
         started_at = time.monotonic()
         assert client.post("/admin/shutdown").status_code == 202
     assert server.wait() == 0 and time.monotonic() - started_at < 30
