@@ -6,12 +6,14 @@ from glob import glob
 
 from setuptools import Extension, setup
 
+# kernels of every instruction set of the architecture are in one library, and the CPU selects them when it is loaded.
 # AMX needs gcc 11 or newer; `optional` lets the install go on when there is no such compiler
+AMX = sorted(glob("cenote/kernels/native_*.c")) if platform.machine() == "x86_64" else []
 NATIVE = Extension(
     "cenote.kernels._native",
-    sorted(glob("cenote/kernels/native_*.c")),
-    depends=glob("cenote/kernels/native*.h"),
-    extra_compile_args=["-O3", "-fopenmp", "-std=gnu11"],
+    [*AMX, *sorted(glob("cenote/kernels/cpu/*.c"))],
+    depends=[*glob("cenote/kernels/native*.h"), *glob("cenote/kernels/cpu/*.h")],
+    extra_compile_args=["-O3", "-fopenmp", "-std=gnu11", "-fno-math-errno"],
     py_limited_api=True,
     optional=True,
 )
@@ -25,7 +27,7 @@ WORDPIECE = Extension(
     optional=True,
 )
 
-native = [NATIVE] if sys.platform == "linux" and platform.machine() == "x86_64" else []
+native = [NATIVE] if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else []
 # both are loaded by ctypes and use nothing of Python's C API: one wheel per platform serves all versions
 setup(
     ext_modules=native + ([WORDPIECE] if sys.platform != "win32" else []),

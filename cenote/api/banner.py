@@ -56,7 +56,8 @@ def make_banner_rows(
         rows["scores"] = ", ".join(model_info.score_types)
     if model_info.late_interaction is not None:
         rows["late interaction"] = model_info.late_interaction
-    rows["runs"] = f"{model_info.dtype} on {model_info.device}" + (
+    products = f" ({model_info.products})" if model_info.products else ""
+    rows["runs"] = f"{model_info.dtype} on {model_info.device}{products}" + (
         ", deterministic" if model_info.deterministic else ""
     )
     if model_info.pooling is not None:

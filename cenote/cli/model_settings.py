@@ -88,6 +88,8 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     source = model.config.get(SIZE_SOURCE, "config.json")
     yield Setting("layers", [backbone.num_layers, size], source, f"{backbone.num_layers} x {size}")
     yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)
+    if model.matmul_dtype.value is not model.dtype.value:
+        yield Setting("matmul_dtype", _dtype_name(model.matmul_dtype.value), model.matmul_dtype.source)
     yield Setting("head_dtype", _dtype_name(model.head_dtype.value), model.head_dtype.source)
     if model.quantization.source != "default":
         yield Setting("quantization", model.quantization.value or "none", model.quantization.source)

@@ -35,6 +35,7 @@ def build_model_info(
         max_model_len=description.max_length.value,
         dtype=str(description.dtype.value).removeprefix("torch."),
         device=str(description.device.value),
+        products=None if model.products is None else str(model.products),
         deterministic=description.deterministic,
         embedding_size=description.plan.matryoshka.output_size if supports_embed else None,
         labels=description.labels,

@@ -11,6 +11,7 @@ from cenote.config.engine import Quantization
 from cenote.errors import LoadError
 from cenote.explain.microbenchmarks import BenchmarkFn, LinearFactory
 from cenote.explain.timing import time_call
+from cenote.kernels.cpu.convert import supports_format
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.fp8 import can_multiply_fp8
 
@@ -30,7 +31,9 @@ def iter_linear_dtypes(device_type: str) -> Iterator[str]:
     cpu = cpu_features()
     if cpu.has_bfloat16:
         yield "bfloat16"
-    if cpu.has_int8:
+    if not cpu.has_bfloat16 and supports_format("float16"):
+        yield "float16"
+    if cpu.has_int8 or supports_format("int8"):
         yield "int8"
 
 
@@ -38,6 +41,8 @@ def with_dtype(name: str, own: LinearFactory) -> LinearFactory:
     """Return a factory for layers in another dtype; quantized layers keep the dtype of the activations."""
     if (quantization := QUANTIZED_DTYPES.get(name)) is not None:
         return LinearFactory(own.dtype, own.device, quantization)
+    if name == "float16" and own.device.type == "cpu":
+        return LinearFactory(torch.float32, own.device, matmul_dtype=torch.float16)
     dtype: torch.dtype = getattr(torch, name)
     return LinearFactory(dtype, own.device)
 

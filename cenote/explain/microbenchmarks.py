@@ -35,9 +35,11 @@ class LinearFactory:
         device: torch.device,
         quantization: Quantization | None = None,
         *,
+        matmul_dtype: torch.dtype | None = None,
         is_post_processed: bool = True,
     ) -> None:
         self.dtype, self.device, self.quantization = dtype, device, quantization
+        self.matmul_dtype = matmul_dtype  # in which float32 layers multiply
         self.is_post_processed = is_post_processed  # False: plain layers of the Transformers library
 
     def make_layer(self, inputs: int, outputs: int) -> nn.Module:
@@ -50,7 +52,7 @@ class LinearFactory:
             made = Linear(inputs, outputs, bias=True).to(self.device, self.dtype)
             parent.add_module(name, made.requires_grad_(False))
         if self.is_post_processed:
-            process_weights_after_loading(parent, self.device, self.quantization)
+            process_weights_after_loading(parent, self.device, self.quantization, self.matmul_dtype)
         return dict(parent.named_children())
 
 

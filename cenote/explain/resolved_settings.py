@@ -17,6 +17,7 @@ from cenote.explain.results import ResolvedSettings, Setting
 from cenote.inputs.wordpiece import load_native_wordpiece
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
+from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import MAX_CPU_ISA, ONEDNN_VARIABLES, cpu_features
 
 IN_USE, NOT_BUILT = "in use", "not built"
@@ -30,6 +31,7 @@ KERNEL_NAMES = {
 }
 KERNEL_DESCRIPTIONS = {
     "tiles": "native code with AMX tiles",
+    "level": "native code, with all layers in one call",
     "packed": "Triton kernels, selected by sequence length",
     "flash": "torch's packed flash attention",
     "sdpa": "torch's scaled_dot_product_attention over runs of equal length",
@@ -41,6 +43,7 @@ KERNEL_DESCRIPTIONS = {
 # class in cenote.kernels, or torch.nn -> description
 LINEAR_DESCRIPTIONS = {
     "AMXLinear": "native code with AMX tiles, prepacked",
+    "PackedLinear": "native code, prepacked",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",
     "WeightOnlyLinear": "quantized weights, dequantized for each batch",
@@ -74,7 +77,14 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     """Return a factory for layers like those of the model."""
     description = engine.model.description
     dtype, device = description.dtype.value, description.device.value
-    return LinearFactory(dtype, device, description.quantization.value, is_post_processed=description.entry.is_native)
+    products = engine.model.products
+    return LinearFactory(
+        dtype,
+        device,
+        description.quantization.value,
+        matmul_dtype=torch.float16 if products is not None and products.format == "float16" else None,
+        is_post_processed=description.entry.is_native,
+    )
 
 
 def is_fused(backbone: torch.nn.Module) -> bool:
@@ -83,9 +93,9 @@ def is_fused(backbone: torch.nn.Module) -> bool:
 
 
 def _native_code_status(tiles: bool) -> str:
-    if native_library.is_available():
+    if native_library.is_available() or load_level() is not None:
         return IN_USE
-    if not tiles:
+    if not tiles and cpu_features().architecture != "arm":
         return "not for this processor"
     return "cannot be loaded" if any(Path(native_library.__file__).parent.glob("_native*")) else NOT_BUILT
 
@@ -102,6 +112,8 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
             reason=f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores available to this process",
         )
         yield Setting(name="native code", value=resolved.native, reason=_native_reason(resolved))
+    if engine.model.products is not None:
+        yield Setting(name="products", value=str(engine.model.products), reason=_products_reason(engine))
     if resolved.fused:
         yield Setting(name="layers", value="all in one call", reason="encoder supported by the native code")
     yield _linear_setting(engine, resolved)
@@ -151,6 +163,8 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
         return "own"
     if mixing.softcap is not None or mixing.has_sinks or mixing.has_bias:
         return "explicit"
+    if engine.model.products is not None and is_fused(engine.model.backbone):
+        return "level"
     query, _, _ = make_random_qkv(mixing, 1, description.dtype.value, description.device.value)
     return KERNEL_NAMES[kernels.select_kernel(query).__module__.rpartition(".")[2]]
 
@@ -161,6 +175,8 @@ def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -
     if chosen.attention == "explicit":
         return "biases, caps or sinks in this model's attention"
     heads = f"heads of {mixing.head_dim} in {chosen.dtype}"
+    if chosen.attention == "level":
+        return "encoder supported by the native code"
     if chosen.attention == "tiles":
         return f"{heads}, amx_bf16 in this CPU"
     if chosen.attention == "sdpa" and chosen.device == "cpu":
@@ -172,7 +188,16 @@ def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -
     return heads
 
 
+def _products_reason(engine: PoolingEngine) -> str:
+    description = engine.model.description
+    if description.quantization.value is not None:
+        return f"from {description.quantization.source}"
+    return f"from {description.matmul_dtype.source}"
+
+
 def _native_reason(chosen: ResolvedSettings) -> str:
+    if (level := load_level()) is not None and not chosen.tiles:
+        return f"level {level.name} of this CPU"
     if not chosen.tiles:
         set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
         return " and ".join(["no AMX in this CPU", *set_by])

@@ -31,6 +31,8 @@ ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
     },
     "arm": {
         "baseline": frozenset(),
+        "neon": frozenset({"asimd"}),
+        "fp16": frozenset({"asimdhp"}),
         "dotprod": frozenset({"asimddp"}),
         "i8mm": frozenset({"i8mm"}),
         "bf16": frozenset({"bf16"}),

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/scratch.h"
+
 #pragma GCC target("prfchw,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")
 #include <immintrin.h>
 
@@ -21,16 +23,6 @@ static inline int64_t round_up(int64_t count, int64_t unit) { return (count + un
 
 #define LOG2_E 1.44269504f
 
-/* Return a buffer owned by the calling thread and reused from call to call, or NULL if allocation fails. Contents are not preserved. */
-enum { THREAD_SCRATCH, SHARED_SCRATCH, NUM_SCRATCH_SLOTS };
-uint8_t *cenote_scratch(int slot, size_t bytes);
-
-/* Take the next `bytes` of an arena, rounded up to whole cache lines. */
-static inline void *arena_take(uint8_t **memory, size_t bytes) {
-    uint8_t *start = *memory;
-    *memory += (bytes + 63) / 64 * 64;
-    return start;
-}
 
 /* Configure eight full-size tiles and flush denormals to zero (FTZ, DAZ), which are slow. Returns the previous MXCSR. */
 static inline unsigned amx_begin(void) {

@@ -1,9 +1,10 @@
-"""Loader of the native kernels for x86-64 with AMX, compiled at install if a C compiler is available."""
+"""Loader of the C library, compiled at install if a C compiler is available, and its kernels for x86-64 with AMX."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -91,6 +92,12 @@ def load_library() -> Any:
     """Return the compiled library, or None if it was not built, or the CPU or the configured ISA limit lacks AMX."""
     if not cpu_features().has_amx:
         return None
+    loaded = open_library(SIGNATURES)
+    return loaded if loaded is not None and loaded.cenote_has_amx() else None
+
+
+def open_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
+    """Open the compiled library with these functions; None if it was not built or lacks one of them."""
     built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
@@ -99,12 +106,12 @@ def load_library() -> Any:
         # use the OpenMP runtime of torch: the threads of a second one would compete for the same cores
         ctypes.CDLL(_torch_openmp_path(), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(path))
-        for name, arguments in SIGNATURES.items():
+        for name, arguments in signatures.items():
             getattr(loaded, name).argtypes = arguments
     except (OSError, AttributeError) as error:  # AttributeError: built from an older version of the code
         logger.debug("native kernels in %s cannot be loaded: %s", path, error)
         return None
-    return loaded if loaded.cenote_has_amx() else None
+    return loaded
 
 
 def _torch_openmp_path() -> str:

@@ -1,13 +1,8 @@
-/* CPU detection and scratch memory; compiled for the baseline instruction set, since it runs on any x86-64 processor. */
+/* CPU detection; compiled for the baseline instruction set, since it runs on any x86-64 processor. */
 #define _GNU_SOURCE
 #include <cpuid.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-enum { NUM_SCRATCH_SLOTS = 2, HUGE_PAGE_BYTES = 1 << 21 };
 
 /* Return whether the CPU has AMX for bfloat16 and int8, and AVX-512, and the kernel grants this process the use of AMX. */
 int cenote_has_amx(void) {
@@ -17,20 +12,4 @@ int cenote_has_amx(void) {
     int tiles = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1), avx512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);
     if (!tiles || !avx512 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return 0; /* AVX512-BF16 */
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-}
-
-uint8_t *cenote_scratch(int slot, size_t bytes) {
-    static __thread struct {
-        uint8_t *start;
-        size_t bytes;
-    } buffers[NUM_SCRATCH_SLOTS];
-    if (buffers[slot].bytes < bytes) {
-        const size_t unit = bytes < HUGE_PAGE_BYTES ? 4096 : HUGE_PAGE_BYTES;
-        free(buffers[slot].start);
-        buffers[slot].bytes = (bytes + unit - 1) / unit * unit;
-        buffers[slot].start = aligned_alloc(unit, buffers[slot].bytes);
-        if (buffers[slot].start == NULL) buffers[slot].bytes = 0;
-        else if (unit == HUGE_PAGE_BYTES) madvise(buffers[slot].start, buffers[slot].bytes, MADV_HUGEPAGE);
-    }
-    return buffers[slot].start;
 }

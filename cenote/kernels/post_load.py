@@ -10,6 +10,8 @@ from torch import nn
 from cenote.config.engine import Quantization
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
+from cenote.kernels.cpu.convert import pack_linears, supports_format
+from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu_features import CPUFeatures, cpu_features
 from cenote.kernels.fp8 import Fp8Quantizer, can_multiply_fp8
 from cenote.kernels.int8 import Int8Quantizer
@@ -20,7 +22,7 @@ logger = logging.getLogger("cenote")
 
 
 def resolve_quantization(
-    requested: Quantization | None, device: torch.device, cpu: CPUFeatures, *, stores_fp8: bool = False
+    requested: Quantization | None, device: torch.device, cpu: CPUFeatures, dtype: torch.dtype = torch.float32, *, stores_fp8: bool = False
 ) -> Sourced[Quantization | None]:
     """Return the quantization to use; raise if the device does not support it.
 
@@ -38,7 +40,7 @@ def resolve_quantization(
         raise LoadError(
             f"quantization=int8 needs a CPU, but this model runs on {device}; use quantization=fp8 on a GPU"
         )
-    if requested == "int8" and not cpu.has_int8:
+    if requested == "int8" and not (cpu.has_int8 or packs_int8(dtype, cpu)):
         logger.warning(
             "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; weights are stored in int8 and dequantized "
             "for each batch, which saves memory but is slower"
@@ -62,8 +64,29 @@ def make_quantizer(
     return Int8Quantizer(multiplies_int8=cpu_features().has_int8) if quantization == "int8" else None
 
 
-def process_weights_after_loading(module: nn.Module, device: torch.device, quantization: Quantization | None) -> None:
-    """Quantize and prepack a module whose weights are loaded."""
+def packs_int8(dtype: torch.dtype, cpu: CPUFeatures) -> bool:
+    """Return whether the C kernels for CPUs without AMX and AVX512-VNNI quantize the layers after loading."""
+    return dtype is torch.float32 and not cpu.has_int8 and supports_format("int8")
+
+
+def resolve_matmul_dtype(requested: str, dtype: torch.dtype, device: torch.device) -> Sourced[torch.dtype]:
+    """Return the dtype in which linear layers multiply: float16 for float32 inputs, if this CPU can."""
+    is_float32_on_cpu = device.type == "cpu" and dtype is torch.float32
+    if not is_float32_on_cpu or requested not in ("auto", "float16", "half") or not supports_format("float16"):
+        return Sourced(dtype, "dtype")
+    if requested == "auto":
+        return Sourced(torch.float16, "fp16 instructions of this CPU; float32 if its results differ, checked at load")
+    return Sourced(torch.float16, "dtype")
+
+
+def process_weights_after_loading(
+    module: nn.Module, device: torch.device, quantization: Quantization | None, matmul_dtype: torch.dtype | None = None
+) -> None:
+    """Quantize and prepack a module whose weights are loaded; `matmul_dtype` is that of float32 layers on a CPU."""
+    is_int8 = quantization == "int8" and packs_int8(torch.float32, cpu_features())
+    format: Format = "int8" if is_int8 else "float16" if matmul_dtype is torch.float16 else "float32"
+    if (quantization is None or is_int8) and pack_linears(module, format):
+        return
     if (quantizer := make_quantizer(quantization, device)) is not None:
         quantize_module(module, quantizer)
     prepack(module)

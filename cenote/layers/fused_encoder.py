@@ -1,4 +1,4 @@
-"""Detection of backbones that the native encoder can run, after loading."""
+"""Detection of backbones whose layers can all run in one call of the C library, after loading."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from torch import Tensor
 
 from cenote.kernels import native_encoder
 from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu import encoder as level_encoder
+from cenote.kernels.cpu.encoder import EncoderShape, LayerNorms, LayerWeights, LevelEncoder, RotaryRows, TableWeights
+from cenote.kernels.cpu.library import ACTIVATION_CODES
+from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.native_encoder import BlockWeights, EmbeddingTables, NativeEncoder, NormWeights
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
-from cenote.layers.mlp import MLP
-from cenote.layers.norm import LayerNorm
+from cenote.layers.mlp import MLP, GatedMLP
+from cenote.layers.norm import LayerNorm, Norm, RMSNorm
+from cenote.layers.rotary import CosSin
 from cenote.packed_batch import PackedBatch
 
 
 class FusedEncoder:
-    """Run all layers of a post-norm encoder in native code, and its embedding if it is a plain InputEmbedding."""
+    """Run all layers of a post-norm encoder with AMX, and its embedding if it is a plain InputEmbedding."""
 
     def __init__(self, backbone: Backbone, blocks: list[BlockWeights]) -> None:
         self.embed = backbone.embed
@@ -25,7 +30,7 @@ class FusedEncoder:
         heads, kv_heads, _ = mixer.num_qkv_heads
         self.encoder = NativeEncoder(
             blocks,
-            _embedding_tables(backbone.embed),
+            _embedding_tables(backbone.embed, torch.bfloat16),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=mixer.head_dim,
@@ -43,8 +48,114 @@ class FusedEncoder:
         return self.encoder.encode_ids(batch)
 
 
-def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | None:
-    """Return a FusedEncoder for the backbone, or None if it has layers that the native code does not support."""
+class FusedLevelEncoder:
+    """Run all layers of a backbone with the kernels of a CPU level, and its embedding if it is an InputEmbedding."""
+
+    def __init__(self, backbone: Backbone, layers: list[LayerWeights], shape: EncoderShape) -> None:
+        self.embed, self.rotary, self.local_rotary = backbone.embed, backbone.rotary, backbone.local_rotary
+        tables = _embedding_tables(backbone.embed, torch.float32)
+        self.encoder = LevelEncoder(
+            layers,
+            shape,
+            None
+            if tables is None
+            else TableWeights(tables.tokens, tables.positions, tables.types, tables.position_offset, tables.norm),
+            None if backbone.norm is None else _norm_weights(backbone.norm),
+        )
+
+    def __call__(self, batch: PackedBatch) -> Tensor | None:
+        """Return the hidden states, or None if the C code does not support this batch."""
+        if batch.attended_lens_cpu is not None or batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
+            return None
+        tables = [table for table in (self.rotary, self.local_rotary) if table is not None]
+        rotary = [_rotary_rows(table(batch.positions, batch.mrope_positions)) for table in tables]
+        if self.encoder.tables is None or batch.inputs_embeds is not None:
+            return self.encoder.encode_embeds(self.embed(batch), batch, *rotary)
+        return self.encoder.encode_ids(batch, *rotary)
+
+
+def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
+    """Return a fused encoder for the backbone, or None if it has layers that the C code does not support."""
+    return _try_fuse_level_encoder(backbone) or _try_fuse_amx_encoder(backbone)
+
+
+def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
+    spec = backbone.spec
+    has_other_parts = backbone.bias is not None or spec.norm_order not in ("pre", "post") or spec.residual_scale != 1.0
+    is_post_norm = spec.norm_order == "post"
+    if type(backbone) is not Backbone or not len(backbone.layers) or has_other_parts:
+        return None
+    if is_post_norm and (backbone.norm is not None or not spec.has_first_norm):
+        return None
+    if any(table is not None and table.spec.interleaved for table in (backbone.rotary, backbone.local_rotary)):
+        return None
+    rope = (level_encoder.NO_ROPE, level_encoder.ROPE)[backbone.rotary is not None]
+    local_rope = rope if backbone.local_rotary is None else level_encoder.LOCAL_ROPE
+    layers = [
+        _layer_weights(layer, local_rope if spec.is_local(index) else rope)
+        for index, layer in enumerate(backbone.layers)
+    ]
+    supported = [layer for layer in layers if layer is not None]
+    if len(supported) < len(layers) or not level_encoder.supports(supported):
+        return None
+    mixer, mlp = backbone.layers[0].mixer, backbone.layers[0].mlp
+    assert isinstance(mixer, Attention)
+    shape = EncoderShape(
+        num_heads=mixer.num_qkv_heads[0],
+        num_kv_heads=mixer.num_qkv_heads[1],
+        head_dim=mixer.head_dim,
+        scale=mixer.scale,
+        causal=mixer.causal,
+        is_post_norm=is_post_norm,
+        rms=spec.norm == "rms",
+        norm_offset=spec.norm_offset if spec.norm == "rms" else 0.0,
+        gate_activation=mlp.activation if isinstance(mlp, GatedMLP) else None,
+    )
+    return FusedLevelEncoder(backbone, supported, shape)
+
+
+def _layer_weights(layer: object, rope: int) -> LayerWeights | None:
+    if type(layer) is not Block or type(layer.mixer) is not Attention or type(layer.mlp) not in (MLP, GatedMLP):
+        return None
+    mixer, mlp = layer.mixer, layer.mlp
+    assert isinstance(mlp, MLP | GatedMLP)
+    linears = (mixer.qkv, mixer.out, mlp.up, mlp.down)
+    norms = (layer.mixer_norm, layer.mlp_norm)
+    if not all(isinstance(linear, PackedLinear) for linear in linears):
+        return None
+    if not all(type(norm) in (Norm, LayerNorm, RMSNorm) for norm in norms) or type(layer.mlp_norm) is Norm:
+        return None
+    if mixer.softcap is not None or mixer.sinks is not None:
+        return None
+    if isinstance(mlp, GatedMLP) and mlp.activation not in ACTIVATION_CODES:
+        return None
+    if mixer.query_norm is not None and (rope == level_encoder.NO_ROPE or not mixer.can_fuse_qk_norm_rope):
+        return None
+    qk_norm = None
+    if mixer.query_norm is not None and mixer.key_norm is not None:
+        if type(mixer.query_norm) is not RMSNorm or type(mixer.key_norm) is not RMSNorm:
+            return None
+        qk_norm = LayerNorms(mixer.query_norm.weight, mixer.key_norm.weight, mixer.query_norm.eps)
+    return LayerWeights(
+        *linears,  # type: ignore[arg-type]
+        None if type(layer.mixer_norm) is Norm else _norm_weights(layer.mixer_norm),
+        _norm_weights(layer.mlp_norm),
+        qk_norm,
+        rope,
+        mixer.window,
+    )
+
+
+def _norm_weights(norm: Norm) -> NormWeights:
+    assert isinstance(norm, LayerNorm | RMSNorm)
+    return NormWeights(norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.eps)
+
+
+def _rotary_rows(cos_sin: CosSin) -> RotaryRows:
+    return RotaryRows(cos_sin.cos.flatten(1), cos_sin.sin.flatten(1))
+
+
+def _try_fuse_amx_encoder(backbone: Backbone) -> FusedEncoder | None:
     if backbone.norm is not None or backbone.bias is not None or backbone.rotary is not None:
         return None
     blocks = [_block_weights(layer) for layer in backbone.layers]
@@ -75,17 +186,12 @@ def _block_weights(layer: object) -> BlockWeights | None:
     return BlockWeights(*linears, *(NormWeights(n.weight, n.bias, n.eps) for n in norms))  # type: ignore[arg-type]
 
 
-def _embedding_tables(embed: object) -> EmbeddingTables | None:
+def _embedding_tables(embed: object, dtype: torch.dtype) -> EmbeddingTables | None:
     if type(embed) is not InputEmbedding or type(embed.norm) is not LayerNorm:
         return None
     tables = [embed.tokens, embed.positions, embed.token_types]
     is_plain = all(table is None or type(table) is EmbeddingTable for table in tables)
-    if (
-        not is_plain
-        or embed.scale != 1.0
-        or embed.projection is not None
-        or embed.tokens.weight.dtype != torch.bfloat16
-    ):
+    if not is_plain or embed.scale != 1.0 or embed.projection is not None or embed.tokens.weight.dtype != dtype:
         return None
     tokens, positions, types = (None if table is None else table.weight for table in tables)
     assert tokens is not None

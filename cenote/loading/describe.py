@@ -10,8 +10,9 @@ import torch
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
+from cenote.kernels.cpu.convert import supports_format
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.post_load import resolve_quantization
+from cenote.kernels.post_load import resolve_matmul_dtype, resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
 from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
@@ -140,6 +141,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         device.value.type,
         native_bf16=cpu.has_bfloat16,
         supports_float16=supports_float16(config.get("model_type")),
+        multiplies_float16=supports_format("float16"),
     )
     tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family, files), options)
     step_tag = head.spec.step_tag_id if head is not None else None
@@ -181,6 +183,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         device=device,
         dtype=dtype,
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
+        matmul_dtype=resolve_matmul_dtype(options.dtype, dtype.value, device.value),
         quantization=resolve_quantization(
             options.quantization, device.value, cpu, stores_fp8=stores_fp8(read_quantization_config(checkpoint))
         ),

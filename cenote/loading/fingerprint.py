@@ -8,7 +8,7 @@ say what has changed:
     tokenizer   vocabulary and settings of the tokenizer
     pooling     pooling, projections, activation, sizes and formats of queries and documents
     prompts     prompts, score template and chat template
-    dtype       dtype of the model and of its heads, quantization
+    dtype       dtype of the model, of its heads and of its matrix products, quantization
 
 The first 16 digits are the digest of all parts, then come 4 digits of each part, so that two fingerprints tell which
 parts differ.
@@ -91,7 +91,17 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
         "tokenizer": _collect_tokenizer(description, options),
         "pooling": _collect_pooling(description),
         "prompts": _collect_prompts(description, options),
-        "dtype": [str(description.dtype.value), str(description.head_dtype.value), description.quantization.value],
+        "dtype": [
+            str(description.dtype.value),
+            str(description.head_dtype.value),
+            description.quantization.value,
+            # listed only where it differs: fingerprints of other machines stay as they are
+            *(
+                [str(matmul_dtype)]
+                if (matmul_dtype := description.matmul_dtype.value) is not description.dtype.value
+                else []
+            ),
+        ],
     }
     encoded = {name: json.dumps(to_plain(value), sort_keys=True) for name, value in values.items()}
     return Fingerprint({name: hashlib.sha256(text.encode()).hexdigest() for name, text in encoded.items()})

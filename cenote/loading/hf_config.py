@@ -158,12 +158,23 @@ def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
 
 
 def resolve_dtype(
-    config: HFConfig, requested: str, device_type: str, *, native_bf16: bool, supports_float16: bool = True
+    config: HFConfig,
+    requested: str,
+    device_type: str,
+    *,
+    native_bf16: bool,
+    supports_float16: bool = True,
+    multiplies_float16: bool = False,
 ) -> Sourced[torch.dtype]:
-    """Return the dtype of the backbone; `supports_float16` is False if its activations overflow float16."""
+    """Return the dtype of the backbone; `supports_float16` is False if its activations overflow float16.
+
+    `multiplies_float16`: the linear layers on this CPU multiply in float16, with inputs and results in float32.
+    """
     if requested != "auto":
         if requested not in SUPPORTED_DTYPES:
             raise LoadError(f"invalid dtype={requested!r}; expected one of: auto, {', '.join(SUPPORTED_DTYPES)}")
+        if device_type == "cpu" and multiplies_float16 and DTYPES[requested] is torch.float16:
+            return Sourced(torch.float32, f"dtype={requested}, in which linear layers multiply")
         computed = _check_cpu_dtype(Sourced(DTYPES[requested], "dtype"), "dtype", device_type, native_bf16=native_bf16)
         if computed.value is torch.float16 and not supports_float16:
             raise LoadError(f"dtype={requested!r} overflows in {config.model_type}; use bfloat16 or float32")

@@ -13,16 +13,17 @@ from torch import nn
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
+from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.linear import prepack
-from cenote.kernels.post_load import make_quantizer
+from cenote.kernels.post_load import make_quantizer, packs_int8
 from cenote.kernels.quantized_linear import WeightQuantizer
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.deterministic import prepare_deterministic
-from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.parallel_group import ParallelGroup
+from cenote.layers.products import ProductReport, prepare_products
 from cenote.layers.span_head import EntityHead
 from cenote.layers.tensor_parallel import SplitLayers
 from cenote.loading.checkpoint import first_line
@@ -52,11 +53,21 @@ from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
+from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.heads import Heads, SpladeHead
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
 
 logger = logging.getLogger("cenote")
+
+# on which float16 and int8 products are compared with float32
+SAMPLE_TEXTS = (
+    "which planet is red?",
+    "Paris is the capital of France.",
+    "The cave is 40 metres deep, and its entrance is hidden under the roots of an old ceiba tree.",
+    "def add(a, b):\n    return a + b  # 1,234.5 %",
+)
+MAX_SAMPLE_TOKENS = 32
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -72,6 +83,7 @@ class LoadedModel:
     span_head: EntityHead | None = None  # of a model that finds entities of the labels in a request
     is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
     fingerprint: Fingerprint | None = None
+    products: ProductReport | None = None  # of the linear layers, on a CPU with kernels of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +156,9 @@ def _load_described(
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
     weight_loader = _open_weights(description, options, weights)
-    quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
+    quantizer = None
+    if split is not None or not packs_int8(dtype, cpu_features()):
+        quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
     _load_backbone(backbone, description, weight_loader, split, quantizer)
     heads = load_heads(description, weight_loader, tokenizer)
     span_head = _load_span_head(description, weight_loader)
@@ -158,19 +172,44 @@ def _load_described(
     model = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
     if quantizer is not None:
         quantizer.finish(model)
-    prepack(model)
-    is_batch_invariant = False
+    is_batch_invariant, products = False, None
     if split is not None and group is not None:
+        prepack(model)
         split.connect(group)
         heads = split_heads(heads, group)
     else:
-        backbone.fused_encoder = try_fuse_encoder(backbone)
+        matmul_dtype = description.matmul_dtype.value if _can_check_products(backbone) else dtype
+        sample = _make_sample(backbone, tokenizer)
+        quantization = description.quantization.value if quantizer is None else None  # the others are done
+        products = prepare_products(model, backbone, device, quantization, matmul_dtype, sample)
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
-        description, model.eval(), pooler.eval(), tokenizer, adapters, processor, span_head, is_batch_invariant
+        description,
+        model.eval(),
+        pooler.eval(),
+        tokenizer,
+        adapters,
+        processor,
+        span_head,
+        is_batch_invariant,
+        products=products,
     )
+
+
+def _can_check_products(backbone: Backbone) -> bool:
+    """Whether the model computes states from token ids alone."""
+    return type(backbone) is Backbone and backbone.vision is None
+
+
+def _make_sample(backbone: Backbone, tokenizer: TokenizerFiles) -> PackedBatch | None:
+    """Return a few short texts to compare products on; None if the model cannot run on them."""
+    if not _can_check_products(backbone):
+        return None
+    ids = [encoding.ids[:MAX_SAMPLE_TOKENS] for encoding in tokenizer.tokenizer.encode_batch(list(SAMPLE_TEXTS))]
+    is_valid = all(row and max(row) < backbone.spec.vocab_size for row in ids)
+    return pack_sequences(ids) if is_valid else None
 
 
 def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:

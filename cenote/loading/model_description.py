@@ -69,6 +69,7 @@ class ModelDescription:
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
+    matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
     doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load

@@ -23,6 +23,7 @@ class ModelInfo:
     max_model_len: int
     dtype: str
     device: str
+    products: str | None = None  # how linear layers multiply on a CPU with kernels of ours
     deterministic: bool = False  # the results of an input do not depend on the other inputs of its batch
     embedding_size: int | None  # None if the model does not support embed
     labels: list[str] | None  # of a classifier, in the order of its probabilities

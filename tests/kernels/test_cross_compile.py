@@ -1,6 +1,6 @@
 """The C code compiles for x86-64 and aarch64 and, with QEMU user-mode emulation, gives the same results on both.
 
-QEMU emulates neither AMX nor AVX-512: the native kernels are compiled and linked for x86-64, and only their CPU
+QEMU emulates neither AMX nor AVX-512: the kernels for AMX are compiled and linked for x86-64, and only their CPU
 detection is run. Their results are tested on a processor that has both.
 """
 
@@ -14,20 +14,28 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from cenote.inputs import wordpiece
 from cenote.kernels import native_library
+from cenote.kernels.cpu import library as level_library
 from tests.inputs.test_wordpiece import encode_with_library, make_texts, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
-NATIVE = sorted((ROOT / "cenote/kernels").glob("native_*.c"))
+KERNELS = ROOT / "cenote/kernels"
+NATIVE = [*sorted(KERNELS.glob("native_*.c")), *sorted((KERNELS / "cpu").glob("*.c"))]
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
 DRIVER = Path(__file__).with_name("wordpiece_driver.c")
 # the flags of setup.py
-FLAGS = ["-O3", "-std=gnu11"]
+FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno"]
+FUNCTIONS = {*native_library.SIGNATURES, *level_library.SIGNATURES}
+STRUCTURES = {
+    native_library: ["Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"],
+    level_library: ["Norm", "PackedLinear", "LevelLayer", "LevelEmbedding", "LevelEncoder", "LevelInput"],
+}
 MACHINES = {  # compiler, emulator, Debian package of the compiler
     "x86_64": ("x86_64-linux-gnu-gcc", "qemu-x86_64", "gcc-x86-64-linux-gnu"),
     "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "gcc-aarch64-linux-gnu"),
@@ -83,31 +91,42 @@ def test_the_native_kernels_link_for_x86_and_export_the_functions_that_python_ca
 ) -> None:
     library = compile_c("x86_64", native_objects, tmp_path / "native.so", "-fopenmp", "-shared")
 
-    assert defined_symbols(library, "-D") >= native_library.SIGNATURES.keys()
+    assert defined_symbols(library, "-D") >= FUNCTIONS
 
 
 def test_every_function_that_python_calls_is_defined_in_the_native_objects(native_objects: list[Path]) -> None:
-    assert set().union(*map(defined_symbols, native_objects)) >= native_library.SIGNATURES.keys()
+    assert set().union(*map(defined_symbols, native_objects)) >= FUNCTIONS
 
 
 # a ctypes structure with other fields than the C struct corrupts the arguments of the native code without an error
-@pytest.mark.parametrize("name", ["Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"])
-def test_a_ctypes_structure_has_the_fields_of_the_c_struct(name: str) -> None:
-    structure = getattr(native_library, name)
+@pytest.mark.parametrize(
+    ("library", "name"), [(library, name) for library, names in STRUCTURES.items() for name in names]
+)
+def test_a_ctypes_structure_has_the_fields_of_the_c_struct(library: ModuleType, name: str) -> None:
+    structure = getattr(library, name)
 
-    assert [(field, c_kind(type_)) for field, type_ in structure._fields_] == struct_fields(name)
+    assert [(field, c_kind(type_)) for field, type_ in structure._fields_] == struct_fields(library, name)
 
 
-def test_every_ctypes_structure_is_compared_with_its_c_struct() -> None:
-    mirrors = {name for name, value in vars(native_library).items() if isinstance(value, type(ctypes.Structure))}
+@pytest.mark.parametrize("library", STRUCTURES)
+def test_every_ctypes_structure_is_compared_with_its_c_struct(library: ModuleType) -> None:
+    mirrors = {name for name, value in vars(library).items() if isinstance(value, type(ctypes.Structure))}
 
-    assert mirrors == {"Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"}
+    assert mirrors == set(STRUCTURES[library])
 
 
 def test_activations_are_numbered_as_in_the_c_code() -> None:
-    (names,) = re.findall(r"enum \{ (NONE, [\w, ]+) \}", (ROOT / "cenote/kernels/native.h").read_text())
+    (names,) = re.findall(r"enum \{ (NONE, [\w, ]+) \}", (KERNELS / "native.h").read_text())
+    (level_names,) = re.findall(r"enum \{ (IDENTITY, [\w, ]+) \}", (KERNELS / "cpu/level.h").read_text())
 
     assert names.lower().split(", ") == [name or "none" for name in native_library.ACTIVATION_CODES]
+    assert level_names.lower().split(", ") == [name or "identity" for name in level_library.ACTIVATION_CODES]
+
+
+def test_formats_are_numbered_as_in_the_c_code() -> None:
+    (names,) = re.findall(r"enum \{ (FLOAT32, [\w, ]+), NUM_FORMATS \}", (KERNELS / "cpu/level.h").read_text())
+
+    assert names.lower().split(", ") == list(level_library.FORMATS)
 
 
 def defined_symbols(binary: Path, *flags: str) -> set[str]:
@@ -116,12 +135,14 @@ def defined_symbols(binary: Path, *flags: str) -> set[str]:
     return set(re.findall(r" T (\w+)", output))
 
 
-def struct_fields(name: str) -> list[tuple[str, str]]:
+def struct_fields(library: ModuleType, name: str) -> list[tuple[str, str]]:
     """Return the fields of a struct in the C sources as (name, type), with "pointer" for all pointer types."""
-    sources = "".join(path.read_text() for path in sorted((ROOT / "cenote/kernels").glob("native*.[ch]")))
+    pattern = "native*.[ch]" if library is native_library else "*.[ch]"
+    folder = Path(library.__file__ or "").parent
+    sources = "".join(path.read_text() for path in sorted(folder.glob(pattern)))
     sources = re.sub(r"/\*.*?\*/", "", sources, flags=re.DOTALL)
     (body,) = re.findall(rf"typedef struct \{{([^}}]*)\}} {name};", sources)
-    fields = []
+    fields: list[tuple[str, str]] = []
     for declaration in filter(None, map(str.strip, body.split(";"))):
         type_, names = re.fullmatch(r"(?:const )?(\w+) (.+)", declaration, flags=re.DOTALL).groups()  # type: ignore[union-attr]
         for declarator in map(str.strip, names.split(",")):

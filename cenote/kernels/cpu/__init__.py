@@ -1,0 +1,1 @@
+"""Linear layers, attention and whole transformers in C, with kernels for several instruction sets."""

@@ -1,0 +1,128 @@
+/* Level `fp16`: products of float16, summed in float16 over 128 inputs at a time and in float32 beyond. Rows are scaled by powers of
+ * two so that their largest value is below 16, and weights so that it is below 1: no sum of 128 products overflows. */
+#if defined(__aarch64__)
+#include "arm.h"
+#pragma GCC target("arch=armv8.2-a+fp16")
+
+enum { BLOCK = 128 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* gcc copies a lane of float16 to a whole vector before it multiplies by it; the instruction needs no copy */
+#define MULTIPLY_ADD(SUM, COLUMN, ROW, LANE) __asm__("fmla %0.8h, %1.8h, %2.h[" #LANE "]" : "+w"(SUM) : "w"(COLUMN), "x"(ROW))
+
+INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words, float *sums, int64_t stride, int add, const int rows) {
+    do {
+        float16x8_t c[8][3];
+        int64_t block = words < BLOCK ? words : BLOCK;
+        words -= block;
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) c[r][j] = vdupq_n_f16(0);
+        for (; block > 0; block--, a += 8, b += 24) {
+            const float16x8_t row = vld1q_f16(a);
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) {
+                const float16x8_t column = vld1q_f16(b + 8 * j);
+                MULTIPLY_ADD(c[0][j], column, row, 0);
+                MULTIPLY_ADD(c[1][j], column, row, 1);
+                MULTIPLY_ADD(c[2][j], column, row, 2);
+                MULTIPLY_ADD(c[3][j], column, row, 3);
+                if (rows == 4) continue;
+                MULTIPLY_ADD(c[4][j], column, row, 4);
+                MULTIPLY_ADD(c[5][j], column, row, 5);
+                MULTIPLY_ADD(c[6][j], column, row, 6);
+                MULTIPLY_ADD(c[7][j], column, row, 7);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) {
+                float *to = sums + r * stride + 8 * j;
+                const float32x4_t low = vcvt_f32_f16(vget_low_f16(c[r][j])), high = vcvt_high_f32_f16(c[r][j]);
+                vst1q_f32(to, add ? vaddq_f32(vld1q_f32(to), low) : low);
+                vst1q_f32(to + 4, add ? vaddq_f32(vld1q_f32(to + 4), high) : high);
+            }
+        add = 1;
+    } while (words > 0);
+}
+
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add) {
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
+    else multiply_rows(a, b, words, sums, stride, add, 4);
+}
+
+INLINE float16x8_t interleave_pairs(float16x8_t a, float16x8_t b, const int high) {
+    const float32x4_t x = vreinterpretq_f32_f16(a), y = vreinterpretq_f32_f16(b);
+    return vreinterpretq_f16_f32(high ? vtrn2q_f32(x, y) : vtrn1q_f32(x, y));
+}
+
+INLINE float16x8_t interleave_fours(float16x8_t a, float16x8_t b, const int high) {
+    const float64x2_t x = vreinterpretq_f64_f16(a), y = vreinterpretq_f64_f16(b);
+    return vreinterpretq_f16_f64(high ? vtrn2q_f64(x, y) : vtrn1q_f64(x, y));
+}
+
+INLINE void transpose_halves(float16x8_t v[8]) {
+    float16x8_t a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) a[2 * i] = vtrn1q_f16(v[2 * i], v[2 * i + 1]), a[2 * i + 1] = vtrn2q_f16(v[2 * i], v[2 * i + 1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            b[4 * i + j] = interleave_pairs(a[4 * i + j], a[4 * i + 2 + j], 0);
+            b[4 * i + 2 + j] = interleave_pairs(a[4 * i + j], a[4 * i + 2 + j], 1);
+        }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) v[j] = interleave_fours(b[j], b[4 + j], 0), v[4 + j] = interleave_fours(b[j], b[4 + j], 1);
+}
+
+/* The power of two that brings the largest value of a row into [8, 16). Zero, inf and NaN stay what they are. */
+static float power_of_two_scale(float largest) {
+    union {
+        float value;
+        uint32_t bits;
+    } scale = {largest};
+    const uint32_t exponent = scale.bits >> 23;
+    if (exponent < 30 || exponent > 254) return 1.0f;
+    scale.bits = (127 + 3 + 127 - exponent) << 23;
+    return scale.value;
+}
+
+static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
+    (void)smooth_scales;
+    float16_t *to = out;
+    const float *from[8];
+    float factors[8];
+    for (int64_t r = 0; r < 8; r++) {
+        from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+        factors[r] = scales && r < rows->count ? power_of_two_scale(max_absolute(from[r], NULL, rows->width)) : 1.0f;
+        if (scales && r < rows->count) scales[r] = 1.0f / factors[r];
+    }
+    int64_t c = 0;
+    for (; c + 8 <= rows->width; c += 8, to += 64) {
+        float16x8_t v[8];
+#pragma GCC unroll 8
+        for (int r = 0; r < 8; r++) {
+            const float32x4_t low = vmulq_n_f32(vld1q_f32(from[r] + c), factors[r]), high = vmulq_n_f32(vld1q_f32(from[r] + c + 4), factors[r]);
+            v[r] = vcvt_high_f16_f32(vcvt_f16_f32(low), high);
+        }
+        transpose_halves(v);
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) vst1q_f16(to + 8 * k, v[k]);
+    }
+    for (; c < rows->width; c++)
+        for (int r = 0; r < 8; r++) *to++ = (float16_t)(from[r][c] * factors[r]);
+}
+
+static void convert(const float *from, int64_t count, void *to) {
+    float16_t *halves = to;
+    int64_t c = 0;
+    for (; c + 4 <= count; c += 4) vst1_f16(halves + c, vcvt_f16_f32(vld1q_f32(from + c)));
+    for (; c < count; c++) halves[c] = (float16_t)from[c];
+}
+
+const Product cenote_fp16_float16 = {8, 24, 1, sizeof(float16_t), multiply, pack, convert};
+#endif

@@ -1,0 +1,65 @@
+/* Level `neon`: float32 on every aarch64 CPU. A tile of 8 rows x 12 columns fills 24 of the 32 vector registers with sums. */
+#if defined(__aarch64__)
+#define WIDTH 4
+#include "arm.h"
+#include "row_kernels.h"
+#include <string.h>
+
+INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, const int rows) {
+    float32x4_t c[8][3];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) c[r][j] = add ? vld1q_f32(sums + r * stride + 4 * j) : vdupq_n_f32(0.0f);
+    for (; words > 0; words--, a += 8, b += 12) {
+        const float32x4_t low = vld1q_f32(a), high = vld1q_f32(a + 4);
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) {
+            const float32x4_t column = vld1q_f32(b + 4 * j);
+            c[0][j] = vfmaq_laneq_f32(c[0][j], column, low, 0);
+            c[1][j] = vfmaq_laneq_f32(c[1][j], column, low, 1);
+            c[2][j] = vfmaq_laneq_f32(c[2][j], column, low, 2);
+            c[3][j] = vfmaq_laneq_f32(c[3][j], column, low, 3);
+            if (rows == 4) continue;
+            c[4][j] = vfmaq_laneq_f32(c[4][j], column, high, 0);
+            c[5][j] = vfmaq_laneq_f32(c[5][j], column, high, 1);
+            c[6][j] = vfmaq_laneq_f32(c[6][j], column, high, 2);
+            c[7][j] = vfmaq_laneq_f32(c[7][j], column, high, 3);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) vst1q_f32(sums + r * stride + 4 * j, c[r][j]);
+}
+
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add) {
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
+    else multiply_rows(a, b, words, sums, stride, add, 4);
+}
+
+static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
+    (void)smooth_scales, (void)scales; /* float32 needs neither */
+    float *to = out;
+    const float *from[8];
+    for (int64_t r = 0; r < 8; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+    int64_t c = 0;
+    for (; c + 4 <= rows->width; c += 4, to += 32)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            float32x4_t v[4];
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) v[r] = vld1q_f32(from[4 * half + r] + c);
+            transpose_words(v);
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++) vst1q_f32(to + 8 * k + 4 * half, v[k]);
+        }
+    for (; c < rows->width; c++)
+        for (int r = 0; r < 8; r++) *to++ = from[r][c];
+}
+
+static void convert(const float *from, int64_t count, void *to) { memcpy(to, from, count * sizeof(float)); }
+
+const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), multiply, pack, convert};
+const RowKernels cenote_neon_rows = ROW_KERNELS;
+#endif

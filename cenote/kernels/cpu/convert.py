@@ -1,0 +1,66 @@
+"""Pass that replaces the float32 linear layers of a module by packed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from cenote.kernels.cpu import packed_linear
+from cenote.kernels.cpu.library import Format, load_level
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.kernels.smoothquant import record_input_max, smooth_scales
+
+
+def supports_format(format: Format) -> bool:
+    """Return whether the C library is built and has products of this format for this CPU."""
+    level = load_level()
+    return level is not None and format in level.products
+
+
+def pack_linears(module: nn.Module, format: Format, *, in_16_bits: Collection[nn.Module] = ()) -> bool:
+    """Replace the float32 linear layers of a module; return whether there is a kernel of this format.
+
+    Layers of `in_16_bits` are not quantized to int8: they multiply in float16.
+    """
+    if not supports_format(format) or not all(_is_float32_on_cpu(x) for x in module.modules()):
+        return False
+    scales_by_layer = _compute_smooth_scales(module) if format == "int8" else {}
+    packed: dict[object, nn.Module] = {}  # layers that share weights share the packed layer
+    for parent, name, linear in list_linears(module):
+        activation = getattr(linear, "activation", None)
+        own: Format = "float16" if linear in in_16_bits else format
+        key = (linear.weight.data_ptr(), linear.weight.shape, activation, own)
+        if key not in packed:
+            scales = scales_by_layer.get(linear) if own == "int8" else None
+            is_supported = packed_linear.supports(linear, activation, own)
+            packed[key] = PackedLinear(linear, activation, own, scales) if is_supported else linear
+        setattr(parent, name, packed[key])
+    return True
+
+
+def _compute_smooth_scales(module: nn.Module) -> dict[nn.Module, Tensor]:
+    # only layers with more outputs than inputs: they read normalized states with stable outlier channels
+    widening = [linear for _, _, linear in list_linears(module) if linear.out_features > linear.in_features]
+    return {
+        layer: smooth_scales(layer.weight.detach().float().abs().amax(dim=0), maxima)
+        for layer, maxima in (record_input_max(module, widening) if widening else {}).items()
+        if isinstance(layer, nn.Linear)
+    }
+
+
+def list_linears(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return the linear layers of a module with their parents and names."""
+    return [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear)
+    ]
+
+
+def _is_float32_on_cpu(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Linear):
+        return True
+    return module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"

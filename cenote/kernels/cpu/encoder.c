@@ -1,0 +1,268 @@
+/* All layers of a transformer over packed sequences in one call, with the products of a level.
+ *
+ * Each thread takes a chunk of adjacent sequences and runs all layers on it: the rows stay in its caches, and threads do not
+ * synchronize. If there are fewer chunks than threads, all threads work on one chunk at a time and split every step.
+ */
+#include "attention.h"
+#include "linear.h"
+#include "scratch.h"
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+int omp_get_thread_num(void); /* declared here: omp.h is not installed with every compiler */
+int omp_get_num_threads(void);
+
+#define LOG2_E 1.44269504f
+
+enum { CHUNK_ROWS = 96 };
+enum { NO_ROPE, ROPE, LOCAL_ROPE }; /* which table of the input rotates queries and keys */
+
+/* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm. */
+typedef struct {
+    PackedLinear qkv, out, up, down;
+    Norm mixer_norm, mlp_norm;
+    const float *query_weight, *key_weight; /* RMS norms of heads; or NULL */
+    float qk_eps;
+    int32_t rope;
+    int64_t window;
+} LevelLayer;
+
+/* Embedding tables, whose rows are summed and normalized; positions and types may be NULL. */
+typedef struct {
+    const float *tokens, *positions, *types;
+    int64_t num_tokens, num_positions, num_types, position_offset;
+    Norm norm;
+} LevelEmbedding;
+
+typedef struct {
+    const Level *level;
+    const LevelLayer *layers;
+    int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, attention_format;
+    float scale;
+    int32_t causal, is_post_norm, has_first_norm, has_final_norm, is_gated, gate_activation;
+    Norm final_norm;
+    LevelEmbedding embedding;
+} LevelEncoder;
+
+typedef struct {
+    const float *rows; /* input embeddings; NULL: they are looked up from the ids below */
+    const int64_t *token_ids, *positions, *types;
+    const float *cosine, *sine, *local_cosine, *local_sine; /* [tokens][rotary_half] */
+    int64_t rotary_half, local_rotary_half;
+    float *out;
+} LevelInput;
+
+/* The threads that work on one chunk. */
+typedef struct {
+    Share share;
+    int64_t num_expected, *arrived;
+} Team;
+
+static void wait_for_team(Team *team) {
+    if (team->share.count == 1) return;
+    team->num_expected += team->share.count;
+    __atomic_add_fetch(team->arrived, 1, __ATOMIC_ACQ_REL);
+    for (int64_t tries = 0; __atomic_load_n(team->arrived, __ATOMIC_ACQUIRE) < team->num_expected; tries++)
+        if (tries > 20000) sched_yield();
+}
+
+/* Buffers of one chunk: [rows][...] each. */
+typedef struct {
+    float *x, *normed, *qkv, *attn_out, *intermediate;
+    PackedRows packed;
+} Chunk;
+
+static int64_t attention_width(const LevelEncoder *e) { return e->heads * e->head_dim; }
+
+static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
+    Chunk chunk;
+    size_t packed = 0;
+    for (const LevelLayer *layer = e->layers; layer < e->layers + e->num_layers; layer++) {
+        const PackedLinear *linears[] = {&layer->qkv, &layer->out, &layer->up, &layer->down};
+        for (int i = 0; i < 4; i++) {
+            const size_t bytes = cenote_packed_rows_bytes(e->level, linears[i], rows);
+            packed = bytes > packed ? bytes : packed;
+        }
+    }
+    chunk.x = arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.normed = e->is_post_norm ? chunk.x : arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.qkv = arena_take(memory, rows * e->layers->qkv.outputs * sizeof(float));
+    chunk.attn_out = arena_take(memory, rows * attention_width(e) * sizeof(float));
+    chunk.intermediate = arena_take(memory, rows * e->layers->up.outputs * sizeof(float));
+    chunk.packed.tiles = arena_take(memory, packed);
+    chunk.packed.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
+    return chunk;
+}
+
+/* This thread's row tiles: norm (unless NULL) from `x` to `normed`, then pack them for the layer (unless NULL). */
+static void norm_and_pack(
+    const LevelEncoder *e, const Norm *norm, const PackedLinear *layer, const float *x, float *normed, int64_t rows, const Chunk *chunk, Team *team
+) {
+    const int64_t tile = product_of(e->level, layer ? layer : &e->layers->qkv)->rows, hidden = e->hidden;
+    for (int64_t i = team->share.index; i < divide_up(rows, tile); i += team->share.count) {
+        if (norm)
+            for (int64_t row = i * tile; row < min_of(rows, (i + 1) * tile); row++)
+                e->level->rows->norm(norm, x + row * hidden, hidden, normed + row * hidden);
+        if (layer) {
+            const Rows all = {norm ? normed : x, hidden, rows, hidden};
+            cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
+        }
+    }
+    wait_for_team(team);
+}
+
+static void pack_rows(const LevelEncoder *e, const PackedLinear *layer, const float *from, int64_t stride, int64_t rows, const Chunk *chunk, Team *team) {
+    const Rows all = {from, stride, rows, layer->inputs};
+    for (int64_t i = team->share.index; i < divide_up(rows, product_of(e->level, layer)->rows); i += team->share.count)
+        cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
+    wait_for_team(team);
+}
+
+static void run_linear(const LevelEncoder *e, const PackedLinear *layer, int64_t rows, int add, float *out, const Chunk *chunk, Team *team) {
+    cenote_linear_panels(e->level, layer, &chunk->packed, rows, team->share, add, out, layer->outputs);
+    wait_for_team(team);
+}
+
+/* Norms and rotary embedding of the query and key heads. */
+static void rotate(const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
+    if (layer->rope == NO_ROPE) return;
+    const int is_local = layer->rope == LOCAL_ROPE;
+    const int64_t dim = e->head_dim, half = is_local ? batch->local_rotary_half : batch->rotary_half;
+    const float *cosine = is_local ? batch->local_cosine : batch->cosine, *sine = is_local ? batch->local_sine : batch->sine;
+    for (int64_t row = team->share.index; row < rows; row += team->share.count)
+        for (int64_t head = 0; head < e->heads + e->kv_heads; head++)
+            e->level->rows->rope(chunk->qkv + row * layer->qkv.outputs + head * dim, dim, half, cosine + (start + row) * half,
+                sine + (start + row) * half, head < e->heads ? layer->query_weight : layer->key_weight, layer->qk_eps);
+    wait_for_team(team);
+}
+
+static void attend(
+    const LevelEncoder *e, const LevelLayer *layer, const Chunk *chunk, const int64_t *offsets, int64_t members, uint8_t *memory, Team *team
+) {
+    const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
+    for (int64_t unit = team->share.index; unit < members * e->kv_heads; unit += team->share.count) {
+        const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
+        const float *first = chunk->qkv + start * row;
+        const HeadGroup heads = {
+            first + head * group * dim, first + query + head * dim, first + query + keys + head * dim,
+            chunk->attn_out + start * query + head * group * dim, row, row, row, query, dim, group, layer->window, e->scale * LOG2_E, e->causal,
+        };
+        cenote_level_attend(e->level, &heads, offsets[member + 1] - offsets[member], e->attention_format, memory);
+    }
+    wait_for_team(team);
+}
+
+static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows, const Chunk *chunk, Team *team) {
+    run_linear(e, &layer->up, rows, 0, chunk->intermediate, chunk, team);
+    if (e->is_gated) {
+        for (int64_t row = team->share.index; row < rows; row += team->share.count) {
+            float *both = chunk->intermediate + row * layer->up.outputs;
+            e->level->rows->gate(both, e->intermediate, e->gate_activation, both);
+        }
+        wait_for_team(team);
+    }
+    pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
+    run_linear(e, &layer->down, rows, 1, chunk->x, chunk, team);
+}
+
+/* Sum of the token, type and position embeddings, normalized. */
+static void embed_token(const LevelEncoder *e, const LevelInput *batch, int64_t token, float *out) {
+    const LevelEmbedding *tables = &e->embedding;
+    const int64_t hidden = e->hidden;
+    const float *word = tables->tokens + batch->token_ids[token] * hidden;
+    const float *type = tables->types ? tables->types + (batch->types ? batch->types[token] : 0) * hidden : NULL;
+    const float *position = tables->positions ? tables->positions + (batch->positions[token] + tables->position_offset) * hidden : NULL;
+    for (int64_t c = 0; c < hidden; c++) out[c] = word[c] + (type ? type[c] : 0.0f) + (position ? position[c] : 0.0f);
+    e->level->rows->norm(&tables->norm, out, hidden, out);
+}
+
+static void load_rows(const LevelEncoder *e, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
+    for (int64_t row = team->share.index; row < rows; row += team->share.count) {
+        float *to = chunk->x + row * e->hidden;
+        if (batch->rows == NULL) embed_token(e, batch, start + row, to);
+        else memcpy(to, batch->rows + (start + row) * e->hidden, e->hidden * sizeof(float));
+    }
+    wait_for_team(team);
+}
+
+static void encode_chunk(
+    const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t members, const Chunk *chunk, uint8_t *memory, Team *team
+) {
+    const int64_t rows = offsets[members] - offsets[0];
+    float *out = batch->out + offsets[0] * e->hidden;
+    load_rows(e, batch, offsets[0], rows, chunk, team);
+    const Norm *norm = e->is_post_norm || !e->has_first_norm ? NULL : &e->layers->mixer_norm;
+    norm_and_pack(e, norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
+    for (const LevelLayer *layer = e->layers, *next = layer + 1, *end = layer + e->num_layers; layer < end; layer++, next++) {
+        run_linear(e, &layer->qkv, rows, 0, chunk->qkv, chunk, team);
+        rotate(e, layer, batch, offsets[0], rows, chunk, team);
+        attend(e, layer, chunk, offsets, members, memory, team);
+        pack_rows(e, &layer->out, chunk->attn_out, attention_width(e), rows, chunk, team);
+        run_linear(e, &layer->out, rows, 1, chunk->x, chunk, team);
+        norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, chunk->x, chunk->normed, rows, chunk, team);
+        run_mlp(e, layer, rows, chunk, team);
+        if (e->is_post_norm) norm = &layer->mlp_norm;
+        else norm = next < end ? &next->mixer_norm : e->has_final_norm ? &e->final_norm : NULL;
+        norm_and_pack(e, norm, next < end ? &next->qkv : NULL, chunk->x, next < end ? chunk->normed : out, rows, chunk, team);
+    }
+    if (!e->is_post_norm && !e->has_final_norm)
+        for (int64_t row = team->share.index; row < rows; row += team->share.count)
+            memcpy(out + row * e->hidden, chunk->x + row * e->hidden, e->hidden * sizeof(float));
+    wait_for_team(team);
+}
+
+static int has_out_of_range_ids(const LevelEncoder *e, const LevelInput *batch, int64_t tokens) {
+    const LevelEmbedding *tables = &e->embedding;
+    const uint64_t num_tokens = tables->num_tokens, num_positions = tables->num_positions, num_types = tables->num_types;
+    int found = 0;
+    for (int64_t token = 0; token < tokens; token++) {
+        found |= (uint64_t)batch->token_ids[token] >= num_tokens;
+        if (tables->positions) found |= (uint64_t)(batch->positions[token] + tables->position_offset) >= num_positions;
+        if (tables->types && batch->types) found |= (uint64_t)batch->types[token] >= num_types;
+    }
+    return found;
+}
+
+/* offsets: [size + 1] cumulative sequence lengths. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the
+ * range of its table. On failure nothing is written. */
+int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
+    const int64_t tokens = offsets[size];
+    if (tokens == 0) return 0;
+    if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
+    int64_t *starts = malloc((size + 1) * sizeof(int64_t)), count = 0, longest = 0, max_rows = 0, next = 0, failed = 0, arrived = 0;
+    if (starts == NULL) return 1;
+    /* several chunks per thread, so that threads finish at about the same time */
+    const int64_t target_rows = max_of(32, min_of(CHUNK_ROWS, tokens / (4 * threads)));
+    for (int64_t member = 0; member < size; member++) {
+        longest = max_of(longest, offsets[member + 1] - offsets[member]);
+        if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
+    }
+    starts[count] = size;
+    for (int64_t i = 0; i < count; i++) max_rows = max_of(max_rows, offsets[starts[i + 1]] - offsets[starts[i]]);
+    const int is_shared = count < threads;
+    uint8_t *shared_memory = NULL, *chunk_bytes = NULL;
+    take_chunk(e, max_rows, &chunk_bytes);
+    if (is_shared) {
+        shared_memory = cenote_scratch(SHARED_SCRATCH, (size_t)chunk_bytes);
+        failed = shared_memory == NULL;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        const size_t attention_bytes = cenote_level_attention_bytes(e->level, longest, e->head_dim, e->attention_format);
+        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, attention_bytes + (is_shared ? 0 : (size_t)chunk_bytes)), *chunk_memory = shared_memory;
+        if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+#pragma omp barrier
+        if (!failed) {
+            Team team = {{0, 1}, 0, &arrived};
+            if (is_shared) team.share = (Share){omp_get_thread_num(), omp_get_num_threads()};
+            const Chunk chunk = take_chunk(e, max_rows, is_shared ? &chunk_memory : &memory);
+            for (int64_t i = 0; i < count; i++) {
+                if (!is_shared && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
+                encode_chunk(e, batch, offsets + starts[i], starts[i + 1] - starts[i], &chunk, memory, &team);
+            }
+        }
+    }
+    free(starts);
+    return failed;
+}

@@ -1,0 +1,80 @@
+/* Levels: the instruction sets that this library has kernels for, and the interface of those kernels.
+ *
+ * A product multiplies tiles of packed rows with panels of packed weights. Both operands are stored as words, a word being the
+ * inputs that one lane of an instruction multiplies: [row tile][word][rows][inputs of a word] and [panel][word][columns][inputs of
+ * a word]. Everything between the products works on rows of float32: the residual stream, norms, softmax and activations.
+ */
+#ifndef CENOTE_LEVEL_H
+#define CENOTE_LEVEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FLOAT32, FLOAT16, BFLOAT16, INT8, NUM_FORMATS };
+enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
+enum { MAX_TILE_ROWS = 8, MAX_TILE_COLUMNS = 48 };
+
+/* Rows of float32; `count` of them exist. */
+typedef struct {
+    const float *start;
+    int64_t stride, count, width;
+} Rows;
+
+typedef struct {
+    int64_t rows, columns, word; /* of a tile; inputs per word */
+    int64_t element_bytes;
+    /* sums [rows][stride] = a x b over `words` words (+= if `add`), in float32, or in int32 for int8. At most `count` rows are needed. */
+    void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add);
+    /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
+     * NULL). Writes to `scales` what the sums of each row have to be multiplied with; if it is NULL, rows are not scaled. */
+    void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);
+    /* Convert adjacent values without scaling; NULL if a word has several inputs. */
+    void (*convert)(const float *from, int64_t count, void *to);
+} Product;
+
+typedef struct {
+    const float *weight, *bias; /* NULL: 1 and 0 */
+    float eps;
+    int32_t rms; /* RMSNorm: the mean is not subtracted */
+} Norm;
+
+/* What follows a product: out = activation(sums * scales + bias), added to `out` if `add`. */
+typedef struct {
+    const float *bias, *scales;   /* per column; scales may be NULL */
+    const int32_t *offsets;       /* per column, subtracted from sums of int8 products; or NULL */
+    const float *row_scales;      /* per row; NULL without scales */
+    int32_t is_integer, activation, add;
+} Epilogue;
+
+/* Kernels between the products, for the vectors of a level. */
+typedef struct {
+    void (*finish)(const void *sums, int64_t sums_stride, int64_t rows, int64_t columns, const Epilogue *, float *out, int64_t stride);
+    void (*norm)(const Norm *, const float *x, int64_t width, float *out);
+    /* scores -> 2^(scale * (scores - maximum)) for the keys from low to high, at most 2^-126 elsewhere; returns the sum */
+    float (*softmax)(float *scores, float scale, int64_t low, int64_t high, int64_t padded);
+    float (*max_absolute)(const float *row, int64_t width);
+    void (*gate)(const float *gate_and_up, int64_t width, int64_t activation, float *out);
+    /* rotate the first 2 * half dimensions, in pairs (i, half + i), after an RMS norm if there is a weight */
+    void (*rope)(float *head, int64_t dim, int64_t half, const float *cosine, const float *sine, const float *weight, float eps);
+} RowKernels;
+
+typedef struct {
+    const char *name;
+    int (*is_supported)(void);
+    const Product *products[NUM_FORMATS]; /* NULL: no such product */
+    const RowKernels *rows;
+} Level;
+
+/* The level with this name if the CPU has it, otherwise NULL. */
+const Level *cenote_find_level(const char *name);
+
+static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+
+/* Bytes of a packed row tile or panel per row or column: `width` inputs in whole words. */
+static inline int64_t packed_bytes(const Product *product, int64_t width) {
+    return divide_up(width, product->word) * product->word * product->element_bytes;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* The table of levels; compiled for the baseline of the architecture. */
+#include "level.h"
+#include <string.h>
+
+#if defined(__aarch64__)
+#include "arm.h"
+#include <sys/auxv.h>
+
+enum { HAS_FP16 = 1 << 10, HAS_DOTPROD = 1 << 20 }; /* bits of AT_HWCAP */
+
+static int has_neon(void) { return 1; }
+static int has_fp16(void) { return (getauxval(AT_HWCAP) & HAS_FP16) != 0; }
+static int has_dotprod(void) { return has_fp16() && (getauxval(AT_HWCAP) & HAS_DOTPROD) != 0; }
+
+static const Level LEVELS[] = {
+    {"neon", has_neon, {[FLOAT32] = &cenote_neon_float32}, &cenote_neon_rows},
+    {"fp16", has_fp16, {[FLOAT32] = &cenote_neon_float32, [FLOAT16] = &cenote_fp16_float16}, &cenote_neon_rows},
+    {
+        "dotprod",
+        has_dotprod,
+        {[FLOAT32] = &cenote_neon_float32, [FLOAT16] = &cenote_fp16_float16, [INT8] = &cenote_dotprod_int8},
+        &cenote_neon_rows,
+    },
+    {.name = NULL},
+};
+#else
+/* x86-64 with AMX has kernels of its own: see native.h */
+static const Level LEVELS[] = {{.name = NULL}};
+#endif
+
+const Level *cenote_find_level(const char *name) {
+    for (const Level *level = LEVELS; level->name; level++)
+        if (strcmp(level->name, name) == 0) return level->is_supported() ? level : NULL;
+    return NULL;
+}
+
+/* The layout of a product: rows, columns and inputs per word, or zeros if the level has no such product. */
+void cenote_product_layout(const Level *level, int64_t format, int64_t layout[3]) {
+    const Product *product = level->products[format];
+    layout[0] = product ? product->rows : 0;
+    layout[1] = product ? product->columns : 0;
+    layout[2] = product ? product->word : 0;
+}

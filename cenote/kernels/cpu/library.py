@@ -1,0 +1,138 @@
+"""The C library of this folder: its functions and structures, and the level of instructions that is used."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
+from cenote.kernels.native_library import open_library
+
+Format = Literal["float32", "float16", "bfloat16", "int8"]
+FORMATS: tuple[Format, ...] = get_args(Format)  # in the order of the enum in level.h
+# in the order of the enum in level.h
+ACTIVATION_CODES = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
+NO_WINDOW = 1 << 40  # larger than any sequence
+
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+# mirrors of the structs in level.h, linear.h and encoder.c: same fields in the same order
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("rms", _int32)]
+
+
+class PackedLinear(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("panels", "bias", "scales", "offsets", "smooth_scales")),
+        *((name, _int64) for name in ("inputs", "outputs", "activation", "format")),
+    ]
+
+
+class LevelLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, PackedLinear) for name in ("qkv", "out", "up", "down")),
+        *((name, Norm) for name in ("mixer_norm", "mlp_norm")),
+        *((name, _pointer) for name in ("query_weight", "key_weight")),
+        ("qk_eps", _float),
+        ("rope", _int32),
+        ("window", _int64),
+    ]
+
+
+class LevelEmbedding(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("tokens", "positions", "types")),
+        *((name, _int64) for name in ("num_tokens", "num_positions", "num_types", "position_offset")),
+        ("norm", Norm),
+    ]
+
+
+class LevelEncoder(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("level", "layers")),
+        *(
+            (name, _int64)
+            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "attention_format")
+        ),
+        ("scale", _float),
+        *(
+            (name, _int32)
+            for name in (
+                "causal",
+                "is_post_norm",
+                "has_first_norm",
+                "has_final_norm",
+                "is_gated",
+                "gate_activation",
+            )
+        ),
+        ("final_norm", Norm),
+        ("embedding", LevelEmbedding),
+    ]
+
+
+class LevelInput(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("rows", "token_ids", "positions", "types")),
+        *((name, _pointer) for name in ("cosine", "sine", "local_cosine", "local_sine")),
+        *((name, _int64) for name in ("rotary_half", "local_rotary_half")),
+        ("out", _pointer),
+    ]
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cenote_find_level": (ctypes.c_char_p,),
+    "cenote_product_layout": (_pointer, _int64, _pointer),
+    "cenote_packed_linear": (_pointer, ctypes.POINTER(PackedLinear), _pointer, _int64, _pointer, _int64),
+    "cenote_level_encode": (ctypes.POINTER(LevelEncoder), ctypes.POINTER(LevelInput), _pointer, _int64, _int64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProductLayout:
+    """Layout of packed weights: [panel][word][columns][inputs of a word]."""
+
+    columns: int
+    word: int
+
+
+@dataclass(frozen=True)
+class CPULevel:
+    """A level that this CPU has, with the products of its kernels."""
+
+    name: str
+    library: Any
+    pointer: int
+    products: dict[Format, ProductLayout]
+
+
+def load_level() -> CPULevel | None:
+    """Return the highest level of this CPU within CENOTE_MAX_CPU_ISA, or None; None if the library is not built."""
+    return _find_level(cpu_features())
+
+
+@cache
+def _find_level(features: CPUFeatures) -> CPULevel | None:
+    library = open_library(SIGNATURES)
+    if library is None:
+        return None
+    library.cenote_find_level.restype = _pointer
+    for name, flags in reversed(ISA_LEVELS[features.architecture].items()):
+        if flags <= features.flags and (pointer := library.cenote_find_level(name.encode())) is not None:
+            return CPULevel(name, library, pointer, _read_products(library, pointer))
+    return None
+
+
+def _read_products(library: Any, level: int) -> dict[Format, ProductLayout]:
+    products: dict[Format, ProductLayout] = {}
+    for code, name in enumerate(FORMATS):
+        layout = (ctypes.c_int64 * 3)()
+        library.cenote_product_layout(level, code, ctypes.addressof(layout))
+        if layout[1]:
+            products[name] = ProductLayout(layout[1], layout[2])
+    return products

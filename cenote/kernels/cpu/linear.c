@@ -1,0 +1,91 @@
+/* Linear layers: packed rows times packed weights.
+ *
+ * The sums of a row are added in an order that depends on the layer alone: results are bitwise independent of the batch.
+ */
+#include "linear.h"
+#include "scratch.h"
+
+/* Bytes of weights and rows of one part of the inputs: together with the next row tile they fit in the L1 cache. */
+enum { MAX_PART_BYTES = 24 << 10, MAX_BLOCK_ROWS = 128 };
+
+size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, int64_t rows) {
+    const Product *product = product_of(level, layer);
+    return divide_up(rows, product->rows) * product->rows * packed_bytes(product, layer->inputs);
+}
+
+void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t tile, const PackedRows *packed) {
+    const Product *product = product_of(level, layer);
+    const int64_t first = tile * product->rows;
+    const Rows part = {rows->start + first * rows->stride, rows->stride, min_of(product->rows, rows->count - first), rows->width};
+    uint8_t *out = packed->tiles + first * packed_bytes(product, rows->width);
+    product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
+}
+
+/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. */
+static void multiply_panel(
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, int add,
+    float *out, int64_t stride
+) {
+    const Product *product = product_of(level, layer);
+    const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
+    const int64_t max_words = MAX_PART_BYTES / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
+    const int64_t part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
+    const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * columns * word_bytes;
+    float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
+    Epilogue epilogue = {
+        .bias = layer->bias + panel * columns,
+        .scales = layer->scales ? layer->scales + panel * columns : NULL,
+        .offsets = layer->offsets ? layer->offsets + panel * columns : NULL,
+        .is_integer = layer->format == INT8,
+        .activation = (int32_t)layer->activation,
+        .add = add,
+    };
+    for (int64_t begin = 0; begin < words; begin += part)
+        for (int64_t row = 0; row < count; row += product->rows) {
+            const uint8_t *tile = packed->tiles + (first + row) / product->rows * tile_bytes + begin * product->rows * word_bytes;
+            const int64_t rows = min_of(product->rows, count - row);
+            float *tile_sums = sums + row * columns;
+            product->multiply(tile, weights + begin * columns * word_bytes, min_of(part, words - begin), tile_sums, columns, rows, begin > 0);
+            if (begin + part < words) continue;
+            epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
+            float *to = out + (first + row) * stride + panel * columns;
+            level->rows->finish(tile_sums, columns, rows, min_of(columns, layer->outputs - panel * columns), &epilogue, to, stride);
+        }
+}
+
+void cenote_linear_panels(
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, int add, float *out, int64_t stride
+) {
+    const int64_t panels = divide_up(layer->outputs, product_of(level, layer)->columns);
+    const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
+    for (int64_t first = 0; first < rows; first += MAX_BLOCK_ROWS)
+        for (int64_t panel = begin; panel < end; panel++)
+            multiply_panel(level, layer, packed, first, min_of(MAX_BLOCK_ROWS, rows - first), panel, add, out, stride);
+}
+
+/* x [count][inputs] -> out [count][outputs], contiguous. Threads split the rows, or the outputs if there are few rows. Returns 0, or 1
+ * if no scratch memory could be allocated. */
+int cenote_packed_linear(const Level *level, const PackedLinear *layer, const float *x, int64_t count, float *out, int64_t threads) {
+    if (count == 0) return 0;
+    const int64_t tile = product_of(level, layer)->rows;
+    const int64_t block = max_of(tile, min_of(MAX_BLOCK_ROWS, divide_up(divide_up(count, threads), tile) * tile));
+    const int64_t blocks = divide_up(count, block), pieces = blocks >= threads ? 1 : divide_up(threads, blocks);
+    int64_t failed = 0;
+#pragma omp parallel num_threads(threads) if (blocks * pieces > 1)
+    {
+        const size_t bytes = cenote_packed_rows_bytes(level, layer, block);
+        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, bytes + block * sizeof(float));
+        if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < blocks * pieces; unit++) {
+            if (memory == NULL) continue;
+            const int64_t first = unit / pieces * block, rows = min_of(block, count - first);
+            const PackedRows packed = {memory, (float *)(memory + bytes)};
+            const Rows from = {x + first * layer->inputs, layer->inputs, rows, layer->inputs};
+            for (int64_t i = 0; i < divide_up(rows, tile); i++) cenote_pack_tile(level, layer, &from, i, &packed);
+            const Share share = {unit % pieces, pieces};
+            cenote_linear_panels(level, layer, &packed, rows, share, 0, out + first * layer->outputs, layer->outputs);
+        }
+    }
+    return failed;
+}

@@ -1,0 +1,37 @@
+/* Linear layers with packed weights. */
+#ifndef CENOTE_LINEAR_H
+#define CENOTE_LINEAR_H
+
+#include "level.h"
+
+typedef struct {
+    const void *panels;         /* packed weights */
+    const float *bias, *scales; /* per output, padded to whole panels; scales of float32 weights are NULL */
+    const int32_t *offsets;     /* see Epilogue; or NULL */
+    const float *smooth_scales; /* SmoothQuant scales of the inputs; or NULL */
+    int64_t inputs, outputs, activation, format;
+} PackedLinear;
+
+/* Packed rows: row tiles, each with the scales of its rows. */
+typedef struct {
+    uint8_t *tiles;
+    float *scales;
+} PackedRows;
+
+/* A part of the work for one of several threads. */
+typedef struct {
+    int64_t index, count;
+} Share;
+
+static inline const Product *product_of(const Level *level, const PackedLinear *layer) { return level->products[layer->format]; }
+size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, int64_t rows);
+
+/* Pack row tile `tile` of `rows` for the layer. */
+void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t tile, const PackedRows *packed);
+
+/* out = activation(rows x weights + bias), added to `out` if `add`, for this thread's share of the panels. */
+void cenote_linear_panels(
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, int add, float *out, int64_t stride
+);
+
+#endif

@@ -1,0 +1,98 @@
+"""Linear layers with packed weights in C, with fused bias and activation."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cenote.kernels.cpu import library
+from cenote.kernels.cpu.library import Format, ProductLayout, load_level
+from cenote.kernels.int8 import quantize_int8
+
+
+def supports(linear: nn.Linear, activation: str | None, format: Format) -> bool:
+    """Return whether this CPU has a kernel of that format for this layer."""
+    level = load_level()
+    has_kernel = level is not None and format in level.products and activation in library.ACTIVATION_CODES
+    return has_kernel and linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32
+
+
+class PackedLinear(nn.Module):
+    """y = activation(x W' + b), with float32 x and y.
+
+    float16: products of float16, summed in float32 after every 128 inputs; rows and weights are scaled by powers of
+    two, so that nothing overflows. int8: one scale per output and per row, after the SmoothQuant scales, exact sums.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, activation: str | None, format: Format, smooth_scales: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        level = load_level()
+        assert level is not None
+        self.level = level
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.activation, self.format = activation, format
+        weight, scales = _convert(linear.weight.detach(), format, smooth_scales)
+        layout = level.products[format]
+        # not parameters: the packed layout must not be moved to another device or saved
+        self.panels = pack_panels(weight, layout)
+        self.bias = _pad(linear.bias, self.out_features, layout.columns)
+        self.scales = None if scales is None else _pad(scales, self.out_features, layout.columns)
+        self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
+        self.descriptor = library.PackedLinear(
+            panels=self.panels.data_ptr(),
+            bias=self.bias.data_ptr(),
+            scales=None if self.scales is None else self.scales.data_ptr(),
+            smooth_scales=None if self.smooth_scales is None else self.smooth_scales.data_ptr(),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            activation=library.ACTIVATION_CODES.index(activation),
+            format=library.FORMATS.index(format),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.contiguous()
+        out = torch.empty((*x.shape[:-1], self.out_features))
+        failed = self.level.library.cenote_packed_linear(
+            self.level.pointer,
+            ctypes.byref(self.descriptor),
+            rows.data_ptr(),
+            rows.numel() // self.in_features,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError(
+                f"cannot allocate scratch memory for a linear layer over an input of shape {tuple(x.shape)}"
+            )
+        return out
+
+
+def pack_panels(weight: Tensor, layout: ProductLayout) -> Tensor:
+    """Reorder [outputs, inputs], padded with zeros, to [panel][word][columns][inputs of a word]."""
+    outputs, inputs = weight.shape
+    padded = F.pad(weight, (0, -inputs % layout.word, 0, -outputs % layout.columns))
+    return padded.view(-1, layout.columns, padded.shape[1] // layout.word, layout.word).transpose(1, 2).contiguous()
+
+
+def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the weights in the format, and what their products have to be multiplied with."""
+    if format == "int8":
+        return quantize_int8(weight if smooth_scales is None else weight / smooth_scales)
+    if format == "float16":  # below 1, so that no sum of 128 products overflows
+        largest = weight.abs().amax(dim=1).clamp(min=1e-30)
+        scales = torch.exp2(torch.frexp(largest).exponent.float())
+        return (weight / scales[:, None]).half(), scales
+    return weight.contiguous(), None
+
+
+def _pad(values: Tensor | None, count: int, columns: int) -> Tensor:
+    """Return the values as float32, padded with zeros to whole panels; all zeros for None."""
+    out = torch.zeros(-(-count // columns) * columns)
+    if values is not None:
+        out[:count] = values.detach()
+    return out

@@ -1,0 +1,275 @@
+/* Kernels on rows of float32 with vectors of WIDTH floats. A level file defines WIDTH and its target, then includes this file:
+ * the vector types of gcc give the same code for every instruction set. */
+#include "level.h"
+
+typedef float vfloat __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vint __attribute__((vector_size(4 * WIDTH)));
+typedef float vfloat_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t vint_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { GROUP = 4 }; /* vectors whose activations are computed together */
+#define EACH _Pragma("GCC unroll 4") for (int i = 0; i < GROUP; i++)
+
+INLINE vfloat load(const float *from) { return *(const vfloat_unaligned *)from; }
+INLINE void store(float *to, vfloat value) { *(vfloat_unaligned *)to = value; }
+INLINE vint load_int(const int32_t *from) { return *(const vint_unaligned *)from; }
+INLINE vfloat splat(float value) { return value - (vfloat){0}; }
+INLINE vfloat select(vint mask, vfloat yes, vfloat no) { return (vfloat)((mask & (vint)yes) | (~mask & (vint)no)); }
+/* NaN propagates: x is returned if it is NaN */
+#if defined(__aarch64__)
+INLINE vfloat at_least(vfloat x, float limit) { return vmaxq_f32(x, splat(limit)); }
+INLINE vfloat at_most(vfloat x, float limit) { return vminq_f32(x, splat(limit)); }
+INLINE vfloat larger(vfloat x, vfloat y) { return vmaxq_f32(x, y); }
+#else
+INLINE vfloat at_least(vfloat x, float limit) { return select(x < splat(limit), splat(limit), x); }
+INLINE vfloat at_most(vfloat x, float limit) { return select(x > splat(limit), splat(limit), x); }
+INLINE vfloat larger(vfloat x, vfloat y) { return select(x <= y, y, x); }
+#endif
+INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
+
+INLINE float sum_lanes(vfloat x) {
+    float sum = 0.0f;
+    for (int i = 0; i < WIDTH; i++) sum += x[i];
+    return sum;
+}
+
+INLINE float max_lane(vfloat x) {
+    float largest = x[0];
+    for (int i = 1; i < WIDTH; i++)
+        if (!(x[i] <= largest)) largest = x[i];
+    return largest;
+}
+
+/* The first `count` elements, the others 0; and a store of them. */
+INLINE vfloat load_tail(const float *from, int64_t count) {
+    vfloat value = {0};
+    for (int64_t i = 0; i < count; i++) value[i] = from[i];
+    return value;
+}
+INLINE void store_tail(float *to, vfloat value, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = value[i];
+}
+
+/* 2^x with a relative error of 2e-7, for x from -126 to 127. */
+INLINE vfloat exp2_in_range(vfloat x) {
+    const vfloat shifted = x + splat(12582912.0f); /* 1.5 * 2^23: the low bits hold the nearest integer */
+    const vfloat f = x - (shifted - splat(12582912.0f));
+    vfloat y = splat(1.327646680e-3f);
+    y = y * f + splat(9.675541293e-3f);
+    y = y * f + splat(5.550713290e-2f);
+    y = y * f + splat(2.402211972e-1f);
+    y = y * f + splat(6.931469671e-1f);
+    y = y * f + splat(1.0f);
+    return (vfloat)((vint)y + ((vint)shifted << 23));
+}
+
+INLINE vfloat exp2_of(vfloat x) { return exp2_in_range(at_least(at_most(x, 127.0f), -126.0f)); }
+
+#define LOG2_E 1.44269504f
+
+INLINE vfloat sigmoid(vfloat x) { return splat(1.0f) / (splat(1.0f) + exp2_of(x * splat(-LOG2_E))); }
+
+/* x times the normal CDF at x. The polynomial is the logarithm of the CDF at -z, fitted on 0 to 5.6, where z times the CDF is below
+ * 1e-7; absolute error 1e-7 plus the rounding of float32. */
+INLINE vfloat gelu(vfloat x) {
+    const vfloat z = at_most(absolute(x), 5.6f);
+    vfloat y = splat(3.309281802e-5f);
+    y = y * z + splat(-7.692197071e-4f);
+    y = y * z + splat(8.080716474e-3f);
+    y = y * z + splat(-5.341210394e-2f);
+    y = y * z + splat(-4.587709737e-1f);
+    y = y * z + splat(-1.151201702f);
+    y = y * z + splat(-9.999930610e-1f);
+    return at_least(x, 0.0f) - z * exp2_in_range(y);
+}
+
+INLINE vfloat activate(vfloat x, const int activation) {
+    switch (activation) {
+    case GELU: return gelu(x);
+    case GELU_TANH: return x * sigmoid((x * x * x * splat(0.044715f) + x) * splat(1.5957691216f));
+    case RELU: return at_least(x, 0.0f);
+    case SILU: return x * sigmoid(x);
+    case QUICK_GELU: return x * sigmoid(x * splat(1.702f));
+    default: return x;
+    }
+}
+
+/* GELU of several vectors, step by step: a chain of dependent instructions alone would leave most of the units idle. */
+INLINE void gelu_group(vfloat x[GROUP]) {
+    static const float coefficients[] = {
+        -7.692197071e-4f, 8.080716474e-3f, -5.341210394e-2f, -4.587709737e-1f, -1.151201702f, -9.999930610e-1f,
+    };
+    static const float powers[] = {9.675541293e-3f, 5.550713290e-2f, 2.402211972e-1f, 6.931469671e-1f, 1.0f};
+    vfloat z[GROUP], y[GROUP], shifted[GROUP], f[GROUP];
+    EACH z[i] = at_most(absolute(x[i]), 5.6f);
+    EACH y[i] = splat(3.309281802e-5f);
+#pragma GCC unroll 6
+    for (int step = 0; step < 6; step++) EACH y[i] = y[i] * z[i] + splat(coefficients[step]);
+    EACH shifted[i] = y[i] + splat(12582912.0f);
+    EACH f[i] = y[i] - (shifted[i] - splat(12582912.0f));
+    EACH y[i] = splat(1.327646680e-3f);
+#pragma GCC unroll 5
+    for (int step = 0; step < 5; step++) EACH y[i] = y[i] * f[i] + splat(powers[step]);
+    EACH y[i] = (vfloat)((vint)y[i] + ((vint)shifted[i] << 23));
+    EACH x[i] = at_least(x[i], 0.0f) - z[i] * y[i];
+}
+
+INLINE vfloat scaled_sum(const void *sums, int64_t index, int64_t c, const Epilogue *epilogue, int64_t row, const int is_integer, const int has_scales) {
+    vfloat value;
+    if (is_integer) {
+        vint sum = load_int((const int32_t *)sums + index);
+        if (epilogue->offsets) sum -= load_int(epilogue->offsets + c);
+        value = __builtin_convertvector(sum, vfloat);
+    } else value = load((const float *)sums + index);
+    if (has_scales) value = value * splat(epilogue->row_scales[row]) * load(epilogue->scales + c);
+    return value + load(epilogue->bias + c);
+}
+
+INLINE void finish_as(
+    const void *sums, int64_t sums_stride, int64_t rows, int64_t columns, const Epilogue *epilogue, float *out, int64_t stride,
+    const int activation, const int is_integer, const int has_scales
+) {
+    const int64_t whole = columns / WIDTH * WIDTH;
+    for (int64_t row = 0, c = 0; whole && row < rows;) { /* groups of vectors, across rows */
+        vfloat values[GROUP];
+        int64_t row_of[GROUP] = {0}, column_of[GROUP] = {0};
+        int count = 0;
+        for (; count < GROUP && row < rows; count++) {
+            row_of[count] = row, column_of[count] = c;
+            if ((c += WIDTH) == whole) c = 0, row++;
+        }
+        EACH values[i] = scaled_sum(sums, row_of[i] * sums_stride + column_of[i], column_of[i], epilogue, row_of[i], is_integer, has_scales);
+        if (activation == GELU) gelu_group(values);
+        else EACH values[i] = activate(values[i], activation);
+        for (int i = 0; i < count; i++) {
+            float *to = out + row_of[i] * stride + column_of[i];
+            store(to, epilogue->add ? load(to) + values[i] : values[i]);
+        }
+    }
+    for (int64_t row = 0; columns > whole && row < rows; row++) { /* a tile has whole vectors of sums */
+        const vfloat value = scaled_sum(sums, row * sums_stride + whole, whole, epilogue, row, is_integer, has_scales);
+        float *to = out + row * stride + whole;
+        const vfloat result = activate(value, activation);
+        store_tail(to, epilogue->add ? load_tail(to, columns - whole) + result : result, columns - whole);
+    }
+}
+
+static void finish(
+    const void *sums, int64_t sums_stride, int64_t rows, int64_t columns, const Epilogue *epilogue, float *out, int64_t stride
+) {
+#define CASE(ACTIVATION)                                                                                                      \
+    case ACTIVATION:                                                                                                          \
+        if (epilogue->is_integer) finish_as(sums, sums_stride, rows, columns, epilogue, out, stride, ACTIVATION, 1, 1);       \
+        else if (epilogue->scales) finish_as(sums, sums_stride, rows, columns, epilogue, out, stride, ACTIVATION, 0, 1);      \
+        else finish_as(sums, sums_stride, rows, columns, epilogue, out, stride, ACTIVATION, 0, 0);                            \
+        break;
+    switch (epilogue->activation) {
+        CASE(IDENTITY)
+        CASE(GELU)
+        CASE(GELU_TANH)
+        CASE(RELU)
+        CASE(SILU)
+        CASE(QUICK_GELU)
+    }
+#undef CASE
+}
+
+/* The mean is subtracted before the squares are summed: values far from 0 would lose precision otherwise. */
+static void norm_row(const Norm *norm, const float *x, int64_t width, float *out) {
+    const int64_t whole = width / WIDTH * WIDTH;
+    vfloat sums = {0}, squares = {0};
+    float mean = 0.0f, rest = 0.0f;
+    if (!norm->rms) {
+        for (int64_t c = 0; c < whole; c += WIDTH) sums += load(x + c);
+        for (int64_t c = whole; c < width; c++) rest += x[c];
+        mean = (sum_lanes(sums) + rest) / width, rest = 0.0f;
+    }
+    for (int64_t c = 0; c < whole; c += WIDTH) {
+        const vfloat value = load(x + c) - splat(mean);
+        squares += value * value;
+    }
+    for (int64_t c = whole; c < width; c++) rest += (x[c] - mean) * (x[c] - mean);
+    const float factor = 1.0f / __builtin_sqrtf((sum_lanes(squares) + rest) / width + norm->eps);
+    for (int64_t c = 0; c < width; c += WIDTH) {
+        const int64_t count = min_of(WIDTH, width - c);
+        vfloat value = ((count == WIDTH ? load(x + c) : load_tail(x + c, count)) - splat(mean)) * splat(factor);
+        if (norm->weight) value *= count == WIDTH ? load(norm->weight + c) : load_tail(norm->weight + c, count);
+        if (norm->bias) value += count == WIDTH ? load(norm->bias + c) : load_tail(norm->bias + c, count);
+        if (count == WIDTH) store(out + c, value);
+        else store_tail(out + c, value, count);
+    }
+}
+
+/* The buffer has room for whole vectors. */
+static float softmax(float *scores, float scale, int64_t low, int64_t high, int64_t padded) {
+    for (int64_t key = 0; key < low; key++) scores[key] = -__builtin_inff();
+    for (int64_t key = high; key < padded; key++) scores[key] = -__builtin_inff();
+    vfloat largest = splat(-__builtin_inff()), sums = {0};
+    for (int64_t key = 0; key < padded; key += WIDTH) largest = larger(load(scores + key), largest);
+    const vfloat maximum = splat(max_lane(largest));
+    for (int64_t key = 0; key < padded; key += WIDTH) {
+        const vfloat power = exp2_in_range(at_least((load(scores + key) - maximum) * splat(scale), -126.0f));
+        sums += power;
+        store(scores + key, power);
+    }
+    return sum_lanes(sums);
+}
+
+/* NaN counts as larger than every number. */
+static float max_absolute_of(const float *row, int64_t width) {
+    vfloat first = {0}, second = {0};
+    int64_t c = 0;
+    for (; c + 2 * WIDTH <= width; c += 2 * WIDTH) {
+        first = larger(absolute(load(row + c)), first);
+        second = larger(absolute(load(row + c + WIDTH)), second);
+    }
+    float largest = max_lane(larger(first, second));
+    for (; c < width; c++)
+        if (!(__builtin_fabsf(row[c]) <= largest)) largest = __builtin_fabsf(row[c]);
+    return largest;
+}
+
+#define GATE(ACTIVATION)                                                                                  \
+    case ACTIVATION:                                                                                      \
+        for (int64_t c = 0; c < width; c += WIDTH) {                                                      \
+            const int64_t count = min_of(WIDTH, width - c);                                               \
+            if (count == WIDTH) store(out + c, activate(load(gate + c), ACTIVATION) * load(gate + width + c)); \
+            else {                                                                                        \
+                const vfloat up = load_tail(gate + width + c, count);                                     \
+                store_tail(out + c, activate(load_tail(gate + c, count), ACTIVATION) * up, count);        \
+            }                                                                                             \
+        }                                                                                                 \
+        break;
+
+static void gate_row(const float *gate, int64_t width, int64_t activation, float *out) {
+    switch (activation) {
+        GATE(IDENTITY)
+        GATE(GELU)
+        GATE(GELU_TANH)
+        GATE(RELU)
+        GATE(SILU)
+        GATE(QUICK_GELU)
+    }
+}
+
+static void rope_head(float *head, int64_t dim, int64_t half, const float *cosine, const float *sine, const float *weight, float eps) {
+    if (weight) {
+        const Norm norm = {weight, NULL, eps, 1};
+        norm_row(&norm, head, dim, head);
+    }
+    int64_t c = 0;
+    for (; c + WIDTH <= half; c += WIDTH) {
+        const vfloat first = load(head + c), second = load(head + half + c), cos_lane = load(cosine + c), sin_lane = load(sine + c);
+        store(head + c, first * cos_lane - second * sin_lane);
+        store(head + half + c, second * cos_lane + first * sin_lane);
+    }
+    for (; c < half; c++) {
+        const float first = head[c], second = head[half + c];
+        head[c] = first * cosine[c] - second * sine[c];
+        head[half + c] = second * cosine[c] + first * sine[c];
+    }
+}
+
+#define ROW_KERNELS {finish, norm_row, softmax, max_absolute_of, gate_row, rope_head}

@@ -1,0 +1,146 @@
+"""The format in which the linear layers of a loaded model multiply on a CPU, checked against float32."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from cenote.config.engine import Quantization
+from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format
+from cenote.kernels.cpu.library import Format, load_level
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.kernels.post_load import process_weights_after_loading
+from cenote.layers.backbone import Backbone
+from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.packed_batch import PackedBatch
+
+logger = logging.getLogger("cenote")
+
+MIN_COSINE: dict[Format, float] = {"float16": 0.9999, "int8": 0.995}
+# shares of the layers that stay in 16 bits, those with the largest errors first, until the cosine is large enough
+SHARES_IN_16_BITS = (0.1, 0.25, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductReport:
+    """How the linear layers of a model multiply, and what was measured at load."""
+
+    format: Format
+    level: str
+    cosine: float | None = None  # the smallest with float32; None: not measured
+    num_in_16_bits: int = 0  # layers of an int8 model
+
+    def __str__(self) -> str:
+        text = f"{self.format} products, {self.level} kernels"
+        if self.num_in_16_bits:
+            text += f", {self.num_in_16_bits} layers in float16"
+        return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with float32"
+
+
+def prepare_products(
+    model: nn.Module,
+    backbone: Backbone,
+    device: torch.device,
+    quantization: Quantization | None,
+    matmul_dtype: torch.dtype,
+    sample: PackedBatch | None,
+) -> ProductReport | None:
+    """Prepack or quantize the linear layers of a model and fuse its layers.
+
+    With `sample`, float16 and int8 are checked against float32 on it. A model whose float16 results differ too much is
+    computed in float32, and the worst layers of an int8 model in float16. None: no kernels of a CPU level are used.
+    """
+    format: Format = "int8" if quantization == "int8" else "float16" if matmul_dtype is torch.float16 else "float32"
+    is_checked = sample is not None and format != "float32" and _has_kernels(model, format)
+    linears = list_linears(model) if is_checked else []
+    reference = _summarize(model, sample) if is_checked and sample is not None else None
+    process_weights_after_loading(model, device, quantization, matmul_dtype)
+    backbone.fused_encoder = try_fuse_encoder(backbone)
+    packed = [x for x in model.modules() if isinstance(x, PackedLinear)]
+    level = load_level()
+    if not packed or level is None:
+        return None
+    report = ProductReport(packed[0].format, level.name)
+    if sample is not None and reference is not None:
+        report = _check(model, backbone, report, sample, reference, linears)
+        logger.info("%s", report)
+    return report
+
+
+def _check(
+    model: nn.Module,
+    backbone: Backbone,
+    report: ProductReport,
+    sample: PackedBatch,
+    reference: Tensor,
+    linears: list[tuple[nn.Module, str, nn.Linear]],
+) -> ProductReport:
+    format, level = report.format, report.level
+    cosine = _min_cosine(_summarize(model, sample), reference)
+    if cosine >= MIN_COSINE[format]:
+        return ProductReport(format, level, cosine)
+    logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
+    if format == "int8" and supports_format("float16"):
+        _restore(backbone, linears)
+        worst = _by_error(model, sample, linears)
+        for share in SHARES_IN_16_BITS:
+            in_16_bits = set(worst[: max(1, round(share * len(worst)))])
+            _restore(backbone, linears)
+            pack_linears(model, "int8", in_16_bits=in_16_bits)
+            backbone.fused_encoder = try_fuse_encoder(backbone)
+            cosine = _min_cosine(_summarize(model, sample), reference)
+            if cosine >= MIN_COSINE["int8"]:
+                return ProductReport("int8", level, cosine, len(in_16_bits))
+    _restore(backbone, linears)
+    other: Format = "float16" if format == "int8" and supports_format("float16") else "float32"
+    pack_linears(model, other)
+    backbone.fused_encoder = try_fuse_encoder(backbone)
+    if other == "float32":
+        return ProductReport("float32", level)
+    return _check(model, backbone, ProductReport(other, level), sample, reference, linears)
+
+
+def _has_kernels(model: nn.Module, format: Format) -> bool:
+    return supports_format(format) and all(linear.weight.dtype == torch.float32 for _, _, linear in list_linears(model))
+
+
+def _restore(backbone: Backbone, linears: list[tuple[nn.Module, str, nn.Linear]]) -> None:
+    backbone.fused_encoder = None
+    for parent, name, linear in linears:
+        setattr(parent, name, linear)
+
+
+def _summarize(model: nn.Module, sample: PackedBatch) -> Tensor:
+    """Return the mean, the first and the last state of every sequence: what poolers read."""
+    with torch.inference_mode():
+        states = model(sample).float().split(list(sample.seq_lens_cpu))
+        return torch.stack([row for x in states for row in (x.mean(dim=0), x[0], x[-1])])
+
+
+def _min_cosine(found: Tensor, reference: Tensor) -> float:
+    cosines = cosine_similarity(found.double(), reference.double(), dim=-1)
+    return -1.0 if cosines.isnan().any() else cosines.min().item()
+
+
+def _by_error(
+    model: nn.Module, sample: PackedBatch, linears: list[tuple[nn.Module, str, nn.Linear]]
+) -> list[nn.Module]:
+    """Return the layers by the error of their int8 products on the sample, relative to their results."""
+    errors: dict[nn.Module, float] = {}
+
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        quantized = PackedLinear(layer, getattr(layer, "activation", None), "int8")(inputs[0])
+        errors[layer] = ((quantized - output).norm() / output.norm().clamp(min=1e-20)).item()
+
+    hooks = [linear.register_forward_hook(record) for _, _, linear in linears]
+    try:
+        _summarize(model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sorted(errors, key=lambda layer: -errors[layer])

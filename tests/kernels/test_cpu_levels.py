@@ -1,0 +1,284 @@
+"""The kernels of every CPU level equal plain torch, and a row does not depend on the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.cpu import library
+from cenote.kernels.cpu.convert import pack_linears
+from cenote.kernels.cpu.library import CPULevel, Format
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.layers.backbone import Backbone
+from cenote.layers.fused_encoder import FusedLevelEncoder, try_fuse_encoder
+from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
+from cenote.packed_batch import PackedBatch, pack_sequences
+from tests.kernels.levels import LEVELS, needs_level, use_level
+from tests.tiny import randomize
+
+pytestmark = needs_level
+
+LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
+SPEC = BackboneSpec(
+    vocab_size=200,
+    hidden_size=128,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_learned_positions=512,
+    num_token_types=2,
+    has_embed_norm=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    norm_order="post",
+    has_final_norm=False,
+)
+# as in ModernBERT and as in Qwen3
+LOCAL_ENCODER = {
+    "norm_order": "pre",
+    "has_first_norm": False,
+    "has_final_norm": True,
+    "rope": RopeSpec(),
+    "local_rope": RopeSpec(theta=100.0),
+    "is_gated_mlp": True,
+    "window": 8,
+    "local_layers": (True, False),
+}
+DECODER = {
+    "norm_order": "pre",
+    "norm": "rms",
+    "has_final_norm": True,
+    "rope": RopeSpec(rotary_dim=16),
+    "is_gated_mlp": True,
+    "activation": "silu",
+    "causal": True,
+    "num_kv_heads": 2,
+    "qk_norm": "head",
+    "has_embed_norm": False,
+    "num_learned_positions": 0,
+    "num_token_types": 0,
+}
+# relative error of a linear layer, and distance of 1 from the cosine of an encoder
+LINEAR_ERROR: dict[Format, float] = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 6e-3, "int8": 1.5e-2}
+ENCODER_ERROR: dict[Format, float] = {"float32": 1e-10, "float16": 1e-4, "bfloat16": 1e-3, "int8": 5e-3}
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CPULevel]:
+    with use_level(request.param, monkeypatch) as found:
+        assert found is not None
+        yield found
+
+
+def make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(inputs + outputs)
+    return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+
+
+def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows"), [(384, 384, 64), (1536, 100, 13), (37, 50, 5), (3, 1, 1), (700, 12, 300)]
+)
+def test_a_packed_layer_equals_torch(level: CPULevel, inputs: int, outputs: int, rows: int) -> None:
+    linear, x = make_linear(inputs, outputs), torch.randn(rows, inputs)
+    exact = linear.double()(x.double())
+    linear.float()
+
+    for format in level.products:
+        found = PackedLinear(linear, None, format)(x)
+        assert relative_error(found, exact) < LINEAR_ERROR[format], format
+
+
+@pytest.mark.parametrize("activation", library.ACTIVATION_CODES[1:])
+def test_activations_equal_torch(level: CPULevel, activation: str) -> None:
+    linear = make_linear(64, 24)
+    x = torch.cat((torch.randn(20, 64), torch.zeros(1, 64), 40 * torch.randn(20, 64)))
+    exact = ACTIVATIONS[activation](linear.double()(x.double()))
+
+    found = PackedLinear(linear.float(), activation, "float32")(x)
+
+    assert torch.allclose(found.double(), exact, atol=2e-6, rtol=2e-6)
+
+
+def test_float16_rows_of_any_size_neither_overflow_nor_vanish(level: CPULevel) -> None:
+    if "float16" not in level.products:
+        pytest.skip(f"level {level.name} has no float16 products")
+    linear = make_linear(384, 48, bias=False)
+    x = torch.randn(7, 384) * torch.tensor([1e-12, 1e-6, 1.0, 1e3, 1e6, 1e12, 0.0])[:, None]
+    linear.weight *= torch.logspace(-6, 6, 48)[:, None]
+    exact = x.double() @ linear.weight.double().T
+
+    found = PackedLinear(linear, None, "float16")(x)
+
+    row_error = (found - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-30)
+    assert row_error.max() < 1e-2  # the largest outputs, a few of 48, decide
+    assert found.isfinite().all()
+
+
+def test_int8_sums_are_exact(level: CPULevel) -> None:
+    if "int8" not in level.products:
+        pytest.skip(f"level {level.name} has no int8 products")
+    linear = make_linear(512, 30, bias=False)
+    linear.weight.copy_(torch.randint(-127, 128, linear.weight.shape))
+    linear.weight[:, 0] = 127  # all scales are 1
+    x = torch.randint(-127, 128, (11, 512)).float()
+    x[:, 0] = -127
+
+    assert torch.equal(PackedLinear(linear, None, "int8")(x), x @ linear.weight.T)
+
+
+def test_nan_stays_in_its_row(level: CPULevel) -> None:
+    linear, x = make_linear(64, 24), torch.randn(9, 64)
+    x[3, 5] = float("nan")
+    for format in level.products:
+        if format == "int8":
+            continue  # NaN has no int8
+        found = PackedLinear(linear, "gelu", format)(x)
+        assert found[3].isnan().all(), format
+        assert found[[row for row in range(9) if row != 3]].isfinite().all(), format
+
+
+def make_backbone(spec: BackboneSpec) -> Backbone:
+    backbone = Backbone(spec).requires_grad_(False)
+    randomize(backbone, std=0.1)
+    backbone.prepare_buffers(torch.device("cpu"), torch.float32)
+    return backbone
+
+
+def make_fused_backbone(spec: BackboneSpec, format: Format) -> Backbone:
+    backbone = make_backbone(spec)
+    assert pack_linears(backbone, format)
+    backbone.fused_encoder = try_fuse_encoder(backbone)
+    return backbone
+
+
+def sequences(lengths: list[int]) -> list[list[int]]:
+    tokens = torch.randint(0, 200, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    return [row.tolist() for row in tokens.split(lengths)]
+
+
+def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
+    rows = sequences(lengths)
+    return pack_sequences(rows, [[int(index > 3) for index in range(len(row))] for row in rows] if typed else None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"activation": "relu", "num_kv_heads": 2},
+        {"causal": True, "hidden_size": 64, "num_heads": 1},
+        {"window": 8, "local_layers": (True, False)},
+        {"intermediate_size": 200, "position_offset": 2},
+        {"num_token_types": 0, "num_learned_positions": 0, "norm_bias": False, "mlp_bias": False},
+        {"embedding_size": 64},
+        {"has_embed_norm": False},
+        {"hidden_size": 100, "num_heads": 4, "intermediate_size": 130},
+        {"norm_order": "pre", "has_final_norm": True},
+        {"norm_order": "pre"},
+        LOCAL_ENCODER,
+        DECODER,
+    ],
+)
+def test_a_fused_encoder_equals_float64(level: CPULevel, change: dict[str, object]) -> None:
+    spec, batch = replace(SPEC, **change), batch_of(LENGTHS, typed=True)  # type: ignore[arg-type]
+    exact_backbone = make_backbone(spec).double()
+    exact_backbone.prepare_buffers(torch.device("cpu"), torch.float64)
+    exact = exact_backbone(batch)
+
+    for format in level.products:
+        backbone = make_fused_backbone(spec, format)
+        assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+        error = 1 - cosine_similarity(backbone(batch).double(), exact, dim=-1)
+        assert error.max() < ENCODER_ERROR[format], format
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("change", [{}, LOCAL_ENCODER, DECODER])
+def test_a_sequence_gives_the_same_bits_in_any_batch_and_with_any_number_of_threads(
+    level: CPULevel, change: dict[str, object], threads: int
+) -> None:
+    lengths, before = [*LENGTHS, *([40] * 30), 300, 1], torch.get_num_threads()
+    for format in level.products:
+        backbone = make_fused_backbone(replace(SPEC, **change), format)  # type: ignore[arg-type]
+        expected = backbone(batch_of(lengths))
+        torch.set_num_threads(threads)
+        try:
+            assert torch.equal(backbone(batch_of(lengths)), expected), format
+            for tokens, states in zip(sequences(lengths), expected.split(lengths), strict=True):
+                assert torch.equal(backbone(pack_sequences([tokens])), states), format
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_attention_with_values_too_large_for_float16_stays_finite(level: CPULevel) -> None:
+    if "float16" not in level.products:
+        pytest.skip(f"level {level.name} has no float16 products")
+    backbone, batch = make_backbone(SPEC), batch_of([30, 9])
+    for layer in backbone.layers:
+        layer.mixer.qkv.bias[256:] += 40_000  # values: their sums exceed 65504
+        layer.mixer.qkv.weight[:128] *= 300  # queries
+    exact = backbone(batch)
+    assert pack_linears(backbone, "float16")
+    backbone.fused_encoder = try_fuse_encoder(backbone)
+
+    assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < 1e-3
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40]])
+def test_a_sequence_without_tokens_changes_no_other(level: CPULevel, lengths: list[int]) -> None:
+    backbone = make_fused_backbone(SPEC, "float32")
+
+    assert torch.equal(backbone(batch_of(lengths)), backbone(batch_of([length for length in lengths if length])))
+
+
+def test_an_id_out_of_range_raises_index_error_as_in_torch(level: CPULevel) -> None:
+    backbone = make_fused_backbone(SPEC, "float32")
+
+    for ids in ([3, 200], [-1], [1] * 513):
+        with pytest.raises(IndexError):
+            backbone(pack_sequences([ids]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_order": "pre", "relative_bias": RelativeBiasSpec(num_buckets=32)},
+        {"rope": RopeSpec(interleaved=True)},
+        {"softcap": 5.0},
+        {"qk_norm": "width", "rope": RopeSpec()},
+        {"norm_order": "sandwich"},
+        {"norm_order": "pre", "residual_scale": 0.5},
+    ],
+)
+def test_a_backbone_with_unsupported_layers_is_not_fused(level: CPULevel, change: dict[str, object]) -> None:
+    backbone, batch = make_fused_backbone(replace(SPEC, **change), "float32"), batch_of([5, 20])  # type: ignore[arg-type]
+
+    assert backbone.fused_encoder is None
+    assert torch.allclose(backbone(batch), make_backbone(replace(SPEC, **change))(batch), atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_a_batch_with_unattended_tokens_runs_without_the_fused_encoder(level: CPULevel) -> None:
+    backbone, batch = make_fused_backbone(SPEC, "float32"), batch_of([6, 9])
+
+    partial = backbone(replace(batch, attended_lens_cpu=(4, 9)))
+
+    assert not torch.allclose(partial[:6], backbone(batch)[:6], atol=1e-3)
+    assert torch.allclose(partial[6:], backbone(batch)[6:], atol=1e-5)
+
+
+def test_bfloat16_layers_are_left_to_other_kernels(level: CPULevel) -> None:
+    backbone = make_backbone(SPEC).bfloat16()
+
+    assert not pack_linears(backbone, "float32")
+    assert try_fuse_encoder(backbone) is None

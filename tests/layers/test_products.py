@@ -1,0 +1,83 @@
+"""Linear layers multiply in float16 or int8 where the results are close enough to float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from cenote.config.engine import Quantization
+from cenote.kernels.cpu.convert import supports_format
+from cenote.kernels.cpu.library import Format
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.layers import products
+from cenote.layers.backbone import Backbone
+from cenote.layers.products import ProductReport, prepare_products
+from tests.kernels.test_cpu_levels import SPEC, batch_of, make_backbone
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    not (supports_format("float16") and supports_format("int8")), reason="needs fp16 and dotprod instructions"
+)
+
+
+def prepare(
+    quantization: Quantization | None = None, matmul_dtype: torch.dtype = torch.float32
+) -> tuple[Backbone, ProductReport]:
+    backbone = make_backbone(SPEC)
+    report = prepare_products(backbone, backbone, CPU, quantization, matmul_dtype, batch_of([5, 9, 30]))
+    assert report is not None
+    return backbone, report
+
+
+def formats(backbone: Backbone) -> list[Format]:
+    return [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinear)]
+
+
+def test_float32_is_not_compared_with_itself() -> None:
+    backbone, report = prepare()
+
+    assert set(formats(backbone)) == {"float32"}
+    assert report.cosine is None
+
+
+@pytest.mark.parametrize(("quantization", "format"), [(None, "float16"), ("int8", "int8")])
+def test_the_report_has_the_measured_cosine(quantization: Quantization | None, format: Format) -> None:
+    backbone, report = prepare(quantization, torch.float16)
+
+    assert set(formats(backbone)) == {report.format} == {format}
+    assert report.cosine is not None and products.MIN_COSINE[format] <= report.cosine < 1
+    assert f"{format} products, {report.level} kernels, cosine 0.99" in str(report)
+
+
+def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(products.MIN_COSINE, "float16", 1.0)
+
+    backbone, report = prepare(None, torch.float16)
+
+    assert set(formats(backbone)) == {"float32"} and report.format == "float32"
+    batch = batch_of([5, 40])
+    assert torch.equal(backbone(batch), prepare()[0](batch))
+
+
+def test_the_worst_layers_of_an_int8_model_stay_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plain = prepare("int8")
+    assert plain.cosine is not None
+    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
+
+    backbone, report = prepare("int8")
+
+    assert 0 < formats(backbone).count("float16") == report.num_in_16_bits < len(formats(backbone))
+    assert report.cosine is not None and report.cosine > plain.cosine
+    assert f"{report.num_in_16_bits} layers in float16" in str(report)
+    batch = batch_of([5, 40])
+    exact = make_backbone(SPEC)(batch)
+    assert cosine_similarity(backbone(batch), exact, dim=-1).min() > 0.995
+
+
+def test_an_int8_model_that_never_comes_close_is_computed_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(products.MIN_COSINE, "int8", 1.0)
+
+    backbone, report = prepare("int8")
+
+    assert set(formats(backbone)) == {"float16"} and report.format == "float16"
