@@ -22,7 +22,12 @@ logger = logging.getLogger("cenote")
 
 
 def resolve_quantization(
-    requested: Quantization | None, device: torch.device, cpu: CPUFeatures, dtype: torch.dtype = torch.float32, *, stores_fp8: bool = False
+    requested: Quantization | None,
+    device: torch.device,
+    cpu: CPUFeatures,
+    dtype: torch.dtype = torch.float32,
+    *,
+    stores_fp8: bool = False,
 ) -> Sourced[Quantization | None]:
     """Return the quantization to use; raise if the device does not support it.
 

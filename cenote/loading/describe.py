@@ -11,7 +11,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu.convert import supports_format
-from cenote.kernels.cpu_features import cpu_features
+from cenote.kernels.cpu_features import CPUFeatures, cpu_features
 from cenote.kernels.post_load import resolve_matmul_dtype, resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
 from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
@@ -137,7 +137,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     cpu = cpu_features()
     dtype = resolve_dtype(
         config,
-        "float32" if family.is_static and options.dtype == "auto" else options.dtype,  # 16 bits would save nothing
+        _requested_dtype(options, family, cpu),
         device.value.type,
         native_bf16=cpu.has_bfloat16,
         supports_float16=supports_float16(config.get("model_type")),
@@ -185,7 +185,11 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
         matmul_dtype=resolve_matmul_dtype(options.dtype, dtype.value, device.value),
         quantization=resolve_quantization(
-            options.quantization, device.value, cpu, stores_fp8=stores_fp8(read_quantization_config(checkpoint))
+            options.quantization,
+            device.value,
+            cpu,
+            dtype.value,
+            stores_fp8=stores_fp8(read_quantization_config(checkpoint)),
         ),
         deterministic=options.deterministic,
         doubts=tuple(
@@ -338,6 +342,16 @@ def _resolve_num_labels(config: HFConfig, labels: list[str] | None, kind: Checkp
         return head.spec.num_labels
     count = config.get("num_labels") or (len(labels) if labels else 2)  # Transformers does not save the default of 2
     return int(count)
+
+
+def _requested_dtype(options: EngineConfig, family: Architecture, cpu: CPUFeatures) -> str:
+    if options.dtype != "auto":
+        return options.dtype
+    if family.is_static:
+        return "float32"  # 16 bits would save nothing
+    # on these CPUs int8 layers have inputs and results in float32
+    has_float32_int8 = options.quantization == "int8" and not cpu.has_int8 and supports_format("int8")
+    return "float32" if has_float32_int8 else "auto"
 
 
 def _resolve_device(requested: str | None) -> Sourced[torch.device]:

@@ -156,9 +156,10 @@ def _load_described(
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
     weight_loader = _open_weights(description, options, weights)
-    quantizer = None
-    if split is not None or not packs_int8(dtype, cpu_features()):
-        quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
+    is_packed = split is None and description.quantization.value == "int8" and packs_int8(dtype, cpu_features())
+    quantizer = make_quantizer(
+        None if is_packed else description.quantization.value, device, is_required=options.quantization is not None
+    )
     _load_backbone(backbone, description, weight_loader, split, quantizer)
     heads = load_heads(description, weight_loader, tokenizer)
     span_head = _load_span_head(description, weight_loader)
