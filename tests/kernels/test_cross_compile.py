@@ -29,6 +29,7 @@ KERNELS = ROOT / "cenote/kernels"
 NATIVE = [*sorted(KERNELS.glob("native_*.c")), *sorted((KERNELS / "cpu").glob("*.c"))]
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
 DRIVER = Path(__file__).with_name("wordpiece_driver.c")
+PRODUCT_DRIVER = Path(__file__).with_name("product_driver.c")
 # the flags of setup.py
 FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno"]
 FUNCTIONS = {*native_library.SIGNATURES, *level_library.SIGNATURES}
@@ -169,6 +170,33 @@ def test_the_native_kernels_detect_a_processor_without_amx(native_objects: list[
     program = compile_c("x86_64", [main, *processor], tmp_path / "native", "-static")
 
     assert subprocess.run(run_command("x86_64", program), check=False).returncode == 40
+
+
+@pytest.fixture(scope="module")
+def product_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [KERNELS / "cpu/levels.c", *sorted((KERNELS / "cpu").glob("arm_*.c")), PRODUCT_DRIVER]
+    target = tmp_path_factory.mktemp("products") / "products"
+    return compile_c("aarch64", sources, target, "-static", "-Wall", "-Werror", "-lm")
+
+
+def run_products(program: Path, level: str, cpu: str) -> subprocess.CompletedProcess[str]:
+    emulator = MACHINES["aarch64"][1]
+    if shutil.which(emulator) is None:
+        pytest.skip(f"{emulator} is not installed (Debian: qemu-user)")
+    command = [emulator, "-cpu", cpu, str(program), level]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("level", ["neon", "fp16", "dotprod", "i8mm"])
+def test_the_products_of_a_level_equal_plain_sums_on_an_emulated_cpu(product_driver: Path, level: str) -> None:
+    done = run_products(product_driver, level, "max")
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("level", ["fp16", "dotprod", "i8mm"])
+def test_a_level_that_the_cpu_lacks_is_not_found(product_driver: Path, level: str) -> None:
+    assert run_products(product_driver, level, "cortex-a72").returncode == 2
 
 
 class EmulatedLibrary:

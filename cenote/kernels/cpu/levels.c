@@ -7,10 +7,12 @@
 #include <sys/auxv.h>
 
 enum { HAS_FP16 = 1 << 10, HAS_DOTPROD = 1 << 20 }; /* bits of AT_HWCAP */
+enum { HAS_I8MM = 1 << 13 };                        /* of AT_HWCAP2 */
 
 static int has_neon(void) { return 1; }
 static int has_fp16(void) { return (getauxval(AT_HWCAP) & HAS_FP16) != 0; }
 static int has_dotprod(void) { return has_fp16() && (getauxval(AT_HWCAP) & HAS_DOTPROD) != 0; }
+static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) & HAS_I8MM) != 0; }
 
 static const Level LEVELS[] = {
     {"neon", has_neon, {[FLOAT32] = &cenote_neon_float32}, &cenote_neon_rows},
@@ -19,6 +21,12 @@ static const Level LEVELS[] = {
         "dotprod",
         has_dotprod,
         {[FLOAT32] = &cenote_neon_float32, [FLOAT16] = &cenote_fp16_float16, [INT8] = &cenote_dotprod_int8},
+        &cenote_neon_rows,
+    },
+    {
+        "i8mm",
+        has_i8mm,
+        {[FLOAT32] = &cenote_neon_float32, [FLOAT16] = &cenote_fp16_float16, [INT8] = &cenote_i8mm_int8},
         &cenote_neon_rows,
     },
     {.name = NULL},
