@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -100,6 +102,15 @@ def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
         return None
     mixer, mlp = backbone.layers[0].mixer, backbone.layers[0].mlp
     assert isinstance(mixer, Attention)
+    layers_of_model: list[Any] = list(backbone.layers)
+    if any(
+        (x.mixer.scale, x.mixer.causal, type(x.mlp)) != (mixer.scale, mixer.causal, type(mlp)) for x in layers_of_model
+    ):
+        return None
+    norm_type = RMSNorm if spec.norm == "rms" else LayerNorm
+    norms = [backbone.norm, *(norm for layer in layers_of_model for norm in (layer.mixer_norm, layer.mlp_norm))]
+    if any(norm is not None and type(norm) not in (Norm, norm_type) for norm in norms):
+        return None
     shape = EncoderShape(
         num_heads=mixer.num_qkv_heads[0],
         num_kv_heads=mixer.num_qkv_heads[1],

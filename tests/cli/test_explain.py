@@ -46,7 +46,7 @@ def test_the_text_report_has_all_sections(tmp_path: Path, capsys: pytest.Capture
     assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--dtype", "float32"]) == 0
 
     text = capsys.readouterr().out
-    for word in ("Machine", "Settings", "Speed of light", "8 tokens", "Share of time", "Advice", "sdpa"):
+    for word in ("Machine", "Settings", "Speed of light", "8 tokens", "Share of time", "Advice", "attention"):
         assert word in text
 
 
@@ -54,7 +54,8 @@ def test_the_text_report_has_all_sections(tmp_path: Path, capsys: pytest.Capture
     ("flags", "dtypes"),
     [
         ({"avx2"}, ["float32"]),
-        ({"asimd", "asimddp"}, ["float32"]),
+        ({"asimd"}, ["float32"]),
+        ({"asimd", "asimdhp", "asimddp"}, ["float32", "float16", "int8"]),
         ({"avx512_vnni"}, ["float32", "int8"]),
         ({"amx_bf16", "amx_int8"}, ["float32", "bfloat16", "int8"]),
     ],
@@ -63,6 +64,7 @@ def test_only_dtypes_with_hardware_support_are_measured(
     flags: set[str], dtypes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "cpu_features", lambda: CPUFeatures("x86", frozenset(flags)))
+    monkeypatch.setattr(hardware, "supports_format", lambda format: "asimdhp" in flags)
 
     assert list(hardware.iter_linear_dtypes("cpu")) == dtypes
     assert list(hardware.iter_linear_dtypes("cuda")) == ["float32", "float16", "bfloat16", "fp8"]

@@ -8,6 +8,7 @@ import pytest
 
 from cenote.explain.resolved_settings import KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
 from cenote.kernels import amx_linear, fp8, int8, linear, quantized_linear
+from cenote.kernels.cpu import packed_linear
 from cenote.layers import linear as plain
 
 
@@ -19,5 +20,5 @@ def test_every_kernel_with_a_name_is_a_module(module: str) -> None:
 
 @pytest.mark.parametrize("name", LINEAR_DESCRIPTIONS)
 def test_every_linear_layer_with_a_description_is_a_class(name: str) -> None:
-    modules = (amx_linear, linear, int8, fp8, quantized_linear, plain)
+    modules = (amx_linear, packed_linear, linear, int8, fp8, quantized_linear, plain)
     assert any(isinstance(getattr(module, name, None), type) for module in modules)

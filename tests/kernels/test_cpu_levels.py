@@ -268,6 +268,14 @@ def test_a_backbone_with_unsupported_layers_is_not_fused(level: CPULevel, change
     assert torch.allclose(backbone(batch), make_backbone(replace(SPEC, **change))(batch), atol=1e-4)  # type: ignore[arg-type]
 
 
+def test_layers_with_different_scales_are_not_fused(level: CPULevel) -> None:
+    backbone = make_backbone(SPEC)
+    backbone.layers[1].mixer.scale /= 2
+    assert pack_linears(backbone, "float32")
+
+    assert try_fuse_encoder(backbone) is None
+
+
 def test_a_batch_with_unattended_tokens_runs_without_the_fused_encoder(level: CPULevel) -> None:
     backbone, batch = make_fused_backbone(SPEC, "float32"), batch_of([6, 9])
 

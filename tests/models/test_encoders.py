@@ -157,6 +157,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("plain_linears")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model, changes, mistake = MISTAKES[name]
@@ -168,6 +169,7 @@ def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     assert (run(wrong.eval()) - run(right.backbone)).abs().max() > 5 * TOLERANCE
 
 
+@pytest.mark.usefixtures("plain_linears")
 def test_layers_of_a_group_share_their_weights(tmp_path: Path) -> None:
     save_tiny(tmp_path, "AlbertModel", num_hidden_layers=4, num_hidden_groups=2)
 
@@ -206,6 +208,7 @@ def test_the_length_of_every_table_is_known(tmp_path: Path) -> None:
 # DeBERTa
 
 
+@pytest.mark.usefixtures("plain_linears")
 def test_the_xlarge_shape_gives_the_first_layer_its_own_weights(tmp_path: Path) -> None:
     save_tiny(tmp_path, "DebertaV2Model", conv_kernel_size=3, num_hidden_layers=3)
     tensors = load_file(tmp_path / "model.safetensors")
