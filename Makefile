@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVING := $(VENV)/.serving
-SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/inputs/*.c)
+SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c)
 PORT ?= 8000
 
 .PHONY: help setup serve check test bench gpu dist clean
