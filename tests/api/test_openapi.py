@@ -163,7 +163,7 @@ def test_responses_of_system_routes_are_documented(models: Models, name: str) ->
             assert_documented(reply, path, method, document)
     assert models[name].get("/v1/models/unknown").status_code == 404
     assert_documented(models[name].get("/v1/models/unknown"), "/v1/models/{name}", "get", document)
-    local = TestClient(models[name].app, client=("127.0.0.1", 1))
+    local = TestClient(models[name].app, base_url="http://localhost", client=("127.0.0.1", 1))
     for client, status in ((local, 200), (models[name], 403)):
         assert client.get("/admin/models").status_code == status
         assert_documented(client.get("/admin/models"), "/admin/models", "get", document)
