@@ -67,8 +67,8 @@ def test_options_of_a_namespace_leave_out_those_of_the_program() -> None:
 
 
 def test_a_value_that_would_change_results_is_refused_by_llm() -> None:
-    with pytest.raises(LoadError, match="data_parallel_size=2"):
-        EngineConfig.from_kwargs(**vars(parse("--data-parallel-size", "2")))
+    with pytest.raises(LoadError, match="pipeline_parallel_size=2"):
+        EngineConfig.from_kwargs(**vars(parse("--pipeline-parallel-size", "2")))
 
 
 def test_vllms_short_flags_are_accepted() -> None:
