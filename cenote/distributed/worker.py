@@ -19,7 +19,7 @@ from cenote.config.engine_json import decode_engine_config
 from cenote.distributed.batch_codec import count_elements, decode_batch
 from cenote.distributed.messages import Connect, Failed, Loaded, RunBackbone, RunSplade, Start, receive_to_rank, send
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.loading.load import RankModel, load_rank
+from cenote.loading.rank_model import RankModel, load_rank
 from cenote.packed_batch import PackedBatch
 from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-import torch
 from torch import nn
 
 from cenote.config.engine import EngineConfig
-from cenote.errors import LoadError, PoolingError
+from cenote.errors import LoadError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.linear import prepack
 from cenote.kernels.post_load import make_quantizer, packs_int8
-from cenote.kernels.quantized_linear import WeightQuantizer
-from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
-from cenote.layers.counted_span_head import make_entity_head
+from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.products import ProductReport, prepare_products
 from cenote.layers.span_head import EntityHead
 from cenote.layers.tensor_parallel import SplitLayers
-from cenote.loading.checkpoint import first_line
+from cenote.loading.backbone_loader import (
+    build_backbone,
+    load_backbone,
+    load_span_head,
+    open_weights,
+    use_deterministic_algorithms,
+)
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
 from cenote.loading.gliner import add_prompt_tokens
@@ -34,7 +33,6 @@ from cenote.loading.gliner2 import add_schema_tokens
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
-from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
@@ -49,12 +47,10 @@ from cenote.loading.tokenizer_files import (
 )
 from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
-from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.loading.weights import CheckpointWeights
-from cenote.models.architecture import Architecture
-from cenote.models.vision_spec import ProcessorFiles, VisionSpec
+from cenote.models.vision_spec import ProcessorFiles
 from cenote.packed_batch import PackedBatch, pack_sequences
-from cenote.pooling.heads import Heads, SpladeHead
+from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
 
@@ -69,8 +65,6 @@ SAMPLE_TEXTS = (
 )
 MAX_SAMPLE_TOKENS = 32
 
-Module = TypeVar("Module", bound=nn.Module)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -84,15 +78,6 @@ class LoadedModel:
     is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
     fingerprint: Fingerprint | None = None
     products: ProductReport | None = None  # of the linear layers, on a CPU with kernels of ours
-
-
-@dataclass(frozen=True, slots=True)
-class RankModel:
-    """The part of a tensor-parallel model that a rank other than the first computes."""
-
-    backbone: Backbone
-    splade: SpladeHead | None  # None: the first rank computes the heads alone
-    num_read_bytes: int  # of the checkpoint
 
 
 def load_model(
@@ -148,21 +133,21 @@ def _load_described(
                 f"{description.entry.name}; remove it"
             )
         return _load_transformers_model(description, tokenizer)
-    backbone = _build_backbone(description)
+    backbone = build_backbone(description)
     group: ParallelGroup | None = None
     split: SplitLayers | None = None
     if options.tensor_parallel_size > 1:
         assert start_ranks is not None, "tensor-parallel models are loaded by load_parallel_model"
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
-    weight_loader = _open_weights(description, options, weights)
+    weight_loader = open_weights(description, options, weights)
     is_packed = split is None and description.quantization.value == "int8" and packs_int8(dtype, cpu_features())
     quantizer = make_quantizer(
         None if is_packed else description.quantization.value, device, is_required=options.quantization is not None
     )
-    _load_backbone(backbone, description, weight_loader, split, quantizer)
+    load_backbone(backbone, description, weight_loader, split, quantizer)
     heads = load_heads(description, weight_loader, tokenizer)
-    span_head = _load_span_head(description, weight_loader)
+    span_head = load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
     lora_loader = LoRALoader(weight_loader, architecture.prefixes, dtype, device)
     if architecture.task_adapters is not None:
@@ -211,137 +196,6 @@ def _make_sample(backbone: Backbone, tokenizer: TokenizerFiles) -> PackedBatch |
     ids = [encoding.ids[:MAX_SAMPLE_TOKENS] for encoding in tokenizer.tokenizer.encode_batch(list(SAMPLE_TEXTS))]
     is_valid = all(row and max(row) < backbone.spec.vocab_size for row in ids)
     return pack_sequences(ids) if is_valid else None
-
-
-def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
-    """Load the part of a rank of a tensor-parallel model, without the checks that `load_model` makes on the first."""
-    description = describe_model(options)
-    if description.deterministic and description.device.value.type == "cuda":
-        use_deterministic_algorithms()
-    backbone = _build_backbone(description)
-    split = SplitLayers(backbone, group.rank, group.num_ranks, description.dtype.value)
-    weight_loader = _open_weights(description, options)
-    quantizer = make_quantizer(
-        description.quantization.value, description.device.value, is_required=options.quantization is not None
-    )
-    _load_backbone(backbone, description, weight_loader, split, quantizer)
-    splade = None
-    if description.kind.value == "sparse":
-        heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files()), group)
-        assert isinstance(heads.splade, SpladeHead), "static weights are refused"
-        splade = heads.splade.eval()
-    if group.rank:
-        split.drop_biases()
-    backbone.prepare_buffers(description.device.value, description.dtype.value)
-    if quantizer is not None:
-        quantizer.finish(backbone)
-    prepack(backbone)
-    split.connect(group)
-    return RankModel(backbone.eval(), splade, weight_loader.weights.num_read_bytes)
-
-
-def _build_backbone(description: ModelDescription) -> Backbone:
-    architecture = description.architecture
-    return _build(
-        lambda: architecture.backbone_class(
-            architecture.backbone,
-            architecture.make_embedding or InputEmbedding,
-            architecture.make_mixer or Attention,
-            architecture.make_mlp or build_mlp,
-        ),
-        description.config.source,
-    )
-
-
-def _open_weights(
-    description: ModelDescription, options: EngineConfig, weights: CheckpointWeights | None = None
-) -> WeightLoader:
-    architecture = description.architecture
-    if weights is None:
-        adapter = _resolve_task_adapter(architecture, options)
-        weights = open_model_weights(description.checkpoint, adapter, description.device.value)
-    return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
-
-
-def _load_backbone(
-    backbone: Backbone,
-    description: ModelDescription,
-    weight_loader: WeightLoader,
-    split: SplitLayers | None,
-    quantizer: WeightQuantizer | None,
-) -> None:
-    architecture = description.architecture
-    device, dtype = description.device.value, description.dtype.value
-    weight_loader.load(
-        backbone,
-        weight_loader.table,
-        num_layers=architecture.backbone.num_layers,
-        dtype=dtype,
-        device=device,
-        shards=NO_SHARDS if split is None else split.shards,
-        quantizer=quantizer,
-    )
-    if architecture.vision is not None:
-        backbone.vision = _load_vision_tower(description, architecture.vision, weight_loader, quantizer)
-
-
-def use_deterministic_algorithms() -> None:
-    """Make torch refuse operators on a GPU whose sums have no fixed order; applies to the whole process."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; torch requires it
-    torch.use_deterministic_algorithms(True)
-    # all memory is written before it is read
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:
-    """Return the adapter of a task that is merged into the weights; None if the checkpoint has no such adapters."""
-    if (adapters := architecture.task_adapters) is None:
-        return None
-    task = options.default_adapter or adapters.tasks[0]
-    if task not in adapters.tasks:
-        raise LoadError(f"invalid default_adapter {task!r}; expected one of: {', '.join(adapters.tasks)}")
-    logger.info("the adapter of task %s is merged; default_adapter selects another of %s", task, adapters.tasks)
-    return TaskAdapter(adapters.folder, task)
-
-
-def _build(make: Callable[[], Module], source: str) -> Module:
-    """Build a module on the meta device; errors mean that config.json has invalid sizes."""
-    try:
-        with torch.device("meta"):
-            return make()
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, PoolingError):
-            raise
-        details = f"{type(error).__name__}: {first_line(error)}"
-        raise LoadError(f"{source}: invalid value in the config: {details}") from error
-
-
-def _load_vision_tower(
-    description: ModelDescription, vision: VisionSpec, weight_loader: WeightLoader, quantizer: WeightQuantizer | None
-) -> VisionTower:
-    tower = _build(vision.make_tower, f"{description.config.source}: vision_config")
-    weight_loader.load(
-        tower,
-        weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
-        num_layers=vision.num_layers,
-        dtype=description.dtype.value,
-        device=description.device.value,
-        module_prefix="vision.",
-        quantizer=quantizer,
-    )
-    return tower
-
-
-def _load_span_head(description: ModelDescription, weight_loader: WeightLoader) -> EntityHead | None:
-    if (spec := description.architecture.span_head) is None:
-        return None
-    head = _build(lambda: make_entity_head(spec), description.config.source)
-    device = description.device.value
-    table, num_layers = description.architecture.span_weights, spec.num_layers
-    weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
-    if head.rnn is not None:
-        head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
-    return head.eval()
 
 
 def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:

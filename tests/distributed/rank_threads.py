@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cenote.config.engine import EngineConfig
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.loading.load import RankModel, load_rank
+from cenote.loading.rank_model import RankModel, load_rank
 from cenote.packed_batch import PackedBatch
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.loading.load import load_model, load_rank
+from cenote.loading.load import load_model
+from cenote.loading.rank_model import load_rank
 from cenote.loading.weights import open_weights_file
 from tests.tiny import change_config, save_tiny
 

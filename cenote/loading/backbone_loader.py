@@ -1,0 +1,135 @@
+"""Build the backbone of a model on the meta device and load its weights; also its vision tower and entity head."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from cenote.config.engine import EngineConfig
+from cenote.errors import LoadError, PoolingError
+from cenote.kernels.quantized_linear import WeightQuantizer
+from cenote.layers.attention import Attention
+from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
+from cenote.layers.counted_span_head import make_entity_head
+from cenote.layers.span_head import EntityHead
+from cenote.layers.tensor_parallel import SplitLayers
+from cenote.loading.checkpoint import first_line
+from cenote.loading.merged_weights import TaskAdapter, open_model_weights
+from cenote.loading.model_description import ModelDescription
+from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
+from cenote.loading.weights import CheckpointWeights
+from cenote.models.architecture import Architecture
+from cenote.models.vision_spec import VisionSpec
+
+logger = logging.getLogger("cenote")
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def build_backbone(description: ModelDescription) -> Backbone:
+    architecture = description.architecture
+    return _build(
+        lambda: architecture.backbone_class(
+            architecture.backbone,
+            architecture.make_embedding or InputEmbedding,
+            architecture.make_mixer or Attention,
+            architecture.make_mlp or build_mlp,
+        ),
+        description.config.source,
+    )
+
+
+def open_weights(
+    description: ModelDescription, options: EngineConfig, weights: CheckpointWeights | None = None
+) -> WeightLoader:
+    architecture = description.architecture
+    if weights is None:
+        adapter = _resolve_task_adapter(architecture, options)
+        weights = open_model_weights(description.checkpoint, adapter, description.device.value)
+    return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
+
+
+def load_backbone(
+    backbone: Backbone,
+    description: ModelDescription,
+    weight_loader: WeightLoader,
+    split: SplitLayers | None,
+    quantizer: WeightQuantizer | None,
+) -> None:
+    architecture = description.architecture
+    device, dtype = description.device.value, description.dtype.value
+    weight_loader.load(
+        backbone,
+        weight_loader.table,
+        num_layers=architecture.backbone.num_layers,
+        dtype=dtype,
+        device=device,
+        shards=NO_SHARDS if split is None else split.shards,
+        quantizer=quantizer,
+    )
+    if architecture.vision is not None:
+        backbone.vision = _load_vision_tower(description, architecture.vision, weight_loader, quantizer)
+
+
+def use_deterministic_algorithms() -> None:
+    """Make torch refuse operators on a GPU whose sums have no fixed order; applies to the whole process."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; torch requires it
+    torch.use_deterministic_algorithms(True)
+    # all memory is written before it is read
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:
+    """Return the adapter of a task that is merged into the weights; None if the checkpoint has no such adapters."""
+    if (adapters := architecture.task_adapters) is None:
+        return None
+    task = options.default_adapter or adapters.tasks[0]
+    if task not in adapters.tasks:
+        raise LoadError(f"invalid default_adapter {task!r}; expected one of: {', '.join(adapters.tasks)}")
+    logger.info("the adapter of task %s is merged; default_adapter selects another of %s", task, adapters.tasks)
+    return TaskAdapter(adapters.folder, task)
+
+
+def _build(make: Callable[[], Module], source: str) -> Module:
+    """Build a module on the meta device; errors mean that config.json has invalid sizes."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, PoolingError):
+            raise
+        details = f"{type(error).__name__}: {first_line(error)}"
+        raise LoadError(f"{source}: invalid value in the config: {details}") from error
+
+
+def _load_vision_tower(
+    description: ModelDescription, vision: VisionSpec, weight_loader: WeightLoader, quantizer: WeightQuantizer | None
+) -> VisionTower:
+    tower = _build(vision.make_tower, f"{description.config.source}: vision_config")
+    weight_loader.load(
+        tower,
+        weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
+        num_layers=vision.num_layers,
+        dtype=description.dtype.value,
+        device=description.device.value,
+        module_prefix="vision.",
+        quantizer=quantizer,
+    )
+    return tower
+
+
+def load_span_head(description: ModelDescription, weight_loader: WeightLoader) -> EntityHead | None:
+    if (spec := description.architecture.span_head) is None:
+        return None
+    head = _build(lambda: make_entity_head(spec), description.config.source)
+    device = description.device.value
+    table, num_layers = description.architecture.span_weights, spec.num_layers
+    weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
+    if head.rnn is not None:
+        head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
+    return head.eval()
