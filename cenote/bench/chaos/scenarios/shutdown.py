@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cenote.bench.chaos.capacity import measure_capacity
 from cenote.bench.chaos.driver import start_load, stop_loads
-from cenote.bench.chaos.expectations import OK, UNAVAILABLE
+from cenote.bench.chaos.expectations import NEEDS_RETRY_AFTER, OK
 from cenote.bench.chaos.outcomes import Outcome
 from cenote.bench.chaos.scenarios.scenario import Figure
 from cenote.bench.chaos.server import StopReport
@@ -29,12 +29,13 @@ async def measure_shutdown(options: ChaosOptions) -> list[Figure]:
         for _ in range(count):
             await shut_down_under_load(session, outcomes, stops)
     accepted = [outcome for outcome in outcomes if outcome.port is not None]  # others were refused a connection
-    lost = [outcome for outcome in accepted if outcome.status not in (OK, UNAVAILABLE) or outcome.wrong]
+    refused = [outcome for outcome in accepted if outcome.status in NEEDS_RETRY_AFTER]
+    lost = [outcome for outcome in accepted if outcome.status not in (OK, *NEEDS_RETRY_AFTER) or outcome.wrong]
     return [
         Figure("shutdowns", count),
         Figure("requests accepted", len(accepted), at_least=1),
         Figure("connections refused", len(outcomes) - len(accepted)),
-        Figure("refused with 503", sum(outcome.status == UNAVAILABLE for outcome in accepted)),
+        Figure("refused with Retry-After", len(refused)),  # 503 while it drains, 429 if the machine became slower
         Figure("requests lost", len(lost), at_most=0, note=lost[0].error or lost[0].wrong if lost else ""),
         Figure("exit statuses other than 0", sum(stop.status != 0 for stop in stops), at_most=0),
         Figure("processes left", sum(len(stop.orphans) for stop in stops), at_most=0),
