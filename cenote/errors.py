@@ -7,6 +7,7 @@ PoolingError            500
 │   ├── InputTooLong
 │   ├── TruncationTooLong     truncate_prompt_tokens above the maximum length
 │   └── Unsupported           the loaded model does not support the request
+│       └── NotOffered        route of a task that the loaded model does not support
 ├── Unauthorized        401   missing or unknown API key
 ├── Forbidden           403   the API key may not do this
 ├── UnknownModel        404
@@ -15,7 +16,6 @@ PoolingError            500
 ├── Overloaded          429   too much in flight; the request can be retried
 ├── NumericalError      500   the model output contains NaN or infinity
 ├── InputCrashedEngine  500   the engine process died twice while it computed this input
-├── NotOffered          501   route of a task that the loaded model does not support
 ├── NotReady            503   the model is loading, or the server is shutting down
 ├── EngineStopped       503   the engine stopped before the request finished
 ├── DeadlineExceeded    504   the deadline of the request has passed, or would
@@ -104,10 +104,8 @@ class BodyTooLarge(PoolingError):
     status = 413
 
 
-class NotOffered(PoolingError):
+class NotOffered(Unsupported):
     """The route belongs to a task that the loaded model does not support."""
-
-    status = 501
 
 
 class NotReady(PoolingError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -20,13 +20,22 @@ from cenote.api.admin_routes import make_admin_routes
 from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import Dialect, GetRoute, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
 from cenote.api.docs import make_docs_routes
 from cenote.api.middleware import RequestMiddleware, get_header
-from cenote.api.replies import Reply, error_reply, internal_error_reply, send_reply, status_error_reply, to_response
+from cenote.api.replies import (
+    ErrorEncoder,
+    Reply,
+    error_reply,
+    internal_error_reply,
+    send_reply,
+    status_error_reply,
+    to_response,
+)
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.system_routes import make_system_routes
 from cenote.errors import BodyTooLarge, Forbidden, PoolingError
 from cenote.protocol.model_info import ModelInfo
@@ -40,15 +49,19 @@ MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
     if app_state.settings.allow_runtime_lora_updating:
         dialects = (*dialects, LORA_ADAPTERS)
-    routes = [route for dialect in dialects for route in dialect.routes]
-    endpoints = {path: Endpoint(app_state, route, routes) for route in reversed(routes) for path in route.paths}
-    post_routes = [StarletteRoute(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+    table = RouteTable(dialects)
+    endpoints = {path: Endpoint(app_state, routes, table.routes) for path, routes in table.by_path.items()}
+    post_routes = [
+        StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), endpoint, methods=["POST"])
+        for path, endpoint in endpoints.items()
+    ]
     app = Starlette(
         routes=[
             *post_routes,
-            *make_system_routes(app_state, routes),
+            *make_system_routes(app_state),
+            *(make_get_route(app_state, route, path) for route in table.get_routes for path in route.paths),
             *make_admin_routes(app_state),
-            *make_docs_routes(app_state, routes),
+            *make_docs_routes(app_state, table),
         ],
         exception_handlers={
             HTTPException: _handle_http_error,
@@ -56,27 +69,45 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
             Exception: _handle_unexpected_error,
         },
     )
-    return RequestMiddleware(FastRouter(endpoints, app), app_state)
+    app.state.table = table
+    return RequestMiddleware(FastRouter(endpoints, table, app), app_state, table)
+
+
+def make_get_route(app_state: AppState, route: GetRoute, path: str) -> StarletteRoute:
+    async def respond(http: Request) -> Response:
+        http.scope["handler"] = route.paths[0]
+        return to_response(await route.handler(http, app_state))
+
+    return StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), respond, methods=["GET"])
 
 
 class FastRouter:
-    """Dispatch POST requests by exact path, bypassing Starlette's router; everything else falls through to it."""
+    """Dispatch POST requests by path, bypassing Starlette's router; everything else falls through to it."""
 
-    def __init__(self, endpoints: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+    def __init__(self, endpoints: Mapping[str, ASGIApp], table: RouteTable, app: ASGIApp) -> None:
         self.endpoints = endpoints
+        self.table = table
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.endpoints.get(scope["path"], self.app) if scope.get("method") == "POST" else self.app
-        await app(scope, receive, send)
+        app = self.endpoints.get(scope["path"]) if scope.get("method") == "POST" else self.app
+        await (app or self._match(scope))(scope, receive, send)
+
+    def _match(self, scope: Scope) -> ASGIApp:
+        if (found := self.table.match(scope["path"])) is None:
+            return self.app
+        path, scope["model"] = found
+        return self.endpoints[path]
 
 
 class Endpoint:
-    """ASGI endpoint of one route: parse the body, run the handler, send its reply or an error."""
+    """ASGI endpoint of one path: select the route, parse the body, run the handler, send its reply or an error."""
 
-    def __init__(self, app_state: AppState, route: Route, routes: Sequence[Route]) -> None:
+    def __init__(self, app_state: AppState, path_routes: PathRoutes, routes: Sequence[Route]) -> None:
         self.app_state = app_state
-        self.route = route
+        self.path_routes = path_routes
+        self.sole = path_routes.sole  # the only route of the path; None if there are several
+        self.name = path_routes.default.route.paths[0]
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +118,8 @@ class Endpoint:
             try:
                 reply = await self._handle(scope, receive, admission)
             except PoolingError as error:
-                reply = error_reply(error, scope["request_id"])
+                entry: DialectRoute = scope.get("entry") or self.path_routes.default
+                reply = error_reply(error, scope["request_id"], entry.dialect.encode_error)
             if reply is None:  # the client disconnected
                 reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
             admission.hold_instead(len(reply.content))
@@ -100,15 +132,10 @@ class Endpoint:
                 context.release()
 
     async def _handle(self, scope: Scope, receive: Receive, admission: RequestAdmission) -> Reply | None:
-        app_state, route = self.app_state, self.route
-        scope["handler"] = route.paths[0]
-        if (model := app_state.models.sole) is not None:  # checked before the body is read
-            if (use := model.use) is not None and use.is_ready:
-                self._check_route(use.engine.model_info)
-            elif not model.is_awaited:
-                raise model.make_state_error()
-        if route.needs_admin and not app_state.api_keys.may_administer(admission.key):
-            raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
+        app_state = self.app_state
+        scope["handler"] = self.name
+        if (entry := self.sole) is not None:
+            self._check_route(entry.route, admission)  # before the body is read
         check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
         settings = app_state.settings
         content_length = get_header(scope, b"content-length")
@@ -118,7 +145,14 @@ class Endpoint:
         if raw is None:
             return None
         received_at = time.monotonic()
-        body = await parse_large_body(route, raw) if len(raw) > MAX_INLINE_BYTES else parse_raw_body(route, raw)
+        is_large = len(raw) > MAX_INLINE_BYTES
+        if entry is None:
+            select = self.path_routes.select
+            entry = scope["entry"] = await run_in_parser_thread(select, raw) if is_large else select(raw)
+            scope["handler"] = entry.route.paths[0]
+            self._check_route(entry.route, admission)
+        route = entry.route
+        body = await run_in_parser_thread(parse_raw_body, route, raw) if is_large else parse_raw_body(route, raw)
         header_model = scope["headers_by_name"].get(MODEL_HEADER)
         context = RequestContext(
             app_state.models,
@@ -128,16 +162,27 @@ class Endpoint:
             scope["request_id"],
             admission,
             None if header_model is None else str(header_model, "latin-1"),
+            scope.get("model"),
         )
         context.timing.received_at = received_at
         context.read_options(body)
         scope["context"] = context
         return await run_until_disconnect(receive, route.handler(body, context), admission)
 
-    def _check_route(self, model_info: ModelInfo) -> None:
-        if not self.route.is_supported(model_info):
+    def _check_route(self, route: Route, admission: RequestAdmission) -> None:
+        """Raise if the only model does not support the route, or the key may not use it."""
+        if (model := self.app_state.models.sole) is not None:
+            if (use := model.use) is not None and use.is_ready:
+                self._check_supported(route, use.engine.model_info)
+            elif not model.is_awaited:
+                raise model.make_state_error()
+        if route.needs_admin and not self.app_state.api_keys.may_administer(admission.key):
+            raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
+
+    def _check_supported(self, route: Route, model_info: ModelInfo) -> None:
+        if not route.is_supported(model_info):
             supported = sorted({other.paths[0] for other in self.routes if other.is_supported(model_info)})
-            raise make_unsupported_error(self.route, model_info, f"supported routes: {', '.join(supported)}")
+            raise make_unsupported_error(route, model_info, f"supported routes: {', '.join(supported)}")
 
 
 def parse_raw_body(route: Route, raw: bytes) -> Any:
@@ -145,9 +190,9 @@ def parse_raw_body(route: Route, raw: bytes) -> Any:
     return parse_body(route.body_type, raw)
 
 
-async def parse_large_body(route: Route, raw: bytes) -> Any:
+async def run_in_parser_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Parse in a thread of its own: between its steps, the event loop gets the interpreter."""
-    return await asyncio.get_running_loop().run_in_executor(get_parser_thread(), parse_raw_body, route, raw)
+    return await asyncio.get_running_loop().run_in_executor(get_parser_thread(), function, *args)
 
 
 @cache
@@ -236,16 +281,22 @@ async def _handle_pooling_error(http: Request, error: Exception) -> Response:
     context: RequestContext | None = http.scope.get("context")
     headers = context.response_headers() if context else ()
     return to_response(
-        error_reply(error, http.scope["request_id"]), {name.decode(): value.decode() for name, value in headers}
+        error_reply(error, http.scope["request_id"], _find_encoder(http)),
+        {name.decode(): value.decode() for name, value in headers},
     )
 
 
 async def _handle_http_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
-    reply = status_error_reply(error.status_code, message, detail=error.detail)
+    reply = status_error_reply(error.status_code, message, detail=error.detail, encode_error=_find_encoder(http))
     return to_response(reply, dict(error.headers or {}))
 
 
 async def _handle_unexpected_error(http: Request, error: Exception) -> Response:
-    return to_response(internal_error_reply(http.scope["request_id"], error))
+    return to_response(internal_error_reply(http.scope["request_id"], error, _find_encoder(http)))
+
+
+def _find_encoder(http: Request) -> ErrorEncoder:
+    table: RouteTable = http.app.state.table
+    return table.find_error_encoder(http.scope["path"])

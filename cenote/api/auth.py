@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,12 +17,15 @@ from cenote.api.key_settings import KeySettings, make_key, merge_keys, parse_key
 from cenote.api.replies import error_reply, to_response
 from cenote.errors import LoadError, Unauthorized
 
+if TYPE_CHECKING:
+    from cenote.api.route_table import RouteTable
+
 logger = logging.getLogger("cenote")
 
 # how often the key files are checked for changes
 RELOAD_INTERVAL_S = 1.0
 READ_METHODS = ("GET", "HEAD")
-PUBLIC_ROUTES = {
+PUBLIC_ROUTES: dict[str, tuple[str, ...]] = {
     "/health": READ_METHODS,
     "/health/live": READ_METHODS,
     "/health/ready": READ_METHODS,
@@ -116,16 +120,20 @@ class ApiKeyStore:
 class AuthMiddleware:
     """Reject requests without a valid API key, for every path except the public routes."""
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeyStore) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeyStore, table: RouteTable) -> None:
         self.app = app
         self.api_keys = api_keys
+        self.table = table
+        self.public_routes = PUBLIC_ROUTES | dict.fromkeys(table.public_paths, READ_METHODS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             key = scope["api_key"] = self.api_keys.find(scope["headers"])
             scope["key"] = None if key is None else key.tenant[:8]  # for logs
-            if key is None and scope["method"] not in PUBLIC_ROUTES.get(scope["path"], ()):
-                await to_response(error_reply(Unauthorized(UNAUTHORIZED_MESSAGE)))(scope, receive, send)
+            if key is None and scope["method"] not in self.public_routes.get(scope["path"], ()):
+                encode_error = self.table.find_error_encoder(scope["path"])
+                reply = error_reply(Unauthorized(UNAUTHORIZED_MESSAGE), encode_error=encode_error)
+                await to_response(reply)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

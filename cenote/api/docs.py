@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.resources import files
 from secrets import token_urlsafe
@@ -16,9 +16,9 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Route
 from cenote.api.openapi import build_document
 from cenote.api.replies import JSON_MEDIA_TYPE, json_reply, to_response
+from cenote.api.route_table import RouteTable
 
 # allows only the page's own script and style, and requests to this server
 CONTENT_SECURITY_POLICY = (
@@ -27,14 +27,14 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def make_docs_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseRoute]:
+def make_docs_routes(app_state: AppState, table: RouteTable) -> list[BaseRoute]:
     async def openapi(http: Request) -> Response:
         http.scope["handler"] = "/openapi.json"
-        return to_response(json_reply(build_document(app_state, routes)))
+        return to_response(json_reply(build_document(app_state, table)))
 
     async def page(http: Request) -> Response:
         http.scope["handler"] = "/docs"
-        document, nonce = build_document(app_state, routes), token_urlsafe(16)
+        document, nonce = build_document(app_state, table), token_urlsafe(16)
         entries = [
             (path, method, operation)
             for path, methods in document["paths"].items()

@@ -15,6 +15,7 @@ from cenote.api.app_state import AppState
 from cenote.api.auth import AuthMiddleware
 from cenote.api.log_config import log_reply
 from cenote.api.replies import error_reply, internal_error_reply, to_response
+from cenote.api.route_table import RouteTable
 from cenote.errors import NotReady
 
 logger = logging.getLogger("cenote")
@@ -42,10 +43,11 @@ EXPOSED_HEADERS = (
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, app_state: AppState) -> None:
+    def __init__(self, app: ASGIApp, app_state: AppState, table: RouteTable) -> None:
         self.app_state = app_state
+        self.table = table
         self.app = add_cors(
-            AuthMiddleware(app, app_state.api_keys) if app_state.api_keys.is_required else app, app_state
+            AuthMiddleware(app, app_state.api_keys, table) if app_state.api_keys.is_required else app, app_state
         )
         self.root_path = app_state.settings.root_path.rstrip("/")
         self.has_warned = False
@@ -83,11 +85,13 @@ class RequestMiddleware:
             await self.app(scope, receive, send_with_headers)
         except asyncio.CancelledError:
             if not status:
-                reply = error_reply(NotReady("the server shut down before the request finished"))
+                error = NotReady("the server shut down before the request finished")
+                reply = error_reply(error, encode_error=self.table.find_error_encoder(scope["path"]))
                 await to_response(reply)(scope, receive, send_with_headers)
-        except Exception as error:
+        except Exception as unexpected:
             if not status:
-                reply = internal_error_reply(scope["request_id"], error)
+                encode_error = self.table.find_error_encoder(scope["path"])
+                reply = internal_error_reply(scope["request_id"], unexpected, encode_error)
                 await to_response(reply)(scope, receive, send_with_headers)
         finally:
             self.app_state.num_in_flight -= is_counted

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -11,10 +12,10 @@ import msgspec
 
 from cenote.api.admin_routes import LoadBody, ModelRows, ReloadBody, ShuttingDown, UnloadBody
 from cenote.api.app_state import AppState
-from cenote.api.auth import PUBLIC_ROUTES
-from cenote.api.dialects.dialect import Route
+from cenote.api.auth import PUBLIC_ROUTES, READ_METHODS
 from cenote.api.model_admin import ModelRow
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
+from cenote.api.route_table import DialectRoute, RouteTable
 from cenote.api.system_routes import Health, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
 
@@ -109,21 +110,33 @@ RESPONSE_HEADERS = {
 }
 
 
-def build_document(app_state: AppState, routes: Sequence[Route]) -> dict[str, Any]:
+def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
     """Return the document for the routes that a model supports; for all routes while none is loaded."""
     infos = [model.model_info for model in app_state.models if model.model_info is not None]
-    supported = [route for route in routes if not infos or any(map(route.is_supported, infos))]
+    supported = {
+        path: [entry for entry in routes.entries if not infos or any(map(entry.route.is_supported, infos))]
+        for path, routes in table.by_path.items()
+    }
     operations = {path: operation for path, operation in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
+    for get_route in table.get_routes:
+        operation = SystemOperation(get_route.summary, get_route.reply_type, get_route.media_type)
+        operations |= dict.fromkeys(get_route.paths, operation)
+    entries = [entry for entries in supported.values() for entry in entries]
     schemas = SchemaRegistry(
         [ErrorBody, *(operation.reply_type for operation in operations.values())]
         + [operation.body_type for operation in operations.values() if operation.body_type is not None]
-        + [type_ for route in supported for type_ in (route.documented_body_type or route.body_type, route.reply_type)]
+        + [
+            type_
+            for entry in entries
+            for type_ in (_body_type(entry), entry.route.reply_type, entry.dialect.error_type)
+        ]
     )
     paths: dict[str, Any] = {}
     for path, operation in operations.items():
         paths[path] = {method: _describe_operation(method, path, operation, schemas) for method in operation.methods}
-    for route in supported:
-        paths |= {path: {"post": _describe_endpoint(path, route, schemas)} for path in route.paths}
+    for path, path_entries in supported.items():
+        if path_entries:
+            paths[path] = {"post": _describe_endpoint(path, path_entries, schemas), **paths.get(path, {})}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Cenote", "version": __version__, "description": _describe_model(app_state)},
@@ -137,8 +150,12 @@ def build_document(app_state: AppState, routes: Sequence[Route]) -> dict[str, An
         },
     }
     if app_state.api_keys.is_required:
-        _add_security(document)
+        _add_security(document, {**PUBLIC_ROUTES, **dict.fromkeys(table.public_paths, READ_METHODS)})
     return document
+
+
+def _body_type(entry: DialectRoute) -> Any:
+    return entry.route.documented_body_type or entry.route.body_type
 
 
 class SchemaRegistry:
@@ -150,7 +167,11 @@ class SchemaRegistry:
         self.schemas = dict(zip(parts, part_schemas, strict=True))
 
     def __getitem__(self, type_: Any) -> dict[str, Any]:
-        parts = [self.schemas[part] for part in self._union_members(type_)]
+        return self.union([type_])
+
+    def union(self, types: Iterable[Any]) -> dict[str, Any]:
+        members = dict.fromkeys(part for type_ in types for part in self._union_members(type_))
+        parts = [self.schemas[part] for part in members]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
 
     @staticmethod
@@ -173,14 +194,21 @@ def _describe_model(app_state: AppState) -> str:
     return " ".join(lines) or "The model is loading."
 
 
-def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict[str, Any]:
-    content: dict[str, Any] = {route.media_type: {"schema": schemas[route.reply_type]}}
-    if route.can_be_binary:
+def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: SchemaRegistry) -> dict[str, Any]:
+    """Describe a path; with several routes, its body and response are one of theirs."""
+    default = entries[-1].route
+    contents: dict[str, list[Any]] = {}
+    for entry in entries:
+        contents.setdefault(entry.route.media_type, []).append(entry.route.reply_type)
+    content: dict[str, Any] = {name: {"schema": schemas.union(types)} for name, types in contents.items()}
+    if any(entry.route.can_be_binary for entry in entries):
         content[BINARY_MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
-    request = {"schema": schemas[route.documented_body_type or route.body_type], "example": route.example}
+    request = {"schema": schemas.union(map(_body_type, entries)), "example": default.example}
+    error_schema = schemas.union(entry.dialect.error_type for entry in entries)
     return {
         "operationId": _operation_id("post", path),
-        "summary": route.summary,
+        "summary": "; or: ".join(dict.fromkeys(entry.route.summary for entry in reversed(entries))),
+        "parameters": _describe_parameters(path),
         "requestBody": {"required": True, "content": {JSON_MEDIA_TYPE: request}},
         "responses": {
             "200": {
@@ -188,14 +216,18 @@ def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict
                 "headers": _header_refs(*RESPONSE_HEADERS),
                 "content": content,
             },
-            **_error_responses(ENDPOINT_ERRORS, schemas),
+            **{str(status): _error_response(status, error_schema) for status in ENDPOINT_ERRORS},
         },
     }
 
 
+def _describe_parameters(path: str) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)}", path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
 def _describe_operation(method: str, path: str, operation: SystemOperation, schemas: SchemaRegistry) -> dict[str, Any]:
     content = {operation.media_type: {"schema": schemas[operation.reply_type]}}
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     request: dict[str, Any] = {}
     if operation.body_type is not None:
         body = {JSON_MEDIA_TYPE: {"schema": schemas[operation.body_type], "example": {"name": "my-model"}}}
@@ -203,7 +235,7 @@ def _describe_operation(method: str, path: str, operation: SystemOperation, sche
     return {
         "operationId": _operation_id(method, path),
         "summary": operation.summary,
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        "parameters": _describe_parameters(path),
         **request,
         "responses": {
             str(operation.status): {"description": operation.summary, "headers": _header_refs(), "content": content},
@@ -228,17 +260,18 @@ def _error_response(status: int, schema: Any) -> dict[str, Any]:
     }
 
 
-def _add_security(document: dict[str, Any]) -> None:
+def _add_security(document: dict[str, Any], public: Mapping[str, Sequence[str]]) -> None:
     """Add the API key scheme to every route that is not public."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, entry in document["paths"].items():
         for method, operation in entry.items():
-            if method.upper() not in PUBLIC_ROUTES.get(path, ()):
+            if method.upper() not in public.get(path, ()):
                 operation["security"] = [{"key": []}]
-                error_schema = {"$ref": SCHEMA_REF.format(name="ErrorBody")}
+                error = operation["responses"].get("400") or operation["responses"]["500"]
+                error_schema = error["content"][JSON_MEDIA_TYPE]["schema"]  # of the dialect
                 statuses = (401, 403) if "429" in operation["responses"] else (401,)  # 403: endpoints of the model
                 operation["responses"] |= {str(status): _error_response(status, error_schema) for status in statuses}
 
 
 def _operation_id(method: str, path: str) -> str:
-    return "_".join((method, *path.replace("{", "").replace("}", "").strip("/").split("/")))
+    return "_".join((method, *re.findall(r"\w+", path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -32,7 +32,6 @@ ERROR_TYPES = {
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
-    501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
@@ -99,6 +98,14 @@ class ErrorBody(msgspec.Struct):
     detail: str
 
 
+# returns the status and the body of an error in the format of a dialect; the exception is None for errors of routing
+ErrorEncoder = Callable[[ErrorBody, PoolingError | None], tuple[int, Any]]
+
+
+def encode_default_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, Any]:
+    return body.code, body
+
+
 def to_response(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
     return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
 
@@ -123,16 +130,17 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
     return Reply(msgspec.json.encode(body), status, JSON_MEDIA_TYPE, dict(headers or {}))
 
 
-def error_reply(error: PoolingError, request_id: str = "") -> Reply:
+def error_reply(error: PoolingError, request_id: str = "", encode_error: ErrorEncoder = encode_default_error) -> Reply:
     """Return the reply of an error; that of an internal error has the request id, which the log has too."""
     if isinstance(error, InvalidBody):
         message = format_validation_error(error)
-        return status_error_reply(error.status, message, error_type="Bad Request", param=error.param)
+        body = make_error_body(error.status, message, error_type="Bad Request", param=error.param)
+        return encode_error_reply(body, encode_error, error)
     message = error.http_message or str(error)
     if error.status == 500 and request_id:
         logger.error("request %s: %s", request_id, message)
         message = f"{message}, request {request_id}"
-    reply = status_error_reply(
+    body = make_error_body(
         error.status,
         message,
         param=error.param,
@@ -140,9 +148,7 @@ def error_reply(error: PoolingError, request_id: str = "") -> Reply:
         detail=error.http_detail,
         code=error.code,
     )
-    if isinstance(error, Overloaded):
-        reply.headers |= make_retry_headers(error.retry_after_s)
-    return reply
+    return encode_error_reply(body, encode_error, error)
 
 
 def make_retry_headers(retry_after_s: float) -> dict[str, str]:
@@ -150,13 +156,24 @@ def make_retry_headers(retry_after_s: float) -> dict[str, str]:
     return {"retry-after": str(max(1, ceil(retry_after_s))), "retry-after-ms": str(ceil(retry_after_s * 1000))}
 
 
-def internal_error_reply(request_id: str, error: Exception) -> Reply:
+def internal_error_reply(request_id: str, error: Exception, encode_error: ErrorEncoder = encode_default_error) -> Reply:
     """Log an unexpected exception with its traceback; return a reply with only the request id to find it by."""
     logger.error("request %s failed", request_id, exc_info=error)
-    return status_error_reply(500, f"internal server error; see the server log, request {request_id}")
+    message = f"internal server error; see the server log, request {request_id}"
+    return status_error_reply(500, message, encode_error=encode_error)
 
 
 def status_error_reply(
+    status: int,
+    message: str,
+    *,
+    detail: str | None = None,
+    encode_error: ErrorEncoder = encode_default_error,
+) -> Reply:
+    return encode_error_reply(make_error_body(status, message, detail=detail), encode_error, None)
+
+
+def make_error_body(
     status: int,
     message: str,
     *,
@@ -165,18 +182,25 @@ def status_error_reply(
     index: int | None = None,
     detail: str | None = None,
     code: str | None = None,
-) -> Reply:
-    """Return an error reply; its `detail` is the message unless given."""
+) -> ErrorBody:
+    """Return the body of an error; its `detail` is the message unless given."""
     error_type = error_type or ERROR_TYPES.get(status) or HTTPStatus(status).phrase
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
     error = ErrorDetail(message, error_type, param, code or status, msgspec.UNSET if index is None else index)
+    return ErrorBody(error, "error", message, error_type, param, status, message if detail is None else detail)
+
+
+def encode_error_reply(body: ErrorBody, encode_error: ErrorEncoder, error: PoolingError | None) -> Reply:
+    """Return the reply in the format of a dialect, with the headers that tell clients whether to retry."""
+    status, content = encode_error(body, error)
     headers = {}
-    if status in (429, 503):
+    if isinstance(error, Overloaded):
+        headers = make_retry_headers(error.retry_after_s)
+    elif body.code in (429, 503):
         headers = make_retry_headers(RETRY_AFTER_S)
-    elif status < 500 or status == 501 or code is not None:
+    elif body.code < 500 or isinstance(body.error.code, str):
         headers = {"x-should-retry": "false"}  # OpenAI clients would retry otherwise
-    if status == 401:
+    if body.code == 401:
         headers["www-authenticate"] = "Bearer"
-    body = ErrorBody(error, "error", message, error_type, param, status, message if detail is None else detail)
-    return json_reply(body, status, headers)
+    return json_reply(content, status, headers)

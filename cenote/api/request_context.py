@@ -56,13 +56,18 @@ class RequestContext:
         request_id: str,
         admission: RequestAdmission,
         header_model: str | None = None,
+        path_model: str | None = None,
     ) -> None:
-        """`header_model`: the model that a header of the request names, for requests that name none elsewhere."""
+        """`header_model`: the model that a header of the request names, for requests that name none elsewhere.
+
+        `path_model`: the model in the path of the request, whatever the body says.
+        """
         self.models = models
         self._load = load
         self.route = route
         self.settings = settings
         self.header_model = header_model
+        self.path_model = path_model
         self._use: EngineUse | None = None
         self.request_id = request_id
         self.admission = admission
@@ -92,7 +97,10 @@ class RequestContext:
 
         Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs.
         """
-        name = self.header_model if name is None else name
+        if self.path_model is not None:
+            name = self._resolve_path_model(self.path_model)
+        elif name is None:
+            name = self.header_model
         model = self.models.by_name.get(name)
         if model is None:
             model, self.adapter, self.role = self._find(cast("str", name), param)
@@ -110,6 +118,10 @@ class RequestContext:
         self.model = model.name
         if not is_checked and not self.route.is_supported(use.engine.model_info):
             raise self._make_unsupported_error(model)
+
+    def _resolve_path_model(self, name: str) -> str:
+        """Return the name; with a slash before it if it is a folder, whose slash was merged with that of the path."""
+        return name if self.models.find(name) is not None or self.models.find(f"/{name}") is None else f"/{name}"
 
     def _find(self, name: str, param: str | None) -> Selection:
         found = self.models.find(name)

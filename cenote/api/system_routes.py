@@ -11,7 +11,6 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState, ServerStatus
-from cenote.api.dialects.dialect import Route
 from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_response
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
@@ -78,7 +77,7 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseRoute]:
+def make_system_routes(app_state: AppState) -> list[BaseRoute]:
     async def ready(http: Request) -> Reply:
         """Return 200 unless the model is loading, the server is draining or the engine has died."""
         try:

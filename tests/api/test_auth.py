@@ -95,7 +95,7 @@ def test_every_route_except_health_needs_a_key(llm: LLM) -> None:
     }
 
     public = {path for (_, path), status in statuses.items() if status != 401}
-    assert len(paths) > len(make_system_routes(app_state, [])) and public == set(PUBLIC_ROUTES)
+    assert len(paths) > len(make_system_routes(app_state)) and public == set(PUBLIC_ROUTES)
     assert all(statuses["POST", path] == 401 for path in PUBLIC_ROUTES if path != "/ping")
 
 

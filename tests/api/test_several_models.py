@@ -119,7 +119,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(name: str, client: 
 def test_a_route_that_the_model_does_not_support_names_models_that_do(client: TestClient) -> None:
     reply = embed(client, "org/rank")
 
-    assert reply.status_code == 501
+    assert reply.status_code == 400
     assert "does not support Embeddings API" in reply.json()["message"]
     assert reply.json()["message"].endswith("models that do: emb")
 

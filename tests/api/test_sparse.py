@@ -119,7 +119,7 @@ def test_other_models_have_no_sparse_embeddings(tmp_path_factory: pytest.TempPat
     tiny_bert(folder)
 
     with load_llm(folder) as llm:
-        assert make_client(llm).post("/v1/sparse_embeddings", json={"input": "a"}).status_code == 501
+        assert make_client(llm).post("/v1/sparse_embeddings", json={"input": "a"}).status_code == 400
         assert_refused(
             make_client(llm).post("/pooling", json={"input": "a", "task": "sparse_embed"}), "Unsupported task", "task"
         )

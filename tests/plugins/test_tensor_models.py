@@ -357,7 +357,7 @@ def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path
     assert refused.status_code == 400 and refused.json()["error"]["message"].startswith(
         "data is not a base64-encoded TIFF"
     )
-    assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
+    assert text.status_code == 400 and embedded.status_code == 400, (text.text, embedded.text)
     assert "BandMixerForSegmentation does not read text: its inputs are tensors" in text.json()["error"]["message"]
 
 

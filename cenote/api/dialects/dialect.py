@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from starlette.requests import Request
 
-from cenote.api.replies import JSON_MEDIA_TYPE, Reply
+from cenote.api.app_state import AppState
+from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
 from cenote.api.request_context import RequestContext
 from cenote.protocol.model_info import ModelInfo
 
 Handler = Callable[[Any, RequestContext], Awaitable[Reply]]
+GetHandler = Callable[[Request, AppState], Awaitable[Reply]]
+
+JsonType = Literal["string", "number", "boolean", "array", "object"]
+ANY_TYPE: frozenset[JsonType] = frozenset(("string", "number", "boolean", "array", "object"))
+BodyKeys = Mapping[str, frozenset[JsonType]]
 
 
 def is_always_supported(model_info: ModelInfo) -> bool:
     return True
 
 
+def has_keys(*names: str, **types: JsonType | Sequence[JsonType]) -> BodyKeys:
+    """Return the rule for bodies with all of these keys, of any type or of the given ones."""
+    typed = {name: frozenset([given] if isinstance(given, str) else given) for name, given in types.items()}
+    return dict.fromkeys(names, ANY_TYPE) | typed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One POST endpoint, under one or several paths."""
+    """One POST endpoint, under one or several paths.
 
-    paths: Sequence[str]  # the first one is its name in metrics and documentation
+    Of a path that several routes have, a route takes the bodies that `body_keys` describes. The routes are tried in the
+    order of the table of dialects; the one without `body_keys` takes all other bodies.
+    """
+
+    paths: Sequence[str]  # the first one is its name in metrics and documentation; {model} stands for a model name
     body_type: type[msgspec.Struct] | type[msgspec.Raw]  # Raw if the handler parses it
     handler: Handler
     summary: str
@@ -31,14 +48,30 @@ class Route:
     media_type: str = JSON_MEDIA_TYPE  # of the response
     api_name: str = ""  # name in the error "The model does not support ... API"
     is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
-    is_absent_if_unsupported: bool = False  # respond with 404 instead of 501, as vLLM's scoring routes
+    is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
     needs_admin: bool = False  # an admin key, if one is configured
     can_be_binary: bool = False  # whether it can respond with application/octet-stream
     example: Mapping[str, Any]  # request body for the documentation page
     documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document
+    body_keys: BodyKeys | None = None  # keys, not null, and their types; None: any body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRoute:
+    """One GET endpoint, such as a list of models in the format of a vendor."""
+
+    paths: Sequence[str]
+    handler: GetHandler
+    summary: str
+    reply_type: Any = str  # type of the response body, for the OpenAPI document
+    media_type: str = JSON_MEDIA_TYPE
+    is_public: bool = False  # needs no API key
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
     routes: Sequence[Route]
+    get_routes: Sequence[GetRoute] = ()
+    encode_error: ErrorEncoder = encode_default_error  # for all errors on its paths
+    error_type: Any = ErrorBody  # type of the error body, for the OpenAPI document

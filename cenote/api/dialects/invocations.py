@@ -38,7 +38,8 @@ BodyKeys = msgspec.defstruct(
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
     """Return the dialect whose route dispatches to the routes of the other dialects."""
-    by_path = {path: route for dialect in dialects for route in dialect.routes for path in route.paths}
+    all_routes = [route for dialect in dialects for route in dialect.routes if route.body_keys is None]
+    by_path = {path: route for route in all_routes for path in route.paths}
     routes = {path: by_path[path] for path in REQUIRED_KEYS}
 
     async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
