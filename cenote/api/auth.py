@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -69,11 +70,11 @@ class ApiKeyStore:
         key = self.find(headers)
         return None if key is None else key.tenant[:8]
 
-    def find(self, headers: Headers) -> KeySettings | None:
+    def find(self, headers: Headers, query_string: bytes = b"") -> KeySettings | None:
         """Return the settings of the key sent; None if it is missing or unknown."""
         self._reload_if_changed()
         matched = None
-        for candidate in _iter_candidate_keys(headers):
+        for candidate in _iter_candidate_keys(headers, query_string):
             digest = hashlib.sha256(candidate).digest()
             for known in self.keys:  # no early exit: the time must not depend on which key matches
                 if hmac.compare_digest(digest, known.digest):
@@ -128,7 +129,7 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            key = scope["api_key"] = self.api_keys.find(scope["headers"])
+            key = scope["api_key"] = self.api_keys.find(scope["headers"], scope["query_string"])
             scope["key"] = None if key is None else key.tenant[:8]  # for logs
             if key is None and scope["method"] not in self.public_routes.get(scope["path"], ()):
                 encode_error = self.table.find_error_encoder(scope["path"])
@@ -138,14 +139,16 @@ class AuthMiddleware:
         await self.app(scope, receive, send)
 
 
-def _iter_candidate_keys(headers: Headers) -> Iterator[bytes]:
-    """Yield possible keys: clients send them in one of three headers, some without the scheme Bearer."""
+def _iter_candidate_keys(headers: Headers, query_string: bytes) -> Iterator[bytes]:
+    """Yield possible keys: clients send them in one of four headers, some without Bearer, or in the query string."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, rest = value.strip().partition(b" ")
             yield rest.strip() if scheme.lower() == b"bearer" else value.strip()
-        elif name in (b"api-key", b"x-api-key"):
+        elif name in (b"api-key", b"x-api-key", b"x-goog-api-key"):
             yield value.strip()
+    if b"key=" in query_string:
+        yield from parse_qs(query_string).get(b"key", ())
 
 
 def _list_key_files(path: str | None) -> list[Path]:

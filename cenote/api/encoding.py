@@ -18,10 +18,12 @@ from cenote.utils.binary_formats import EmbedDType, Endianness
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 CohereEmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+QuantizedType = Literal["int8", "uint8", "binary", "ubinary"]
 Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 # aiohttp and many proxies accept 8 KB of headers in total; the rest is left for the other headers
 MAX_METADATA_BYTES = 6 * 1024
+MAX_UNIT_NORM = 1.001  # slightly above 1, to allow for rounding
 FLOAT32_INFINITY_BITS = 0x7F800000  # bit pattern of float32 infinity; larger patterns (without the sign) are NaN
 
 
@@ -136,25 +138,43 @@ def make_metadata_header(
     return text
 
 
+def limit_norms(matrix: Float32Array) -> Float32Array:
+    """Scale vectors longer than 1, which not every model avoids, to unit length: the int8 scale assumes it."""
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    if (norms <= MAX_UNIT_NORM).all():
+        return matrix
+    return np.where(norms > MAX_UNIT_NORM, matrix / np.maximum(norms, 1), matrix)
+
+
+def quantize_vectors(matrix: Float32Array, dtype: QuantizedType) -> np.ndarray[Any, Any]:
+    """Convert vectors `[n, d]` to integers; the scale of int8 and uint8 is that of unit-length vectors."""
+    if dtype == "ubinary":
+        return _pack_bits(matrix)
+    if dtype == "binary":
+        return (_pack_bits(matrix) ^ 0x80).view(np.int8)  # the packed byte minus 128
+    values: np.ndarray[Any, Any] = np.rint(matrix * 127) if dtype == "int8" else np.rint((matrix + 1) * 127.5)
+    return values.clip(-128, 127).astype(np.int8) if dtype == "int8" else values.clip(0, 255).astype(np.uint8)
+
+
 def encode_cohere_vectors(
     vectors: Float32Array | Sequence[Float32Array], embedding_type: CohereEmbeddingType
 ) -> msgspec.Raw:
-    """Encode vectors `[n, d]` in one of Cohere's types; int8 and uint8 are scaled for unit-length vectors."""
+    """Encode vectors `[n, d]` in one of Cohere's types."""
     if not len(vectors):
         return msgspec.Raw(b"[]")
     matrix = vectors if isinstance(vectors, np.ndarray) else np.stack(vectors)
     if embedding_type == "base64":
         return msgspec.Raw(b'["%s"]' % b'","'.join(encode_base64_rows(matrix, "float32", "little")))
-    values: np.ndarray[Any, Any] = matrix
-    if embedding_type == "int8":
-        values = np.rint(matrix * 127).clip(-128, 127).astype(np.int8)
-    elif embedding_type == "uint8":
-        values = np.rint((matrix + 1) * 127.5).clip(0, 255).astype(np.uint8)
-    elif embedding_type == "ubinary":
-        values = _pack_bits(matrix)
-    elif embedding_type == "binary":
-        values = (_pack_bits(matrix) ^ 0x80).view(np.int8)  # the packed byte minus 128
+    values = matrix if embedding_type == "float" else quantize_vectors(matrix, embedding_type)
     return msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def encode_quantized_rows(rows: Float32Array, dtype: QuantizedType, *, is_base64: bool) -> list[bytes]:
+    """Return every row as a JSON array of integers, or as the base64 of its bytes, without quotation marks."""
+    values = quantize_vectors(limit_norms(rows), dtype)
+    if is_base64:
+        return [binascii.b2a_base64(row.data, newline=False) for row in values]
+    return [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) for row in values]
 
 
 def _to_narrow_float(array: Float32Array, target: NarrowFloat) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from cenote.protocol.params import Role
 
 LATEST_SUFFIX = ":latest"  # Ollama's clients append it
 ROLE_SUFFIXES: dict[str, Role] = {":query": "query", ":document": "document"}
+NIM_SUFFIXES: dict[str, Role] = {"-query": "query", "-passage": "document"}
 
 
 @lru_cache
@@ -29,7 +30,10 @@ def list_source_names(source: str) -> frozenset[str]:
 
 
 def split_suffix(name: str) -> tuple[str, Role | None] | None:
-    """Return the name without `:latest`, `:query` or `:document`, and the role; None if it has no such suffix."""
+    """Return the name without `:latest`, `:query`, `-passage` or the like, and the role; None without such a suffix."""
+    for nim_suffix, role in NIM_SUFFIXES.items():
+        if name.endswith(nim_suffix):
+            return name.removesuffix(nim_suffix), role
     base, colon, _ = name.rpartition(":")
     suffix = name[len(base) :]
     if not colon or (suffix != LATEST_SUFFIX and suffix not in ROLE_SUFFIXES):

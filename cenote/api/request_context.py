@@ -39,6 +39,8 @@ T = TypeVar("T")
 # adapter of a score request, or of a pool request, which may have one for each input
 AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
+RequestT = TypeVar("RequestT", PoolRequest, ScoreRequest)
+
 # loading or unloading an adapter counts as one small request: the device computes meanwhile
 ADAPTER_COST = RequestCost(1)
 
@@ -68,6 +70,7 @@ class RequestContext:
         self.settings = settings
         self.header_model = header_model
         self.path_model = path_model
+        self.auto_truncates = settings.auto_truncate  # too long inputs, unless the request decides it
         self._use: EngineUse | None = None
         self.request_id = request_id
         self.admission = admission
@@ -158,6 +161,8 @@ class RequestContext:
         adapter = self._resolve_adapter(request.adapter)
         if self.role is not None:
             request = self.add_role(request)
+        if self.auto_truncates:
+            request = self.add_truncation(request)
         cost = estimate_pool(request, self.model_info, self.encoding_format)
         ticket = self.admission.admit(cost, request.scheduling.priority)
         request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
@@ -174,6 +179,8 @@ class RequestContext:
         self.check_num_items(len(request.queries), "queries")
         self.check_num_items(len(request.documents), "documents")
         adapter = self._resolve_adapter(request.adapter)
+        if self.auto_truncates:
+            request = self.add_truncation(request)
         ticket = self._admit(estimate_score(request, self.model_info), request.scheduling)
         request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
         return self._record_usage(await self._await_engine(ticket, self.engine.score(request)))
@@ -232,6 +239,12 @@ class RequestContext:
         """Add the role of the model's name, unless the request selects a prompt itself."""
         own = (request.prompt, request.prompt_name, request.role, request.input_type, request.embedding_task)
         return replace(request, role=self.role) if self.role is not None and own == (None,) * len(own) else request
+
+    def add_truncation(self, request: RequestT) -> RequestT:
+        """Truncate inputs to the model maximum, unless the request sets a length."""
+        if request.tokenization.truncate_prompt_tokens is not None:
+            return request
+        return replace(request, tokenization=replace(request.tokenization, truncate_prompt_tokens=-1))
 
     def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
         if self.adapter is not None and requested not in (None, self.adapter):

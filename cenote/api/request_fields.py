@@ -17,6 +17,7 @@ from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
+from cenote.protocol.score_inputs import parse_score_input
 from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # Every optional field may also be null: clients send null for unset fields.
@@ -117,7 +118,8 @@ class PromptFields(ActivationFields, kw_only=True):
     """Inputs: texts, token ids or conversations, in `input` or `messages`."""
 
     input: Annotated[
-        str | list[PromptInput] | None, doc("A text, token ids, a conversation, or a list of one of these types.")
+        str | list[PromptInput] | ChatMessage | None,
+        doc('A text, {"text": ...}, token ids, a conversation, or a list of one of these types.'),
     ] = None
     messages: Annotated[
         list[ChatMessage | list[ChatMessage]] | None,
@@ -142,7 +144,9 @@ class PromptFields(ActivationFields, kw_only=True):
         if not isinstance(self.input, list) or not self.input:
             return False
         first = self.input[0]
-        return isinstance(first, dict) or (isinstance(first, list) and bool(first) and isinstance(first[0], dict))
+        return (isinstance(first, dict) and not is_object_input(first)) or (
+            isinstance(first, list) and bool(first) and isinstance(first[0], dict)
+        )
 
     def make_inputs(self, context: RequestContext) -> list[Input]:
         if self.messages is not None and self.input is not None:
@@ -153,8 +157,16 @@ class PromptFields(ActivationFields, kw_only=True):
             raise InvalidBody("input is required (or messages, for a conversation)", param="body.input", kind="missing")
         if isinstance(inputs, str):
             return [inputs]
+        if isinstance(inputs, dict):
+            if not is_object_input(inputs):
+                expected = 'a text, {"text": ...}, token ids or a list of one of these types'
+                raise InvalidBody(f"{name}: expected {expected}", param=f"body.{name}", kind="string_type")
+            inputs = [inputs]
         if not inputs:
             raise BadRequest("You must pass at least one prompt", param=name)
+        if is_object_input(inputs[0]) or (isinstance(inputs[0], str) and any(map(is_object_input, inputs))):
+            context.check_num_items(len(inputs), name)
+            return [parse_object_input(item, f"{name}.{index}", context) for index, item in enumerate(inputs)]
         check_same_type(inputs, name)
         if isinstance(inputs[0], str):
             return inputs  # type: ignore[no-any-return]  # checked above: all are strings
@@ -162,34 +174,44 @@ class PromptFields(ActivationFields, kw_only=True):
             return [inputs]  # one prompt of token ids
         context.check_num_items(len(inputs), name)
         if isinstance(inputs[0], dict):
-            return [make_conversation(self, inputs, context)]
+            return [self._make_conversation(inputs, name, context)]
         return [self._make_input(item, f"{name}.{index}", context) for index, item in enumerate(inputs)]
 
     def _make_input(self, item: Any, name: str, context: RequestContext) -> Input:
         if not item:
             raise BadRequest("a prompt must not be an empty list; expected token ids or messages", param=name)
         check_same_type(item, name)
-        return make_conversation(self, item, context, name) if isinstance(item[0], dict) else item
+        return self._make_conversation(item, name, context) if isinstance(item[0], dict) else item
+
+    def _make_conversation(self, messages: list[ChatMessage], name: str, context: RequestContext) -> Input:
+        """Return the conversation; for a model without a chat template, the text of a single user message."""
+        conversation = make_conversation(self, messages, context, name)
+        if context.model_info.has_chat_template or self.chat_template is not None:
+            return conversation
+        text = read_single_text(messages)
+        return conversation if text is None else text
 
     def to_pool_request(
         self, task: Task, context: RequestContext, *, dimensions: int | None = None, **extra_fields: Any
     ) -> PoolRequest:
         """Return the engine request for this task on every input, with `extra_fields` set on it."""
+        inputs = self.make_inputs(context)
         return PoolRequest(
             task=task,
-            inputs=self.make_inputs(context),
+            inputs=inputs,
             params=self.make_pooling_params(dimensions=dimensions),
-            tokenization=self.resolve_tokenization_params(),
+            tokenization=self.resolve_tokenization_params(inputs),
             adapter=self.adapter,
             mm_processor_kwargs=self.mm_processor_kwargs or {},
             scheduling=self.make_scheduling_params(),
             **extra_fields,
         )
 
-    def resolve_tokenization_params(self) -> TokenizationParams:
+    def resolve_tokenization_params(self, inputs: Sequence[Input] = ()) -> TokenizationParams:
+        """Return the parameters; `inputs`: those of the request, as `make_inputs` returns them."""
         add_special_tokens = self.add_special_tokens
         if add_special_tokens is None:
-            add_special_tokens = not self.is_conversation
+            add_special_tokens = bool(inputs and isinstance(inputs[0], str)) or not self.is_conversation
         return self.make_tokenization_params(add_special_tokens=add_special_tokens)
 
 
@@ -250,6 +272,31 @@ def make_conversation(
         else options.add_generation_prompt,
         continue_final_message=bool(options.continue_final_message),
     )
+
+
+def is_object_input(item: Any) -> bool:
+    """Whether an input is an object of Jina's API, {"text": ...} or {"image": ...}, and not a message."""
+    return isinstance(item, dict) and "role" not in item and ("text" in item or "image" in item)
+
+
+def parse_object_input(item: Any, name: str, context: RequestContext) -> Input:
+    parsed = parse_score_input(item, name, context.model_info)
+    if not isinstance(parsed, str) and context.model_info.has_chat_template:
+        raise BadRequest(
+            f"{name} is an image, which {context.model_info.name} reads in conversations; send it in messages",
+            param=name,
+        )
+    return parsed
+
+
+def read_single_text(messages: list[ChatMessage]) -> str | None:
+    """Return the text of a conversation that is one user message without images; None for others."""
+    if len(messages) != 1 or messages[0].get("role") != "user":
+        return None
+    content = messages[0].get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    return "\n".join(texts) if texts and all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
 
 
 def check_chat_template(template: str | None, kwargs: dict[str, Any], context: RequestContext) -> None:

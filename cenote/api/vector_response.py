@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from cenote.api.encoding import (
+    QuantizedType,
     check_metadata_size,
     encode_base64_rows,
     encode_json,
+    encode_quantized_rows,
     make_binary_body,
     make_metadata_header,
     stack_results,
@@ -43,8 +45,13 @@ def check_metadata_limit(body: EncodingFields, num_inputs: int) -> None:
 
 
 async def vector_reply(
-    context: RequestContext, body: EncodingFields, results: Sequence[PoolResult], vector_format: VectorFormat
+    context: RequestContext,
+    body: EncodingFields,
+    results: Sequence[PoolResult],
+    vector_format: VectorFormat,
+    dtype: QuantizedType | None = None,
 ) -> Reply:
+    """Return the vectors as floats, or as integers of type `dtype`."""
     if body.encoding_format in ("bytes", "bytes_only"):
         return _binary_reply(context, body, results, vector_format)
     quote = b'"' if body.encoding_format == "base64" else b""
@@ -54,7 +61,7 @@ async def vector_reply(
     )
     parts: list[bytes | memoryview | msgspec.Raw] = [head, EMPTY_DATA_JSON[:-1]]
     index = 0
-    for texts in _iter_encoded(body, results):
+    for texts in _iter_encoded(body, results, dtype):
         for text in texts:
             parts += (b'%s{"index":%d,' % (b"," if index else b"", index), before, text, after)
             if body.return_token_counts:
@@ -68,15 +75,19 @@ async def vector_reply(
 
 
 def _iter_encoded(
-    body: EncodingFields, results: Sequence[PoolResult]
+    body: EncodingFields, results: Sequence[PoolResult], dtype: QuantizedType | None
 ) -> Iterator[Sequence[bytes | memoryview | msgspec.Raw]]:
     """Yield batches of encoded vectors: JSON arrays, or base64 without quotation marks."""
     byte_format = body.embed_dtype or "float32", body.endianness or "native"
     is_base64 = body.encoding_format == "base64"
-    if is_base64 and (rows := stack_results(results)) is not None:
+    if (is_base64 or dtype is not None) and (rows := stack_results(results)) is not None:
         rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, rows.shape[1]))
         for start in range(0, len(rows), rows_per_yield):
-            yield encode_base64_rows(rows[start : start + rows_per_yield], *byte_format)
+            part = rows[start : start + rows_per_yield]
+            if dtype is not None:
+                yield encode_quantized_rows(part, dtype, is_base64=is_base64)
+            else:
+                yield encode_base64_rows(part, *byte_format)
         return
     texts: list[bytes | memoryview | msgspec.Raw] = []
     num_encoded = 0

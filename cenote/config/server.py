@@ -98,8 +98,12 @@ class ServerConfig:
         "seconds after which a request gets 504, unless it sets its own timeout; none if unset", default=None
     )
     trust_request_chat_template: bool = option("accept chat templates in requests", default=False)
+    auto_truncate: bool = option(
+        "truncate inputs that are too long to the model maximum, unless the request decides it; otherwise they get 400",
+        default=False,
+    )
     rerank_document_shape: Literal["object", "string"] = option(
-        "form of the document in rerank results", default="object", choices=("object", "string")
+        "form of the document in the results of /rerank", default="object", choices=("object", "string")
     )
     root_path: str = option("path prefix under which a reverse proxy exposes the server", default="")
     allowed_origins: tuple[str, ...] = option("CORS: allowed origins; CORS is disabled if unset", default=())

@@ -206,7 +206,9 @@ def test_invalid_conversations_are_refused(chat_client: TestClient, client: Test
         ([{"role": "user", "content": 5}], "messages[0].content must be a string, a list of parts or null, got int"),
     ):
         assert_refused(chat_client.post("/v1/embeddings", json={"messages": messages}), words, "messages")
-    assert_refused(client.post("/v1/embeddings", json={"messages": OTHER}), "messages need a chat template", "messages")
+    assert_refused(
+        client.post("/v1/embeddings", json={"messages": CONVERSATION}), "messages need a chat template", "messages"
+    )
 
 
 # outputs

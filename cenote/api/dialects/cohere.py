@@ -13,7 +13,7 @@ from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.encoding import CohereEmbeddingType, Float32Array, encode_cohere_vectors, to_float32_array
+from cenote.api.encoding import CohereEmbeddingType, Float32Array, encode_cohere_vectors, limit_norms, to_float32_array
 from cenote.api.replies import Reply, TokenCounts, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
@@ -41,8 +41,6 @@ from cenote.protocol.scheduling import SchedulingParams
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # huge texts are counted only up to here: by then they exceed every model's maximum length
 MAX_COUNTED_CHARS = 1_000_000
-# slightly above 1, to allow for rounding
-MAX_UNIT_NORM = 1.001
 
 
 class EmbedBody(msgspec.Struct, kw_only=True):
@@ -191,10 +189,7 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
 
 async def encode_vectors(vectors: Float32Array, embedding_type: CohereEmbeddingType) -> msgspec.Raw:
     """Encode the vectors as JSON, returning control to the event loop after every `NUMBERS_PER_YIELD` numbers."""
-    # the int8 scale assumes a norm of at most 1, which not every model produces
-    if embedding_type in ("int8", "uint8"):
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors = np.where(norms > MAX_UNIT_NORM, vectors / np.maximum(norms, 1), vectors)
+    vectors = limit_norms(vectors) if embedding_type in ("int8", "uint8") else vectors
     parts: list[bytes] = []
     rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, vectors.shape[1]))
     for start in range(0, len(vectors), rows_per_yield):

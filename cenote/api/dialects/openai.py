@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.embedding_types import EmbeddingTypeFields, apply_truncation
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import TASK_DOC, Dimensions, PromptTextFields, doc
+from cenote.api.request_fields import TASK_DOC
 from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 
 VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding")
 
 
-class EmbeddingsBody(PromptTextFields, kw_only=True):
-    dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+class EmbeddingsBody(EmbeddingTypeFields, kw_only=True):
     task: Annotated[str | None, TASK_DOC] = None
 
 
@@ -31,9 +32,14 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     # clients may send the pooling task "embed", which this route always runs
     embedding_task = None if body.task == "embed" else body.task
-    request = body.to_pool_request("embed", context, dimensions=body.dimensions, embedding_task=embedding_task)
+    body.check_options()
+    dimensions, dtype = body.resolve_dimensions(), body.resolve_type()
+    request = body.to_pool_request("embed", context, dimensions=dimensions, embedding_task=embedding_task)
+    if body.truncate is not None or body.truncation is not None:
+        modes = body.truncate, body.truncation
+        request = replace(request, tokenization=apply_truncation(request.tokenization, modes, context))
     check_metadata_limit(body, len(request.inputs))
-    return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
+    return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT, dtype)
 
 
 OPENAI = Dialect(

@@ -12,6 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.embedding_types import apply_truncation
+from cenote.api.raw_scores import score_as
 from cenote.api.replies import Reply, TokenCounts, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, ScoreInputBody, ScoreInputsBody, ScoringFields, doc
@@ -27,7 +29,7 @@ DOCUMENTS_PER_SEARCH_UNIT = 100
 
 
 class RerankBody(ScoringFields, kw_only=True):
-    """Query and documents. Other fields that clients send, such as `max_chunks_per_doc`, are ignored."""
+    """Query and documents, with the fields of vLLM, Jina, Cohere and Infinity."""
 
     query: ScoreInputBody
     documents: ScoreInputsBody
@@ -38,8 +40,13 @@ class RerankBody(ScoringFields, kw_only=True):
     max_doc_length: Annotated[Int64 | None, doc("Alias of max_tokens_per_doc, used by Jina.")] = None
     truncate: Annotated[
         bool | Literal["END", "START", "NONE"] | None,
-        doc("Truncate to the model maximum, at the end or the start. Default: true only for /v2/rerank."),
+        doc("Truncate to the model maximum, at the end or the start. Default: false only for /rerank."),
     ] = None
+    truncation: Annotated[bool | None, doc("Alias of truncate.")] = None
+    raw_scores: Annotated[
+        bool | None, doc("true: logits; false: scores from 0 to 1. Default: as the model is configured.")
+    ] = None
+    max_chunks_per_doc: Annotated[Any, doc("Field of Cohere's version 1: long documents are truncated.")] = None
 
 
 class RerankUsage(msgspec.Struct):
@@ -65,8 +72,15 @@ class Reranked(msgspec.Struct):
 
 
 async def rerank(body: RerankBody, context: RequestContext) -> Reply:
-    """Rerank; pairs that are too long are an error, as in vLLM."""
-    return await _rerank(body, context, version="1", truncate_by_default=False)
+    """Rerank; pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's."""
+    is_cohere = body.rank_fields is not None or body.max_chunks_per_doc is not None
+    shape = context.settings.rerank_document_shape
+    return await _rerank(body, context, version="1", truncate_by_default=is_cohere, document_shape=shape)
+
+
+async def rerank_v1(body: RerankBody, context: RequestContext) -> Reply:
+    """Rerank for Cohere and Jina clients, which have no field to ask for truncation."""
+    return await _rerank(body, context, version="1", truncate_by_default=True)
 
 
 async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
@@ -74,7 +88,14 @@ async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
     return await _rerank(body, context, version="2", truncate_by_default=True)
 
 
-async def _rerank(body: RerankBody, context: RequestContext, *, version: str, truncate_by_default: bool) -> Reply:
+async def _rerank(
+    body: RerankBody,
+    context: RequestContext,
+    *,
+    version: str,
+    truncate_by_default: bool,
+    document_shape: Literal["object", "string"] = "object",
+) -> Reply:
     await context.select_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     if not documents:
@@ -84,14 +105,15 @@ async def _rerank(body: RerankBody, context: RequestContext, *, version: str, tr
         make_document_input(document, body.rank_fields, index, context.model_info)
         for index, document in enumerate(documents)
     ]
-    scores = await context.score(make_score_request(body, context, inputs, truncate_by_default=truncate_by_default))
+    request = make_score_request(body, context, inputs, truncate_by_default=truncate_by_default)
+    scores = await score_as(request, body.raw_scores, context)
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
     return json_reply(
         Reranked(
             context.make_response_id("score"),
             context.model,
             [
-                make_result(body, context, index, scores[index], documents[index], inputs[index])
+                make_result(body, context, index, scores[index], documents[index], inputs[index], document_shape)
                 for index in rank_indices(scores, body)
             ],
             RerankUsage(context.num_tokens, context.num_tokens),
@@ -105,10 +127,9 @@ def make_score_request(
 ) -> ScoreRequest:
     request = body.to_score_request([parse_score_input(body.query, "query", context.model_info)], documents)
     limit = resolve_doc_limit(body.max_tokens_per_doc, body.max_doc_length)
-    truncates = truncate_by_default if body.truncate is None else body.truncate not in (False, "NONE")
-    if body.truncate_prompt_tokens is None and truncates:
-        side = "left" if body.truncate == "START" else request.tokenization.truncation_side
-        tokenization = replace(request.tokenization, truncate_prompt_tokens=-1, truncation_side=side)
+    modes = body.truncate, body.truncation, True if truncate_by_default else None
+    tokenization = apply_truncation(request.tokenization, modes, context)
+    if tokenization is not request.tokenization:
         request = replace(request, tokenization=tokenization)
         # Cohere clients send 4096, which is above the maximum length of many models
         limit = 0 if limit >= context.model_info.max_model_len else limit
@@ -137,11 +158,12 @@ def make_result(
     score_result: ScoreResult,
     document: ScoreInputBody,
     score_input: ScoreInput,
+    document_shape: Literal["object", "string"],
 ) -> RerankResult:
     counts = context.make_token_counts(score_result, body.return_token_counts)
     shown: dict[str, Any] | str | UnsetType = UNSET
     if body.return_documents is not False:
-        is_string = context.settings.rerank_document_shape == "string"
+        is_string = document_shape == "string"
         shown = make_document_string(score_input) if is_string else make_document_object(document, score_input)
     return RerankResult(index, score_result.score, shown, counts)
 
@@ -206,7 +228,12 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str) -> Route:
 RERANK = Dialect(
     "rerank",
     [
-        _make_route(("/rerank", "/v1/rerank"), rerank, "Rank documents by relevance to a query, best first"),
+        _make_route(("/rerank",), rerank, "Rank documents by relevance to a query, best first"),
+        _make_route(
+            ("/v1/rerank",),
+            rerank_v1,
+            "Rank documents by relevance to a query, best first; long documents are truncated",
+        ),
         _make_route(
             ("/v2/rerank",),
             rerank_v2,

@@ -1,0 +1,26 @@
+"""Scores as logits or as probabilities, for clients that ask for one of them whatever the model is configured for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+
+from cenote.api.request_context import RequestContext
+from cenote.protocol.params import PoolingParams
+from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.results import ScoreResult
+
+
+async def score_as(request: ScoreRequest, raw_scores: bool | None, context: RequestContext) -> list[ScoreResult]:
+    """Return logits, or their sigmoid, of a cross-encoder; other models, and None, as the model is configured."""
+    score_types = context.model_info.score_types
+    score_type = request.score_type or (score_types[0] if score_types else None)
+    if raw_scores is None or score_type != "cross-encoder":
+        return await context.score(request)
+    params = replace(request.params or PoolingParams(), use_activation=False)
+    results = await context.score(replace(request, params=params))
+    return results if raw_scores else [replace(result, score=sigmoid(result.score)) for result in results]
+
+
+def sigmoid(logit: float) -> float:
+    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))

@@ -1,0 +1,202 @@
+"""Fields of several vendors on /v1/embeddings and /rerank change the answer as they say, or are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.api.model_names import list_source_names
+from cenote.config.engine import DEFAULT_MODEL
+from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+
+TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
+LONG = "the cat is in the city " * 80
+TYPES = ["int8", "uint8", "binary", "ubinary"]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A Matryoshka model with vectors of 32 numbers, and no chat template."""
+    folder = tmp_path_factory.mktemp("embedder")
+    tiny_bert(folder)
+    change_config(folder, matryoshka_dimensions=[8, 32])
+    with load_llm(folder) as llm:
+        yield make_client(llm)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load_llm(folder) as llm:
+        yield llm
+
+
+def embed(client: TestClient, **fields: Any) -> list[Any]:
+    reply = client.post("/v1/embeddings", json={"input": TEXTS} | fields)
+    assert reply.status_code == 200, reply.text
+    return [entry["embedding"] for entry in reply.json()["data"]]
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("field", ["output_dtype", "embedding_type", "encoding_type"])
+def test_integers_are_those_of_the_cohere_route(client: TestClient, field: str, type_: str) -> None:
+    cohere = client.post("/v2/embed", json={"texts": TEXTS, "embedding_types": [type_]}).json()["embeddings"][type_]
+
+    assert embed(client, **{field: type_}) == cohere
+    width = np.int8 if type_ in ("int8", "binary") else np.uint8
+    encoded = embed(client, **{field: type_}, encoding_format="base64")
+    assert [decode_base64(text, width).tolist() for text in encoded] == cohere
+
+
+def test_a_list_of_one_type_and_base64_as_a_type_work(client: TestClient) -> None:
+    assert embed(client, embedding_type=["int8"]) == embed(client, output_dtype="int8")
+    assert embed(client, embedding_type="base64") == embed(client, encoding_format="base64")
+    assert embed(client, output_dtype="float") == embed(client)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "param"),
+    [
+        ({"embedding_type": ["int8", "float"]}, "has 2 items", "embedding_type"),
+        ({"embedding_type": "int8", "output_dtype": "uint8"}, "int8, uint8", "embedding_type"),
+        ({"output_dtype": "int8", "encoding_format": "bytes"}, "int8", "encoding_format"),
+        ({"late_chunking": True}, "late_chunking is not supported", "late_chunking"),
+        ({"return_multivector": True}, "token_embed", "return_multivector"),
+        ({"normalized": False, "normalize": True}, "alias of normalize", "normalized"),
+        ({"output_dimension": 8, "dimensions": 32}, "8 and 32", "output_dimension"),
+        ({"output_dimension": 9}, "[8, 32]", None),
+    ],
+)
+def test_what_cannot_be_returned_is_refused(
+    client: TestClient, fields: dict[str, Any], words: str, param: str | None
+) -> None:
+    reply = client.post("/v1/embeddings", json={"input": TEXTS} | fields)
+
+    assert reply.status_code == 400 and words in reply.json()["message"]
+    assert param is None or reply.json()["param"] == param
+
+
+def test_the_dimension_and_normalisation_have_aliases(client: TestClient) -> None:
+    assert embed(client, output_dimension=8) == embed(client, dimensions=8)
+    raw = embed(client, normalized=False)
+    assert raw == embed(client, normalize=False)
+    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
+
+
+@pytest.mark.parametrize("fields", [{"truncate": True}, {"truncation": True}, {"truncate": "END"}])
+def test_truncation_fields_cut_long_texts(client: TestClient, fields: dict[str, Any]) -> None:
+    assert embed(client, input=LONG, **fields) == embed(client, input=LONG, truncate_prompt_tokens=-1)
+
+
+def test_start_cuts_the_start(client: TestClient) -> None:
+    expected = embed(client, input=LONG, truncate_prompt_tokens=-1, truncation_side="left")
+
+    assert embed(client, input=LONG, truncate="START") == expected
+
+
+def test_long_texts_are_cut_by_auto_truncate_unless_the_request_refuses(cross_encoder: LLM, llm: LLM) -> None:
+    client = make_client(llm, auto_truncate=True)
+    body = {"input": LONG * 4}
+
+    assert client.post("/v1/embeddings", json=body).headers["x-truncated-inputs"] == "1"
+    for fields in ({"truncate": False}, {"truncate": "NONE"}, {"truncation": False}):
+        assert client.post("/v1/embeddings", json=body | fields).status_code == 400
+    assert make_client(llm).post("/v1/embeddings", json=body).status_code == 400
+    pairs = {"query": "a", "documents": [LONG]}
+    assert make_client(cross_encoder).post("/rerank", json=pairs).status_code == 400
+    assert make_client(cross_encoder, auto_truncate=True).post("/rerank", json=pairs).status_code == 200
+
+
+def test_the_rerank_routes_of_cohere_and_jina_cut_long_documents(cross_encoder: LLM) -> None:
+    client = make_client(cross_encoder)
+    body = {"query": "a cat", "documents": [LONG, "a"]}
+
+    for path in ("/v1/rerank", "/v2/rerank"):
+        assert client.post(path, json=body).headers["x-truncated-inputs"] == "1"
+        assert client.post(path, json=body | {"truncation": False}).status_code == 400
+    assert client.post("/rerank", json=body).status_code == 400
+    assert client.post("/rerank", json=body | {"max_chunks_per_doc": 10}).status_code == 200
+    assert client.post("/rerank", json=body | {"truncation": True}).status_code == 200
+
+
+def test_raw_scores_selects_logits_or_probabilities(cross_encoder: LLM) -> None:
+    client = make_client(cross_encoder)
+
+    def scores(**fields: Any) -> dict[int, float]:
+        body = {"query": "a cat", "documents": ["a dog", "the river", "a cat"]} | fields
+        results = client.post("/rerank", json=body).json()["results"]
+        return {result["index"]: result["relevance_score"] for result in results}
+
+    logits, probabilities = scores(raw_scores=True), scores(raw_scores=False)
+    assert logits == pytest.approx(scores(use_activation=False))
+    assert probabilities == pytest.approx({index: 1 / (1 + math.exp(-value)) for index, value in logits.items()})
+    assert list(logits) == list(probabilities)
+
+
+def test_the_document_shape_concerns_only_the_unversioned_route(cross_encoder: LLM) -> None:
+    client = make_client(cross_encoder, rerank_document_shape="string")
+    shown = {
+        path: client.post(path, json={"query": "a", "documents": ["a"]}).json()["results"][0]["document"]
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    }
+
+    document = {"text": "a", "multi_modal": None}
+    assert shown == {"/rerank": "a", "/v1/rerank": document, "/v2/rerank": document}
+
+
+@pytest.mark.parametrize(
+    "input_", [[{"text": text} for text in TEXTS], [TEXTS[0], {"text": TEXTS[1]}], [{"text": TEXTS[0]}, TEXTS[1]]]
+)
+def test_objects_with_texts_are_read_as_texts(client: TestClient, input_: Any) -> None:
+    assert np.allclose(embed(client, input=input_), embed(client))
+    assert np.allclose(embed(client, input={"text": TEXTS[0]}), embed(client, input=TEXTS[0]))
+
+
+def test_an_object_with_an_image_is_refused_by_a_text_model(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": [{"image": "data:image/png;base64,AA=="}]})
+
+    assert_refused(reply, "input.0", "body.input.0")
+
+
+def test_a_user_message_without_a_chat_template_is_its_text(client: TestClient) -> None:
+    chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
+
+    assert np.allclose(embed(client, input=None, messages=chats), embed(client))
+    single = embed(client, input=None, messages=[{"role": "user", "content": TEXTS[0]}])
+    assert np.allclose(single, embed(client, input=TEXTS[0]))
+    reply = client.post("/v1/embeddings", json={"messages": [{"role": "system", "content": "a"}]})
+    assert reply.status_code == 400 and "chat template" in reply.text
+
+
+def test_a_request_without_a_content_type_is_read(client: TestClient) -> None:
+    assert client.post("/v1/embeddings", content=b'{"input": "a"}').status_code == 200
+
+
+def test_keys_in_google_headers_and_in_the_query_are_accepted(llm: LLM) -> None:
+    client = make_client(llm, api_key=("secret",))
+
+    assert client.post("/v1/embeddings", json={"input": "a"}, headers={"x-goog-api-key": "secret"}).status_code == 200
+    assert client.post("/v1/embeddings?key=secret", json={"input": "a"}).status_code == 200
+    assert client.post("/v1/embeddings?key=other", json={"input": "a"}).status_code == 401
+
+
+def test_models_answer_to_their_hub_name_folder_and_suffixes(llm: LLM, tmp_path: Path) -> None:
+    client = make_client(llm)
+
+    for name in ("mini", "mini:latest", "mini-query", "mini-passage"):
+        assert client.post("/v1/embeddings", json={"input": "a", "model": name}).status_code == 200, name
+    assert {"all-MiniLM-L6-v2", DEFAULT_MODEL} <= list_source_names(DEFAULT_MODEL)
+    tiny_bert(tmp_path / "my-model")
+    with LLM(str(tmp_path / "my-model"), dtype="float32", device="cpu") as folder_llm:
+        client = make_client(folder_llm)
+        for name in ("my-model", str(tmp_path / "my-model")):
+            assert client.post("/v1/embeddings", json={"input": "a", "model": name}).status_code == 200, name
