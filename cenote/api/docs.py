@@ -58,8 +58,8 @@ def make_docs_routes(app_state: AppState, table: RouteTable) -> list[BaseRoute]:
 
 
 def has_form(path: str, entry: dict[str, Any]) -> bool:
-    """Whether the page offers to send a request; not those that change the server."""
-    return "requestBody" in entry and not path.startswith("/admin/")
+    """Whether the page offers to send a request; not those that change the server or have a model in their path."""
+    return "requestBody" in entry and not path.startswith("/admin/") and "{" not in path
 
 
 def describe_route(path: str, entry: dict[str, Any], openapi_document: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class SystemOperation:
     errors: Sequence[int] = (503,)
     body_type: type[msgspec.Struct] | None = None
     status: int = 200
+    error_type: Any = ErrorBody
 
 
 HEALTH_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
@@ -118,12 +119,15 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
         for path, routes in table.by_path.items()
     }
     operations = {path: operation for path, operation in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
-    for get_route in table.get_routes:
-        operation = SystemOperation(get_route.summary, get_route.reply_type, get_route.media_type)
-        operations |= dict.fromkeys(get_route.paths, operation)
+    for dialect in table.dialects:
+        for get_route in dialect.get_routes:
+            operation = SystemOperation(
+                get_route.summary, get_route.reply_type, get_route.media_type, error_type=dialect.error_type
+            )
+            operations |= dict.fromkeys(get_route.paths, operation)
     entries = [entry for entries in supported.values() for entry in entries]
     schemas = SchemaRegistry(
-        [ErrorBody, *(operation.reply_type for operation in operations.values())]
+        [type_ for operation in operations.values() for type_ in (operation.reply_type, operation.error_type)]
         + [operation.body_type for operation in operations.values() if operation.body_type is not None]
         + [
             type_
@@ -216,7 +220,7 @@ def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: Sche
                 "headers": _header_refs(*RESPONSE_HEADERS),
                 "content": content,
             },
-            **{str(status): _error_response(status, error_schema) for status in ENDPOINT_ERRORS},
+            **_error_responses(ENDPOINT_ERRORS, error_schema),
         },
     }
 
@@ -239,7 +243,7 @@ def _describe_operation(method: str, path: str, operation: SystemOperation, sche
         **request,
         "responses": {
             str(operation.status): {"description": operation.summary, "headers": _header_refs(), "content": content},
-            **_error_responses((*operation.errors, 500), schemas),
+            **_error_responses((*operation.errors, 500), schemas[operation.error_type]),
         },
     }
 
@@ -248,8 +252,8 @@ def _header_refs(*names: str) -> dict[str, Any]:
     return {name: {"$ref": HEADER_REF.format(name=name)} for name in names or ("x-request-id",)}
 
 
-def _error_responses(statuses: Sequence[int], schemas: SchemaRegistry) -> dict[str, Any]:
-    return {str(status): _error_response(status, schemas[ErrorBody]) for status in sorted(statuses)}
+def _error_responses(statuses: Sequence[int], schema: Any) -> dict[str, Any]:
+    return {str(status): _error_response(status, schema) for status in sorted(statuses)}
 
 
 def _error_response(status: int, schema: Any) -> dict[str, Any]:

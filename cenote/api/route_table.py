@@ -54,6 +54,8 @@ class PathRoutes:
         except msgspec.DecodeError:
             parse_body(self.default.route.body_type, raw)  # raises; a Raw body is not parsed
             raise invalid_json_error("the body is not valid JSON") from None
+        except RecursionError:
+            raise invalid_json_error("the body is nested too deeply") from None
         for entry in self.entries:
             if matches(keys, entry.route.body_keys):
                 return entry

@@ -16,12 +16,18 @@ from cenote import LLM
 from cenote.api import request_body as body_module
 from cenote.api.dialects import DIALECTS, SINGLE_TASK_DIALECTS
 from cenote.api.dialects.dialect import Route
+from cenote.api.replies import encode_default_error
 from cenote.api.request_body import check_raw_body, strip_strings
 from cenote.errors import BodyTooLarge
 from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
-ROUTES = {route.paths[0]: route for dialect in DIALECTS for route in dialect.routes}
+ROUTES = {
+    route.paths[0]: route
+    for dialect in DIALECTS
+    for route in dialect.routes
+    if dialect.encode_error is encode_default_error
+}
 TYPED_ROUTES = {route.paths[0]: route for dialect in SINGLE_TASK_DIALECTS for route in dialect.routes}
 JSON = {"content-type": "application/json"}
 DEEP = 100_000

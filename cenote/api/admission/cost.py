@@ -35,8 +35,8 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
     inputs = request.inputs
     max_tokens = model_info.max_model_len
     prompt_chars = 0
-    if inputs and isinstance(inputs[0], str):
-        texts = cast("Sequence[str]", inputs)  # dialects check that all inputs have one type
+    if inputs and isinstance(inputs[0], str) and (len(inputs) == 1 or set(map(type, inputs)) == {str}):
+        texts = cast("Sequence[str]", inputs)
         prompt_chars = _count_prompt_chars(request, model_info)
         num_chars = sum(map(len, texts)) + len(texts) * prompt_chars
         if num_chars <= max_tokens:  # as in nearly all requests: no input is longer than the model's maximum

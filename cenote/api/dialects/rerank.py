@@ -46,7 +46,9 @@ class RerankBody(ScoringFields, kw_only=True):
     raw_scores: Annotated[
         bool | None, doc("true: logits; false: scores from 0 to 1. Default: as the model is configured.")
     ] = None
-    max_chunks_per_doc: Annotated[Any, doc("Field of Cohere's version 1: long documents are truncated.")] = None
+    max_chunks_per_doc: Annotated[Int64 | None, doc("Field of Cohere's version 1: long documents are truncated.")] = (
+        None
+    )
 
 
 class RerankUsage(msgspec.Struct):

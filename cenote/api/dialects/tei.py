@@ -1,0 +1,368 @@
+"""Text Embeddings Inference: embeddings, sparse embeddings, classes, similarity and reranking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+
+from cenote.api.app_state import AppState
+from cenote.api.dialects.cohere import encode_vectors
+from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.dialects.tei_fields import (
+    TeiEmbedBody,
+    TeiEmbedFields,
+    TeiError,
+    TeiPredictBody,
+    TeiRerankBody,
+    TeiSimilarityBody,
+    check_not_empty,
+    encode_tei_error,
+    make_inputs,
+)
+from cenote.api.encoding import encode_json, to_float32_array
+from cenote.api.raw_scores import score_as
+from cenote.api.replies import Reply, json_reply
+from cenote.api.request_body import parse_body
+from cenote.api.request_context import RequestContext
+from cenote.errors import InvalidBody
+from cenote.protocol.input_types import Input, TextPair
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import PoolingParams, Task
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult
+from cenote.version import __version__
+
+
+class Prediction(msgspec.Struct):
+    score: float
+    label: str
+
+
+class Rank(msgspec.Struct, omit_defaults=True):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SparseValue(msgspec.Struct):
+    index: int
+    value: float
+
+
+class Info(msgspec.Struct):
+    model_id: str
+    model_sha: None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_input_length: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+class VertexBody(msgspec.Struct):
+    instances: list[msgspec.Raw]
+
+
+class Predictions(msgspec.Struct):
+    predictions: list[Any]
+
+
+class InstanceKeys(msgspec.Struct):
+    """The keys that tell the requests of `POST /` apart."""
+
+    inputs: Any = None
+    texts: Any = None
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    model: str | None = None
+
+
+async def embed(body: TeiEmbedBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(await compute_embeddings(body, make_inputs(body.inputs, context), context))
+
+
+async def compute_embeddings(body: TeiEmbedFields, inputs: list[Input], context: RequestContext) -> msgspec.Raw:
+    results = await pool("embed", body, inputs, context, normalize=body.normalize is not False)
+    return await encode_vectors(np.stack([to_float32_array(item.data) for item in results]), "float")
+
+
+async def pool(
+    task: Task, body: TeiEmbedFields, inputs: list[Input], context: RequestContext, *, normalize: bool | None
+) -> list[PoolResult]:
+    request = PoolRequest(
+        task=task,
+        inputs=inputs,
+        params=PoolingParams(use_activation=normalize, dimensions=body.dimensions),
+        tokenization=body.make_tokenization_params(context),
+        prompt_name=body.prompt_name,
+    )
+    return await context.pool(request)
+
+
+async def embed_all(body: TeiEmbedBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
+    return json_reply([encode_json(to_float32_array(item.data)) for item in results])
+
+
+async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(await compute_sparse(body, context))
+
+
+async def compute_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
+    results = await pool("sparse_embed", body, make_inputs(body.inputs, context), context, normalize=None)
+    return [[SparseValue(int(index), float(value)) for index, value in to_float32_array(item.data)] for item in results]
+
+
+async def predict(body: TeiPredictBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(await compute_predictions(body, context))
+
+
+async def compute_predictions(body: TeiPredictBody, context: RequestContext) -> list[Any]:
+    """Return the classes of a text or pair, best first; a list of those for a list of lists."""
+    is_batch = isinstance(body.inputs, list) and bool(body.inputs) and isinstance(body.inputs[0], list)
+    items: list[Any] = body.inputs if is_batch else [body.inputs]  # type: ignore[assignment]
+    context.check_num_items(len(items), "inputs")
+    check_not_empty(items, "inputs")
+    request = PoolRequest(
+        task="classify",
+        inputs=[make_text_or_pair(item, index) for index, item in enumerate(items)],
+        params=PoolingParams(use_activation=not body.raw_scores),
+        tokenization=body.make_tokenization_params(context),
+    )
+    predictions = [make_predictions(item, context.model_info) for item in await context.pool(request)]
+    return predictions if is_batch else predictions[0]
+
+
+def make_text_or_pair(item: str | list[str], index: int) -> Input:
+    texts = [item] if isinstance(item, str) else item
+    if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) for text in texts):
+        raise InvalidBody(
+            f"inputs.{index}: expected one text, or two that form a pair, got {len(texts)}",
+            param=f"body.inputs.{index}",
+        )
+    return texts[0] if len(texts) == 1 else TextPair(texts[0], texts[1])
+
+
+def make_predictions(item: PoolResult, model_info: ModelInfo) -> list[Prediction]:
+    scores = to_float32_array(item.data).ravel().tolist()
+    labels = model_info.labels or []
+    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
+    return sorted(map(Prediction, scores, names), key=lambda prediction: -prediction.score)
+
+
+async def rerank(body: TeiRerankBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(await compute_ranks(body, context))
+
+
+async def compute_ranks(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
+    check_not_empty([body.query], "query")
+    check_not_empty([body.texts], "texts")
+    context.check_num_items(len(body.texts), "texts")
+    tokenization = body.make_tokenization_params(context)
+    request = ScoreRequest(queries=[body.query], documents=body.texts, tokenization=tokenization)
+    results = await score_as(request, bool(body.raw_scores), context)
+    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: body.top_n or None]
+    return [Rank(index, results[index].score, body.texts[index] if body.return_text else None) for index in order]
+
+
+async def similarity(body: TeiSimilarityBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(await compute_similarities(body, context))
+
+
+async def compute_similarities(body: TeiSimilarityBody, context: RequestContext) -> list[float]:
+    texts: list[Input] = [body.inputs.source_sentence, *body.inputs.sentences]
+    check_not_empty(texts, "inputs")
+    check_not_empty([body.inputs.sentences], "sentences")
+    context.check_num_items(len(texts), "inputs")
+    results = await pool("embed", body.parameters or TeiEmbedFields(), texts, context, normalize=True)
+    vectors = np.stack([to_float32_array(item.data) for item in results])
+    cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
+    return cosines
+
+
+async def run_any(body: msgspec.Raw, context: RequestContext) -> Reply:
+    """Run the request that the body and the model select; one text of a classifier gives a list of lists."""
+    keys = parse_body(InstanceKeys, body)
+    await context.select_model(keys.model)
+    return json_reply(await run_instance(body, keys, context, is_nested=True))
+
+
+async def vertex(body: VertexBody, context: RequestContext) -> Reply:
+    await context.select_model(None)
+    check_not_empty([body.instances], "instances")
+    context.check_num_items(len(body.instances), "instances")
+    keys = [parse_body(InstanceKeys, instance) for instance in body.instances]
+    pairs = zip(body.instances, keys, strict=True)
+    return json_reply(Predictions([await run_instance(raw, key, context, is_nested=False) for raw, key in pairs]))
+
+
+async def run_instance(raw: msgspec.Raw, keys: InstanceKeys, context: RequestContext, *, is_nested: bool) -> Any:
+    tasks = context.model_info.tasks
+    if keys.texts is not None:
+        return await compute_ranks(parse_body(TeiRerankBody, raw), context)
+    if isinstance(keys.inputs, dict) and "source_sentence" in keys.inputs:
+        return await compute_similarities(parse_body(TeiSimilarityBody, raw), context)
+    if "embed" in tasks:
+        body = parse_body(TeiEmbedBody, raw)
+        options = parse_body(TeiEmbedFields, keys.parameters)  # Hugging Face clients put the options there
+        for name in ("truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"):
+            if getattr(body, name) is None:
+                setattr(body, name, getattr(options, name))
+        return await compute_embeddings(body, make_inputs(body.inputs, context), context)
+    if "sparse_embed" in tasks:
+        return await compute_sparse(parse_body(TeiEmbedBody, raw), context)
+    predict_body = parse_body(TeiPredictBody, raw)
+    if is_nested:  # Hugging Face clients send texts, not pairs
+        texts = [predict_body.inputs] if isinstance(predict_body.inputs, str) else predict_body.inputs
+        predict_body.inputs = [[text] if isinstance(text, str) else text for text in texts]
+    return await compute_predictions(predict_body, context)
+
+
+async def info(http: Request, app_state: AppState) -> Reply:
+    model = app_state.models.first
+    model_info = model.engine.model_info
+    settings = app_state.settings
+    return json_reply(
+        Info(
+            model_info.root,
+            None,
+            model_info.dtype,
+            model.name,
+            describe_model_type(model_info),
+            model_info.max_model_len,
+            settings.max_request_items,
+            True,
+            __version__,
+        )
+    )
+
+
+def describe_model_type(model_info: ModelInfo) -> dict[str, dict[str, Any]]:
+    if "classify" not in model_info.tasks or "embed" in model_info.tasks:
+        return {"embedding": {"pooling": (model_info.pooling or "mean").lower()}}
+    labels = dict(enumerate(model_info.labels or ["LABEL_0"]))
+    kind = "reranker" if "cross-encoder" in model_info.score_types else "classifier"
+    return {kind: {"id2label": labels, "label2id": {label: index for index, label in labels.items()}}}
+
+
+def has_task(task: Task) -> Any:
+    return lambda model_info: task in model_info.tasks
+
+
+def runs_any(model_info: ModelInfo) -> bool:
+    return bool({"embed", "sparse_embed", "classify"} & set(model_info.tasks)) or bool(model_info.score_types)
+
+
+HF_PATHS = ("/pipeline/feature-extraction/{model}", "/pipeline/sentence-similarity/{model}")
+TEI = Dialect(
+    "tei",
+    [
+        Route(
+            paths=("/embed",),
+            body_type=TeiEmbedBody,
+            handler=embed,
+            summary="Compute one vector for every text",
+            reply_type=list[list[float]],
+            api_name="Embeddings",
+            is_supported=has_task("embed"),
+            example={"inputs": ["Hello, my name is", "The capital of France is"]},
+        ),
+        Route(
+            paths=("/embed_all",),
+            body_type=TeiEmbedBody,
+            handler=embed_all,
+            summary="Compute one vector for every token of every text",
+            reply_type=list[list[list[float]]],
+            api_name="Token Embeddings",
+            is_supported=has_task("token_embed"),
+            example={"inputs": ["Hello, my name is"]},
+        ),
+        Route(
+            paths=("/embed_sparse",),
+            body_type=TeiEmbedBody,
+            handler=embed_sparse,
+            summary="Compute a sparse embedding (token ids and weights) for every text",
+            reply_type=list[list[SparseValue]],
+            api_name="Sparse Embeddings",
+            is_supported=has_task("sparse_embed"),
+            example={"inputs": ["What is the capital of France?"]},
+        ),
+        Route(
+            paths=("/predict",),
+            body_type=TeiPredictBody,
+            handler=predict,
+            summary="Return the classes of a text, of a pair, or of a list of these, best first",
+            reply_type=list[Prediction] | list[list[Prediction]],
+            api_name="Classification",
+            is_supported=has_task("classify"),
+            example={"inputs": [["The food was great."], ["Never again."]]},
+        ),
+        Route(
+            paths=("/rerank",),
+            body_type=TeiRerankBody,
+            handler=rerank,
+            summary="Rank texts by relevance to a query, best first, as a plain list",
+            reply_type=list[Rank],
+            api_name="Rerank (Score)",
+            is_supported=lambda model_info: bool(model_info.score_types),
+            body_keys=has_keys("texts"),
+            example={"query": "What is the capital of France?", "texts": ["Brasilia.", "Paris."]},
+        ),
+        Route(
+            paths=("/similarity",),
+            body_type=TeiSimilarityBody,
+            handler=similarity,
+            summary="Return the cosine similarity of a sentence with each of several others",
+            reply_type=list[float],
+            api_name="Similarity",
+            is_supported=has_task("embed"),
+            example={"inputs": {"source_sentence": "a red bird", "sentences": ["a bird", "the city"]}},
+        ),
+        Route(
+            paths=("/", *HF_PATHS),
+            body_type=msgspec.Raw,
+            documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody | TeiRerankBody,
+            handler=run_any,
+            summary="Run the request that the body and the task of the model select, for Hugging Face clients",
+            reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[Rank] | list[list[SparseValue]],
+            api_name="Inference",
+            is_supported=runs_any,
+            example={"inputs": "Hello, my name is"},
+        ),
+        Route(
+            paths=("/invocations",),
+            body_type=msgspec.Raw,
+            documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody,
+            handler=run_any,
+            summary="Run the request that the body and the task of the model select",
+            reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[list[SparseValue]],
+            api_name="Inference",
+            is_supported=runs_any,
+            body_keys=has_keys("inputs"),
+            example={"inputs": "Hello, my name is"},
+        ),
+        Route(
+            paths=("/vertex",),
+            body_type=VertexBody,
+            handler=vertex,
+            summary="Run several requests in the format of Vertex AI",
+            reply_type=Predictions,
+            api_name="Inference",
+            is_supported=runs_any,
+            example={"instances": [{"inputs": "Hello, my name is"}]},
+        ),
+    ],
+    [GetRoute(paths=("/info",), handler=info, summary="Return the model and the limits", reply_type=Info)],
+    encode_tei_error,
+    TeiError,
+)

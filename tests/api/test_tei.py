@@ -1,0 +1,210 @@
+"""Routes of Text Embeddings Inference and the Hugging Face paths, with the requests of their clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient
+from starlette.testclient import TestClient
+
+from cenote import LLM, PoolingParams
+from tests.api.app_client import load_llm, make_client
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bge_m3
+
+TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
+LONG = "the cat is in the city " * 80
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("embedder")
+    tiny_bert(folder)
+    with load_llm(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def client(embedder: LLM) -> TestClient:
+    return make_client(embedder)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("classifier")
+    tiny_bert_classifier(folder, num_labels=3)
+    with load_llm(folder) as llm:
+        yield make_client(llm)
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("reranker")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load_llm(folder) as llm:
+        yield make_client(llm)
+
+
+def post(client: TestClient, path: str, **body: Any) -> Any:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_embed_returns_a_plain_list_also_for_one_text(client: TestClient, embedder: LLM) -> None:
+    expected = [output.outputs.embedding for output in embedder.embed(TEXTS, use_tqdm=False)]
+
+    for path in ("/embed", "/", "/invocations", "/pipeline/feature-extraction/tiny"):
+        assert np.allclose(post(client, path, inputs=TEXTS), expected, atol=1e-5)
+        assert np.allclose(post(client, path, inputs=TEXTS[0]), expected[:1], atol=1e-5)
+
+
+def test_token_ids_are_one_input(client: TestClient) -> None:
+    assert np.shape(post(client, "/embed", inputs=[7, 8, 9])) == (1, 32)
+    assert np.shape(post(client, "/embed", inputs=[[7, 8], [9], "a"])) == (3, 32)
+
+
+def test_normalize_false_is_honoured(client: TestClient, embedder: LLM) -> None:
+    params = PoolingParams(use_activation=False)
+    expected = [output.outputs.embedding for output in embedder.embed(TEXTS, pooling_params=params, use_tqdm=False)]
+
+    assert np.allclose(post(client, "/", inputs=TEXTS, normalize=False, truncate=True), expected, atol=1e-4)
+
+
+def test_long_texts_are_cut_unless_truncate_is_false(client: TestClient) -> None:
+    right, left = (post(client, "/embed", inputs=LONG, truncation_direction=side) for side in ("Right", "Left"))
+    assert right == post(client, "/embed", inputs=LONG, truncate=True) and right != left
+
+    reply = client.post("/embed", json={"inputs": LONG, "truncate": False})
+    assert reply.status_code == 422 and reply.json()["error_type"] == "Validation"
+
+
+def test_chroma_and_weaviate_options_are_ignored(client: TestClient) -> None:
+    vectors = post(client, "/pipeline/feature-extraction/tiny", inputs=TEXTS, options={"wait_for_model": True})
+
+    assert vectors == post(client, "/embed", inputs=TEXTS)
+    reply = client.post("/pipeline/feature-extraction/other", json={"inputs": TEXTS})
+    assert reply.status_code == 404 and isinstance(reply.json()["error"], str)
+
+
+def test_similarity_is_the_cosine(client: TestClient) -> None:
+    source, *others = np.array(post(client, "/embed", inputs=["a", *TEXTS]))
+    body = {"inputs": {"source_sentence": "a", "sentences": TEXTS}}
+
+    for path in ("/similarity", "/", "/pipeline/sentence-similarity/tiny"):
+        assert post(client, path, **body) == pytest.approx([float(source @ other) for other in others], abs=1e-5)
+
+
+def test_embed_all_returns_a_vector_per_token(client: TestClient) -> None:
+    matrices = post(client, "/embed_all", inputs=["a", TEXTS[0]])
+
+    assert [np.shape(matrix)[1] for matrix in matrices] == [32, 32] and len(matrices[0]) < len(matrices[1])
+
+
+def test_predict_returns_all_classes_best_first(classifier: TestClient) -> None:
+    single = post(classifier, "/predict", inputs="a cat")
+    assert len(single) == 3 and sum(item["score"] for item in single) == pytest.approx(1, abs=1e-5)
+    assert single == sorted(single, key=lambda item: -item["score"])
+    batch = post(classifier, "/predict", inputs=[["a cat"], ["a cat", "a dog"]])
+    assert [item["label"] for item in batch[0]] == [item["label"] for item in single]
+    pair = post(classifier, "/predict", inputs=["a cat", "a dog"])
+    assert [item["score"] for item in pair] == pytest.approx([item["score"] for item in batch[1]], abs=1e-5)
+    logits = post(classifier, "/predict", inputs="a cat", raw_scores=True)
+    assert sum(item["score"] for item in logits) != pytest.approx(1, abs=1e-3)
+
+
+def test_the_root_gives_a_list_of_lists_for_a_classifier(classifier: TestClient) -> None:
+    assert post(classifier, "/", inputs="a cat") == [post(classifier, "/predict", inputs="a cat")]
+
+
+def test_rerank_with_texts_is_a_plain_list_of_probabilities(reranker: TestClient) -> None:
+    body: dict[str, Any] = {"query": "a cat", "texts": ["a dog", "the river", "a cat"]}
+    ranks = post(reranker, "/rerank", **body)
+    logits = {item["index"]: item["score"] for item in post(reranker, "/rerank", **body, raw_scores=True)}
+
+    assert all(item.keys() == {"index", "score"} for item in ranks)
+    assert {item["index"]: item["score"] for item in ranks} == pytest.approx(
+        {index: 1 / (1 + math.exp(-logit)) for index, logit in logits.items()}
+    )
+    shown = post(reranker, "/rerank", **body, return_text=True, top_n=1, truncation_direction="Right")
+    assert len(shown) == 1 and shown[0]["text"] == body["texts"][shown[0]["index"]]
+    documents = post(reranker, "/rerank", query="a cat", documents=body["texts"])
+    assert [item["index"] for item in documents["results"]] == [item["index"] for item in ranks]
+
+
+def test_sparse_embeddings_have_index_and_value(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("sparse")
+    tiny_bge_m3(folder)
+    with load_llm(folder) as llm:
+        client = make_client(llm)
+        sparse = post(client, "/v1/sparse_embeddings", input=TEXTS)["data"]
+        values = post(client, "/embed_sparse", inputs=TEXTS)
+
+    assert [[item["index"] for item in row] for row in values] == [row["token_ids"] for row in sparse]
+    assert values[0][0]["value"] == pytest.approx(sparse[0]["weights"][0], abs=1e-6)
+
+
+def test_vertex_runs_every_instance(client: TestClient) -> None:
+    predictions = post(client, "/vertex", instances=[{"inputs": TEXTS[0]}, {"inputs": TEXTS}])["predictions"]
+
+    assert [np.shape(item) for item in predictions] == [(1, 32), (2, 32)]
+
+
+def test_info_names_the_model(client: TestClient, classifier: TestClient) -> None:
+    info = client.get("/info").json()
+
+    assert info["served_model_name"] == "tiny" and "embedding" in info["model_type"]
+    assert classifier.get("/info").json()["model_type"]["classifier"]["id2label"].keys() == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/embed", {"inputs": ""}, 400, "Empty"),
+        ("/embed", {"inputs": []}, 400, "Empty"),
+        ("/embed", {}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "prompt_name": "unknown"}, 422, "Validation"),
+        ("/predict", {"inputs": "a"}, 424, "Backend"),
+        ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),
+        ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation"),
+    ],
+)
+def test_errors_are_strings_with_a_type(
+    client: TestClient, path: str, body: dict[str, Any], status: int, kind: str
+) -> None:
+    reply = client.post(path, json=body)
+
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind), reply.text
+    assert isinstance(reply.json()["error"], str)
+
+
+@pytest.fixture
+def hub_client(monkeypatch: pytest.MonkeyPatch, client: TestClient, classifier: TestClient) -> Any:
+    """Return a function that makes huggingface_hub send its requests to a test client."""
+
+    def connect(target: TestClient) -> InferenceClient:
+        hub = InferenceClient(model="http://testserver")
+
+        def inner_post(request: Any, *, stream: bool = False) -> Any:
+            reply = target.post(httpx.URL(request.url).path or "/", json=request.json)
+            assert reply.status_code == 200, reply.text
+            return reply.content
+
+        monkeypatch.setattr(hub, "_inner_post", inner_post)
+        return hub
+
+    return connect
+
+
+def test_huggingface_hub_reads_the_answers(hub_client: Any, client: TestClient, classifier: TestClient) -> None:
+    hub = hub_client(client)
+
+    assert hub.feature_extraction(TEXTS[0]).shape == (1, 32)
+    scores = hub.sentence_similarity("a", other_sentences=TEXTS)
+    assert scores == pytest.approx(post(client, "/similarity", inputs={"source_sentence": "a", "sentences": TEXTS}))
+    labels = hub_client(classifier).text_classification("a cat")
+    assert [item.label for item in labels] == [item["label"] for item in post(classifier, "/predict", inputs="a cat")]
