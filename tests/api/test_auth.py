@@ -25,7 +25,7 @@ from cenote.errors import BadRequest, LoadError
 
 from .app_client import make_client
 
-PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping"]
+PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping", "/.well-known/live", "/.well-known/ready"]
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:

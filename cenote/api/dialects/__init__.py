@@ -10,10 +10,12 @@ from cenote.api.dialects.sparse import SPARSE
 from cenote.api.dialects.tei import TEI
 from cenote.api.dialects.tokenize import TOKENIZE
 from cenote.api.dialects.vllm import VLLM
+from cenote.api.dialects.weaviate import WEAVIATE
 
 SINGLE_TASK_DIALECTS: tuple[Dialect, ...] = (OPENAI, VLLM, COHERE, RERANK, SPARSE, ENTITIES, TOKENIZE)
 DIALECTS: tuple[Dialect, ...] = (
     *SINGLE_TASK_DIALECTS,
     make_invocations_dialect(SINGLE_TASK_DIALECTS),
     TEI,
+    WEAVIATE,
 )

@@ -1,0 +1,152 @@
+"""Weaviate's inference containers: vectors of texts and reranking, for its transformers modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from cenote.api.app_state import AppState
+from cenote.api.dialects.cohere import encode_vectors
+from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.encoding import to_float32_array
+from cenote.api.raw_scores import score_as
+from cenote.api.replies import ErrorBody, Reply, json_reply
+from cenote.api.request_context import RequestContext
+from cenote.errors import InvalidBody, PoolingError
+from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+
+
+class WeaviateError(msgspec.Struct):
+    error: str
+
+
+class VectorConfig(msgspec.Struct):
+    task_type: str | None = None
+    dimensions: int | None = None
+    pooling_strategy: str | None = None  # the model decides it
+
+
+class VectorsBody(msgspec.Struct):
+    text: str | None = None
+    texts: list[str] | None = None
+    config: VectorConfig | None = None
+
+
+class Vectors(msgspec.Struct):
+    dims: int
+    text: str | UnsetType = UNSET
+    vector: list[float] | UnsetType = UNSET
+    vectors: list[list[float]] | UnsetType = UNSET
+
+
+class WeaviateRerankBody(msgspec.Struct):
+    query: str
+    documents: list[str]
+    property: str = ""
+
+
+class DocumentScore(msgspec.Struct):
+    document: str
+    score: float
+
+
+class DocumentScores(msgspec.Struct):
+    query: str
+    scores: list[DocumentScore]
+
+
+class ContainerMeta(msgspec.Struct):
+    model: str
+    architecture: str
+    max_input_length: int
+
+
+def encode_string_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, Any]:
+    return body.code, WeaviateError(body.message)
+
+
+async def vectors(body: VectorsBody, context: RequestContext) -> Reply:
+    await context.select_model(None)
+    texts = body.texts if body.texts is not None else [body.text] if body.text is not None else None
+    if not texts:
+        raise InvalidBody("text or texts is required", param="body.text", kind="missing")
+    config = body.config or VectorConfig()
+    request = PoolRequest(
+        task="embed",
+        inputs=texts,
+        params=PoolingParams(dimensions=config.dimensions or None),
+        tokenization=TokenizationParams(truncate_prompt_tokens=-1),
+        input_type=config.task_type or None,
+    )
+    rows = np.stack([to_float32_array(item.data) for item in await context.pool(request)])
+    size = rows.shape[1]
+    if body.texts is None:
+        return json_reply(Vectors(size, texts[0], rows[0].tolist()))
+    return json_reply(Vectors(size, vectors=await encode_vectors(rows, "float")))  # type: ignore[arg-type]
+
+
+async def rerank(body: WeaviateRerankBody, context: RequestContext) -> Reply:
+    """Return the scores in the order of the documents."""
+    await context.select_model(None)
+    if not body.documents:
+        raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
+    tokenization = TokenizationParams(truncate_prompt_tokens=-1)
+    request = ScoreRequest(queries=[body.query], documents=body.documents, tokenization=tokenization)
+    results = await score_as(request, None, context)
+    pairs = zip(body.documents, results, strict=True)
+    return json_reply(DocumentScores(body.query, [DocumentScore(text, result.score) for text, result in pairs]))
+
+
+async def ready(http: Request, app_state: AppState) -> Reply:
+    app_state.check_ready()
+    return Reply(b"", media_type="text/plain")
+
+
+async def meta(http: Request, app_state: AppState) -> Reply:
+    model_info = app_state.engine.model_info
+    return json_reply(ContainerMeta(model_info.name, model_info.architecture, model_info.max_model_len))
+
+
+WEAVIATE = Dialect(
+    "weaviate",
+    [
+        Route(
+            paths=("/vectors",),
+            body_type=VectorsBody,
+            handler=vectors,
+            summary="Compute the vector of a text, or of several, for Weaviate's text2vec-transformers",
+            reply_type=Vectors,
+            api_name="Embeddings",
+            is_supported=lambda model_info: "embed" in model_info.tasks,
+            example={"text": "Hello, my name is"},
+        ),
+        Route(
+            paths=("/rerank",),
+            body_type=WeaviateRerankBody,
+            handler=rerank,
+            summary="Score documents for Weaviate's reranker-transformers",
+            reply_type=DocumentScores,
+            api_name="Rerank (Score)",
+            is_supported=lambda model_info: bool(model_info.score_types),
+            body_keys=has_keys("documents", property="string"),
+            example={"query": "a bird", "documents": ["a red bird"], "property": ""},
+        ),
+    ],
+    [
+        GetRoute(
+            paths=("/.well-known/ready", "/.well-known/live"),
+            handler=ready,
+            summary="Return 200 when the server is ready, 503 otherwise",
+            media_type="text/plain",
+            is_public=True,
+        ),
+        GetRoute(paths=("/meta",), handler=meta, summary="Return the model", reply_type=ContainerMeta),
+    ],
+    encode_string_error,
+    WeaviateError,
+)
