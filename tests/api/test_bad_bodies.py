@@ -26,7 +26,7 @@ ROUTES = {
     route.paths[0]: route
     for dialect in DIALECTS
     for route in dialect.routes
-    if dialect.encode_error is encode_default_error
+    if dialect.encode_error is encode_default_error and route.body_keys is None
 }
 TYPED_ROUTES = {route.paths[0]: route for dialect in SINGLE_TASK_DIALECTS for route in dialect.routes}
 JSON = {"content-type": "application/json"}

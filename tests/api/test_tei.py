@@ -208,3 +208,14 @@ def test_huggingface_hub_reads_the_answers(hub_client: Any, client: TestClient, 
     assert scores == pytest.approx(post(client, "/similarity", inputs={"source_sentence": "a", "sentences": TEXTS}))
     labels = hub_client(classifier).text_classification("a cat")
     assert [item.label for item in labels] == [item["label"] for item in post(classifier, "/predict", inputs="a cat")]
+
+
+def test_infinity_clients_get_labels_where_vllm_clients_get_probabilities(classifier: TestClient) -> None:
+    body = {"input": ["a cat", "a dog"], "model": "tiny"}
+    reply = post(classifier, "/classify", **body, raw_scores=False)
+
+    expected = post(classifier, "/predict", inputs=[["a cat"]])[0]
+    assert reply["object"] == "classify" and [len(entry) for entry in reply["data"]] == [3, 3]
+    assert [item["label"] for item in reply["data"][0]] == [item["label"] for item in expected]
+    assert [item["score"] for item in reply["data"][0]] == pytest.approx([item["score"] for item in expected], abs=1e-5)
+    assert "probs" in post(classifier, "/classify", **body)["data"][0]

@@ -3,6 +3,7 @@
 from cenote.api.dialects.cohere import COHERE
 from cenote.api.dialects.dialect import Dialect
 from cenote.api.dialects.entities import ENTITIES
+from cenote.api.dialects.infinity import INFINITY
 from cenote.api.dialects.invocations import make_invocations_dialect
 from cenote.api.dialects.openai import OPENAI
 from cenote.api.dialects.rerank import RERANK
@@ -17,5 +18,6 @@ DIALECTS: tuple[Dialect, ...] = (
     *SINGLE_TASK_DIALECTS,
     make_invocations_dialect(SINGLE_TASK_DIALECTS),
     TEI,
+    INFINITY,
     WEAVIATE,
 )
