@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.embedding_types import EmbeddingTypeFields, apply_truncation
+from cenote.api.encoding import EncodingFormat, QuantizedType
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import TASK_DOC
+from cenote.api.request_fields import TASK_DOC, doc
 from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
+from cenote.errors import BadRequest
 
 VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding")
 
 
+EmbeddingFormat = EncodingFormat | Literal["base64_int8", "base64_binary"]
+# formats of Perplexity: base64 of the values as int8, or of one bit for each
+QUANTIZED_FORMATS: dict[str, QuantizedType] = {"base64_int8": "int8", "base64_binary": "ubinary"}
+
+
 class EmbeddingsBody(EmbeddingTypeFields, kw_only=True):
+    encoding_format: Annotated[
+        EmbeddingFormat | None, doc("Default: float. bytes_only is bytes without the metadata header.")
+    ] = None  # type: ignore[assignment]  # more formats than on other routes
     task: Annotated[str | None, TASK_DOC] = None
 
 
@@ -33,6 +43,13 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     # clients may send the pooling task "embed", which this route always runs
     embedding_task = None if body.task == "embed" else body.task
     body.check_options()
+    if (encoding_format := body.encoding_format) in QUANTIZED_FORMATS:
+        body.output_dtype, body.encoding_format = body.output_dtype or QUANTIZED_FORMATS[encoding_format], "base64"
+        if body.output_dtype != QUANTIZED_FORMATS[encoding_format]:
+            raise BadRequest(
+                f"encoding_format={encoding_format} conflicts with output_dtype={body.output_dtype}; set one of them",
+                param="encoding_format",
+            )
     dimensions, dtype = body.resolve_dimensions(), body.resolve_type()
     request = body.to_pool_request("embed", context, dimensions=dimensions, embedding_task=embedding_task)
     if body.truncate is not None or body.truncation is not None:

@@ -1,0 +1,25 @@
+"""Paths of Azure OpenAI, where a deployment is a model, and of TextEmbed: bodies and answers are OpenAI's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.api.dialects.dialect import Dialect
+from cenote.api.dialects.openai import OPENAI
+
+EMBEDDINGS = OPENAI.routes[0]
+
+AZURE = Dialect(
+    "azure",
+    [
+        replace(
+            EMBEDDINGS,
+            paths=(
+                "/openai/deployments/{model}/embeddings",
+                "/deployments/{model}/embeddings",
+                "/openai/v1/embeddings",
+                "/v1/embedding",
+            ),
+        )
+    ],
+)

@@ -1,0 +1,152 @@
+"""Cohere API, version 1: tokenize, detokenize and classify."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cenote.api.dialects import cohere_meta
+from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.text_requests import (
+    LabelScore,
+    best_first,
+    check_not_empty,
+    classify,
+    parse_truncation,
+    supports_classify,
+)
+from cenote.api.dialects.tokenize import TokenId
+from cenote.api.replies import Reply, json_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import doc
+from cenote.errors import BadRequest
+
+
+class TokenizeTextBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    text: str
+
+
+class TokenizedText(msgspec.Struct):
+    tokens: list[int]  # without special tokens
+    token_strings: list[str]
+    meta: cohere_meta.Meta
+
+
+class DetokenizeTokensBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizedText(msgspec.Struct):
+    text: str
+    meta: cohere_meta.Meta
+
+
+class ClassifyTextsBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    inputs: list[str]
+    truncate: Annotated[Literal["END", "START", "NONE"] | None, doc("Side that is truncated. Default: END.")] = None
+    examples: Annotated[list[Any] | None, doc("Refused: the labels are those of the model.")] = None
+    preset: Annotated[str | None, doc("Refused: the labels are those of the model.")] = None
+
+
+class Confidence(msgspec.Struct):
+    confidence: float
+
+
+class ClassifiedText(msgspec.Struct):
+    id: str
+    input: str
+    prediction: str
+    predictions: list[str]
+    confidence: float
+    confidences: list[float]
+    labels: dict[str, Confidence]
+    classification_type: str
+
+
+class ClassifiedTexts(msgspec.Struct):
+    id: str
+    classifications: list[ClassifiedText]
+    meta: cohere_meta.Meta
+
+
+async def tokenize_text(body: TokenizeTextBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    tokenized = await context.tokenize(body.text, add_special_tokens=False, return_token_strs=True)
+    return json_reply(TokenizedText(tokenized.token_ids, tokenized.token_strs or [], make_v1_meta(context)))
+
+
+async def detokenize_tokens(body: DetokenizeTokensBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    return json_reply(DetokenizedText(await context.detokenize(body.tokens), make_v1_meta(context)))
+
+
+async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    for name in ("examples", "preset"):
+        if getattr(body, name):
+            raise BadRequest(f"{name} is not supported: the labels are those of the model; leave it out", param=name)
+    check_not_empty(body.inputs, "inputs")
+    scores = await classify(context, body.inputs, parse_truncation(body.truncate or "END", context))
+    response_id = context.make_response_id("classify")
+    classifications = [
+        make_classified_text(f"{response_id}-{index}", text, item)
+        for index, (text, item) in enumerate(zip(body.inputs, scores, strict=True))
+    ]
+    return json_reply(ClassifiedTexts(response_id, classifications, make_v1_meta(context)))
+
+
+def make_classified_text(id: str, text: str, scores: list[LabelScore]) -> ClassifiedText:
+    best = best_first(scores)[0]
+    return ClassifiedText(
+        id,
+        text,
+        best.label,
+        [best.label],
+        best.score,
+        [best.score],
+        {item.label: Confidence(item.score) for item in scores},
+        "single-label",
+    )
+
+
+def make_v1_meta(context: RequestContext) -> cohere_meta.Meta:
+    return make_meta(context, "1", BilledUnits(input_tokens=context.num_tokens))
+
+
+COHERE_V1 = Dialect(
+    "cohere-v1",
+    [
+        Route(
+            paths=("/v1/tokenize",),
+            body_type=TokenizeTextBody,
+            handler=tokenize_text,
+            summary="Return the token ids and strings of a text, without special tokens, in Cohere's format",
+            reply_type=TokenizedText,
+            example={"text": "Hello, my name is"},
+        ),
+        Route(
+            paths=("/v1/detokenize",),
+            body_type=DetokenizeTokensBody,
+            handler=detokenize_tokens,
+            summary="Return the text of token ids, in Cohere's format",
+            reply_type=DetokenizedText,
+            example={"tokens": [10, 20, 30]},
+        ),
+        Route(
+            paths=("/v1/classify",),
+            body_type=ClassifyTextsBody,
+            body_keys=has_keys("inputs"),
+            handler=classify_texts,
+            summary="Classify texts by the labels of the model, in Cohere's format",
+            reply_type=ClassifiedTexts,
+            api_name="Classification",
+            is_supported=supports_classify,
+            example={"inputs": ["The food was great.", "Never again."]},
+        ),
+    ],
+)

@@ -1,0 +1,119 @@
+"""DeepInfra inference API: embeddings, or scores of pairs, by the keys of the body."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.text_requests import (
+    check_not_empty,
+    embed_rows,
+    make_embed_request,
+    make_truncation,
+    score,
+    supports_embed,
+    supports_scores,
+)
+from cenote.api.encoding import encode_json
+from cenote.api.replies import Reply, json_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import Dimensions, doc
+from cenote.errors import BadRequest, Unsupported
+from cenote.protocol.model_info import ModelInfo
+
+
+class InferenceBody(msgspec.Struct, kw_only=True):
+    """Texts to embed in `inputs`, or pairs to score in `queries` and `documents`."""
+
+    inputs: str | list[str] | None = None
+    normalize: Annotated[bool | None, doc("Normalise embeddings. Default: as the model is configured.")] = None
+    dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+    queries: Annotated[list[str] | None, doc("One query for all documents, or one for each.")] = None
+    documents: list[str] | None = None
+
+
+class InferenceStatus(msgspec.Struct):
+    status: str
+    runtime_ms: int
+    cost: float
+    tokens_input: int
+    tokens_generated: int = 0
+
+
+class InferredEmbeddings(msgspec.Struct):
+    embeddings: list[list[float]]
+    input_tokens: int
+    request_id: str
+    inference_status: InferenceStatus
+
+
+class InferredScores(msgspec.Struct):
+    """Scores in the order of the documents."""
+
+    scores: list[float]
+    input_tokens: int
+    request_id: str
+    inference_status: InferenceStatus
+
+
+async def infer(body: InferenceBody, context: RequestContext) -> Reply:
+    await context.select_model(None)
+    if (body.inputs is None) == (body.documents is None):
+        raise BadRequest("expected either inputs, or queries and documents", param="inputs")
+    if body.inputs is not None:
+        return await infer_embeddings(body, body.inputs, context)
+    queries, documents = body.queries or [], body.documents or []
+    check_not_empty(queries, "queries")
+    if len(queries) not in (1, len(documents)):
+        raise BadRequest(
+            f"{len(queries)} queries and {len(documents)} documents; expected one query, or one for each document",
+            param="queries",
+        )
+    if not supports_scores(context.model_info):
+        raise Unsupported(f"{context.model_info.name} cannot score queries and documents; use inputs", param="queries")
+    if len(set(queries)) == 1:
+        queries = queries[:1]  # clients repeat the query of a rerank request
+    scores = await score(context, queries, documents, make_truncation(True, context))
+    return json_reply(InferredScores(scores, context.num_tokens, context.request_id, make_status(context)))
+
+
+async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context: RequestContext) -> Reply:
+    if not supports_embed(context.model_info):
+        raise Unsupported(
+            f"{context.model_info.name} computes no embeddings; use queries and documents", param="inputs"
+        )
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    check_not_empty(texts, "inputs")
+    request = make_embed_request(
+        texts, make_truncation(True, context), dimensions=body.dimensions, normalize=body.normalize
+    )
+    rows = encode_json(await embed_rows(context, request))
+    usage = (context.num_tokens, context.request_id, make_status(context))
+    return json_reply(InferredEmbeddings(rows, *usage))  # type: ignore[arg-type]  # JSON already
+
+
+def make_status(context: RequestContext) -> InferenceStatus:
+    return InferenceStatus("succeeded", int(context.timing.inference_s * 1000), 0.0, context.num_tokens)
+
+
+def supports_either(model_info: ModelInfo) -> bool:
+    return supports_embed(model_info) or supports_scores(model_info)
+
+
+DEEPINFRA = Dialect(
+    "deepinfra",
+    [
+        Route(
+            paths=("/inference/{model}", "/v1/inference/{model}"),
+            body_type=InferenceBody,
+            handler=infer,
+            summary="Compute embeddings of inputs, or scores of queries and documents, in DeepInfra's format",
+            reply_type=InferredEmbeddings | InferredScores,
+            api_name="Inference",
+            is_supported=supports_either,
+            example={"queries": ["Who is old?"], "documents": ["The river is old.", "The fish is red."]},
+        )
+    ],
+)

@@ -1,0 +1,292 @@
+"""Ollama API: embeddings of texts, and the routes with which its clients find models."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from cenote.api.app_state import AppState
+from cenote.api.dialects.dialect import Dialect, GetRoute, Route
+from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation, supports_embed
+from cenote.api.encoding import encode_json
+from cenote.api.replies import ErrorBody, Reply, json_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import doc
+from cenote.api.served_models import ServedModel
+from cenote.api.system_routes import Version
+from cenote.errors import BadRequest, PoolingError
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import TokenizationParams
+from cenote.version import __version__
+
+# 0: the size of the model
+Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+NDJSON_MEDIA_TYPE = "application/x-ndjson"
+KEEP_ALIVE_DOC = doc("Accepted for compatibility, ignored: keep_alive_s in the table of models decides.")
+OPTIONS_DOC = doc("Only num_ctx has an effect: texts are truncated to so many tokens.")
+
+
+class OllamaBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    options: Annotated[dict[str, Any] | None, OPTIONS_DOC] = None
+    keep_alive: Annotated[str | float | None, KEEP_ALIVE_DOC] = None
+
+    def make_tokenization(self, context: RequestContext, *, truncates: bool) -> TokenizationParams:
+        limit = (self.options or {}).get("num_ctx")
+        if limit is None:
+            return make_truncation(truncates, context)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise BadRequest(f"options.num_ctx must be an integer of at least 1, got {limit!r}", param="options")
+        return make_truncation(truncates, context, limit=min(limit, context.model_info.max_model_len))
+
+
+class OllamaEmbedBody(OllamaBody, kw_only=True):
+    input: str | list[str] | None = None
+    truncate: Annotated[bool | None, doc("Truncate texts to the model maximum. Default: true.")] = None
+    dimensions: Annotated[Size | None, doc("Embedding size, for Matryoshka models; 0 for the whole.")] = None
+
+
+class OllamaEmbeddingsBody(OllamaBody, kw_only=True):
+    prompt: str | None = None
+
+
+class OllamaEmbedded(msgspec.Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int  # nanoseconds
+    load_duration: int
+    prompt_eval_count: int  # tokens
+
+
+class OllamaEmbedding(msgspec.Struct):
+    embedding: list[float]
+
+
+class ShowBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: Annotated[str | None, doc("Former name of model.")] = None
+    verbose: Annotated[bool | None, doc("Accepted for compatibility, ignored.")] = None
+
+
+class PullBody(ShowBody, kw_only=True):
+    stream: Annotated[bool | None, doc("false: one JSON object instead of lines.")] = None
+    insecure: Annotated[bool | None, doc("Accepted for compatibility, ignored.")] = None
+
+
+class ModelDetails(msgspec.Struct):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Shown(msgspec.Struct):
+    modified_at: str
+    details: ModelDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+
+
+class Pulled(msgspec.Struct):
+    status: str
+
+
+class OllamaModel(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+    expires_at: str | None = None  # /api/ps only
+    size_vram: int | None = None
+
+
+class OllamaModels(msgspec.Struct):
+    models: list[OllamaModel]
+
+
+class OllamaError(msgspec.Struct):
+    error: str
+
+
+async def embed(body: OllamaEmbedBody, context: RequestContext) -> Reply:
+    started_at = time.monotonic()
+    await context.select_model(body.model)
+    loaded_at = time.monotonic()
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    rows: Any = []
+    if texts != [""] and texts:  # without a text, the request only loads the model
+        tokenization = body.make_tokenization(context, truncates=body.truncate is not False)
+        request = make_embed_request(texts, tokenization, dimensions=body.dimensions or None, normalize=True)
+        rows = encode_json(await embed_rows(context, request))
+    return json_reply(
+        OllamaEmbedded(
+            body.model or context.model,
+            rows,
+            to_nanoseconds(time.monotonic() - started_at),
+            to_nanoseconds(loaded_at - started_at),
+            context.num_tokens,
+        )
+    )
+
+
+async def embeddings(body: OllamaEmbeddingsBody, context: RequestContext) -> Reply:
+    """Return one embedding, which this older route does not normalise."""
+    await context.select_model(body.model)
+    if not body.prompt:
+        return json_reply(OllamaEmbedding([]))
+    tokenization = body.make_tokenization(context, truncates=True)
+    rows = await embed_rows(context, make_embed_request([body.prompt], tokenization, normalize=False))
+    return json_reply({"embedding": encode_json(rows[0])})
+
+
+async def show(body: ShowBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model or body.name)
+    model_info = context.model_info
+    facts: dict[str, str | int] = {
+        "general.architecture": model_info.architecture,
+        "general.basename": model_info.root,
+        f"{model_info.architecture}.context_length": model_info.max_model_len,
+    }
+    if model_info.embedding_size is not None:
+        facts[f"{model_info.architecture}.embedding_length"] = model_info.embedding_size
+    return json_reply(
+        Shown(format_time(context.created), make_details(model_info), facts, list_capabilities(model_info))
+    )
+
+
+async def pull(body: PullBody, context: RequestContext) -> Reply:
+    """Report success for a model that is served: this route downloads nothing."""
+    await context.select_model(body.model or body.name)
+    reply = json_reply(Pulled("success"))
+    if body.stream is False:
+        return reply
+    return Reply(bytes(reply.content) + b"\n", media_type=NDJSON_MEDIA_TYPE)
+
+
+def list_capabilities(model_info: ModelInfo) -> list[str]:
+    names = {"embed": "embedding", "classify": "classification"}
+    found = [names[task] for task in model_info.tasks if task in names]
+    return [*found, *(["vision"] if model_info.supports_images else [])]
+
+
+def make_details(model_info: ModelInfo | None) -> ModelDetails:
+    """Return what is known of a model; before it has been loaded, nothing is."""
+    if model_info is None:
+        return ModelDetails("", "safetensors", "", [], "", "")
+    family = model_info.architecture
+    return ModelDetails("", "safetensors", family, [family], "", model_info.dtype)
+
+
+def make_row(name: str, model: ServedModel, created: int, *, is_running: bool = False) -> OllamaModel:
+    model_info = model.model_info
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=format_time(created),
+        size=0,
+        digest="" if model_info is None else model_info.fingerprint,
+        details=make_details(model_info),
+        expires_at=format_time(created + 10 * 365 * 86_400) if is_running else None,
+        size_vram=0 if is_running else None,
+    )
+
+
+def format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def to_nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+async def list_models(http: Request, app_state: AppState) -> Reply:
+    rows = [make_row(name, model, app_state.created) for model in app_state.models for name in model.names]
+    return json_reply(OllamaModels(rows))
+
+
+async def list_running_models(http: Request, app_state: AppState) -> Reply:
+    rows = [
+        make_row(model.name, model, app_state.created, is_running=True)
+        for model in app_state.models
+        if model.status == "ready"
+    ]
+    return json_reply(OllamaModels(rows))
+
+
+async def version(http: Request, app_state: AppState) -> Reply:
+    return json_reply(Version(__version__))
+
+
+def encode_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, OllamaError]:
+    return body.code, OllamaError(body.message)
+
+
+OLLAMA = Dialect(
+    "ollama",
+    [
+        Route(
+            paths=("/api/embed",),
+            body_type=OllamaEmbedBody,
+            handler=embed,
+            summary="Compute one embedding for every text, in Ollama's format",
+            reply_type=OllamaEmbedded,
+            api_name="Embeddings",
+            is_supported=supports_embed,
+            example={"input": ["Hello, my name is", "The capital of France is"]},
+        ),
+        Route(
+            paths=("/api/embeddings",),
+            body_type=OllamaEmbeddingsBody,
+            handler=embeddings,
+            summary="Compute the embedding of one text, not normalised, in Ollama's former format",
+            reply_type=OllamaEmbedding,
+            api_name="Embeddings",
+            is_supported=supports_embed,
+            example={"prompt": "Hello, my name is"},
+        ),
+        Route(
+            paths=("/api/show",),
+            body_type=ShowBody,
+            handler=show,
+            summary="Return facts about a model, in Ollama's format",
+            reply_type=Shown,
+            example={"verbose": False},
+        ),
+        Route(
+            paths=("/api/pull",),
+            body_type=PullBody,
+            handler=pull,
+            summary="Return success for a served model, in Ollama's format; nothing is downloaded",
+            reply_type=Pulled,
+            example={"stream": False},
+        ),
+    ],
+    get_routes=[
+        GetRoute(
+            paths=("/api/tags",),
+            handler=list_models,
+            summary="List the served models, in Ollama's format",
+            reply_type=OllamaModels,
+        ),
+        GetRoute(
+            paths=("/api/ps",),
+            handler=list_running_models,
+            summary="List the loaded models, in Ollama's format",
+            reply_type=OllamaModels,
+        ),
+        GetRoute(
+            paths=("/api/version",), handler=version, summary="Return the version of the server", reply_type=Version
+        ),
+    ],
+    encode_error=encode_error,
+    error_type=OllamaError,
+)

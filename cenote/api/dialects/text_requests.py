@@ -1,0 +1,143 @@
+"""Engine requests of the dialects whose bodies are texts and a few options, and the steps that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.quantized_response import stack_rows
+from cenote.api.raw_scores import score_as
+from cenote.api.request_context import RequestContext
+from cenote.errors import BadRequest
+from cenote.protocol.input_types import Input
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import PoolingParams, TokenizationParams, TruncationSide
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+
+WHOLE_CONTEXT = -1  # truncate_prompt_tokens: the model's maximum length
+
+
+class Ranked(NamedTuple):
+    position: int  # of the document
+    score: float
+
+
+class LabelScore(NamedTuple):
+    label: str
+    score: float
+
+
+def make_truncation(
+    truncates: bool | None, context: RequestContext, *, side: TruncationSide | None = None, limit: int | None = None
+) -> TokenizationParams:
+    """Return what becomes of long texts; None: as the server is configured. `limit`: if not the model maximum."""
+    if truncates:
+        return TokenizationParams(truncate_prompt_tokens=limit or WHOLE_CONTEXT, truncation_side=side)
+    if truncates is False:
+        context.auto_truncates = False
+    return TokenizationParams()
+
+
+def parse_truncation(truncate: str | None, context: RequestContext) -> TokenizationParams:
+    """Return the truncation of NONE, START and END, which several vendors have."""
+    is_set = truncate is not None
+    return make_truncation(
+        truncate != "NONE" if is_set else None, context, side="left" if truncate == "START" else None
+    )
+
+
+def make_embed_request(
+    inputs: Sequence[Input],
+    tokenization: TokenizationParams,
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    input_type: str | None = None,
+) -> PoolRequest:
+    has_params = dimensions is not None or normalize is not None
+    return PoolRequest(
+        task="embed",
+        inputs=inputs,
+        params=PoolingParams(dimensions=dimensions, normalize=normalize) if has_params else None,
+        tokenization=tokenization,
+        input_type=input_type,
+    )
+
+
+async def embed_rows(context: RequestContext, request: PoolRequest) -> Float32Array:
+    """Return the embeddings as one array `[inputs, d]`."""
+    return stack_rows(await context.pool(request))
+
+
+def check_not_empty(items: Sequence[object], name: str) -> None:
+    if not items:
+        raise BadRequest(f"{name} is empty; expected at least one item", param=name)
+
+
+async def rank(
+    context: RequestContext,
+    query: str,
+    documents: Sequence[str],
+    tokenization: TokenizationParams,
+    *,
+    top_k: int | None = None,
+    is_raw: bool = False,
+) -> list[Ranked]:
+    """Return the documents with their scores, best first; ties keep their order. `is_raw`: logits instead of scores."""
+    scores = await score(context, [query], documents, tokenization, is_raw=is_raw)
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [Ranked(index, scores[index]) for index in ranked[: top_k or len(ranked)]]
+
+
+async def score(
+    context: RequestContext,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    tokenization: TokenizationParams,
+    *,
+    is_raw: bool = False,
+) -> list[float]:
+    check_not_empty(documents, "documents")
+    request = ScoreRequest(queries=queries, documents=documents, tokenization=tokenization)
+    return [result.score for result in await score_as(request, True if is_raw else None, context)]
+
+
+async def classify(
+    context: RequestContext, inputs: Sequence[Input], tokenization: TokenizationParams
+) -> list[list[LabelScore]]:
+    """Return the probability of every label for each input, in the order of the labels."""
+    request = PoolRequest(task="classify", inputs=inputs, tokenization=tokenization)
+    results = await context.pool(request)
+    return [label_scores(to_float32_array(result.data), context.model_info) for result in results]
+
+
+def label_scores(probs: Float32Array, model_info: ModelInfo) -> list[LabelScore]:
+    labels = model_info.labels or ()
+    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(probs.size)]
+    return [LabelScore(name, value) for name, value in zip(names, probs.tolist(), strict=True)]
+
+
+def best_first(scores: Sequence[LabelScore]) -> list[LabelScore]:
+    return sorted(scores, key=lambda item: -item.score)
+
+
+def cosine_matrix(left: Float32Array, right: Float32Array) -> Float32Array:
+    """Return the cosine similarity of every row with every row."""
+    unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right)]
+    product: Float32Array = unit[0] @ unit[1].T
+    return product
+
+
+def supports_embed(model_info: ModelInfo) -> bool:
+    return "embed" in model_info.tasks
+
+
+def supports_scores(model_info: ModelInfo) -> bool:
+    return bool(model_info.score_types)
+
+
+def supports_classify(model_info: ModelInfo) -> bool:
+    return "classify" in model_info.tasks

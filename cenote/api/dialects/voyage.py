@@ -1,0 +1,207 @@
+"""Voyage AI API: multimodal embeddings, and rerank with results in `data`; embeddings are on the OpenAI route."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_fields
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from cenote.api.dialects import cohere_meta
+from cenote.api.dialects.cohere_inputs import count_images, make_image_part, replace_inputs
+from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.openai import Embedding
+from cenote.api.dialects.rerank import (
+    RerankBody,
+    RerankResult,
+    RerankUsage,
+    make_document_input,
+    make_document_string,
+    make_result,
+    make_score_request,
+    rank_indices,
+)
+from cenote.api.dialects.text_requests import (
+    check_not_empty,
+    make_embed_request,
+    make_truncation,
+    supports_embed,
+    supports_scores,
+)
+from cenote.api.encoding import QuantizedType
+from cenote.api.quantized_response import encode_embeddings
+from cenote.api.raw_scores import score_as
+from cenote.api.replies import Reply, json_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.errors import BadRequest, Unsupported
+from cenote.protocol.input_types import ContentParts
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.requests import PoolRequest
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: Literal["text", "image_url", "image_base64"]
+    text: str | None = None
+    image_url: str | None = None
+    image_base64: Annotated[str | None, doc("A data URI.")] = None
+
+
+class MultimodalInput(msgspec.Struct):
+    """Parts that give one embedding."""
+
+    content: list[ContentPart]
+
+
+class MultimodalBody(msgspec.Struct, kw_only=True):
+    inputs: list[MultimodalInput]
+    model: str | None = None
+    input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
+    truncation: Annotated[bool | None, doc("Truncate texts to the model maximum. Default: true.")] = None
+    output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+    output_dtype: Annotated[QuantizedType | Literal["float"] | None, doc("dtype of the values. Default: float.")] = None
+    encoding_format: Annotated[
+        Literal["base64", "float"] | None, doc("base64: that of the values in output_dtype. Default: numbers.")
+    ] = None
+    output_encoding: Annotated[Literal["base64"] | None, doc("Former name of encoding_format.")] = None
+
+
+class MultimodalUsage(msgspec.Struct):
+    text_tokens: int  # 0 if there are images: their tokens are not counted apart
+    image_pixels: int  # not counted: 0
+    video_pixels: int
+    total_tokens: int
+
+
+class MultimodalAnswer(msgspec.Struct):
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: MultimodalUsage
+
+
+class VoyageResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: str | UnsetType = UNSET
+
+
+class VoyageReranked(msgspec.Struct):
+    """Ranked documents, best first: in `data` for Voyage clients, in `results` for others that send `top_k`."""
+
+    id: str
+    object: str
+    model: str
+    data: list[VoyageResult]
+    results: list[RerankResult]
+    usage: RerankUsage
+    meta: cohere_meta.Meta
+
+
+async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    check_not_empty(body.inputs, "inputs")
+    context.check_num_items(len(body.inputs), "inputs")
+    parts = [make_content_parts(item, index, context.model_info) for index, item in enumerate(body.inputs)]
+    results = await context.pool(replace_inputs(make_request(body, context), parts, context.model_info))
+    is_base64 = "base64" in (body.encoding_format, body.output_encoding)
+    dtype = None if body.output_dtype == "float" else body.output_dtype
+    texts = await encode_embeddings(results, dtype, is_base64=is_base64)
+    data = [{"index": index, "embedding": text, "object": "embedding"} for index, text in enumerate(texts)]
+    text_tokens = 0 if count_images(parts) else context.num_tokens
+    usage = MultimodalUsage(text_tokens, 0, 0, context.num_tokens)
+    return json_reply({"object": "list", "data": data, "model": context.model, "usage": usage})
+
+
+def make_request(body: MultimodalBody, context: RequestContext) -> PoolRequest:
+    """Return the request without its inputs."""
+    return make_embed_request(
+        [],
+        make_truncation(body.truncation is not False, context),
+        dimensions=body.output_dimension,
+        input_type=body.input_type,
+    )
+
+
+def make_content_parts(item: MultimodalInput, index: int, model_info: ModelInfo) -> ContentParts:
+    name = f"inputs[{index}].content"
+    check_not_empty(item.content, name)
+    parts = []
+    for position, part in enumerate(item.content):
+        value = getattr(part, part.type)
+        if value is None:
+            raise BadRequest(f"{name}[{position}] has no {part.type}", param=f"{name}[{position}]")
+        if part.type == "text":
+            parts.append({"type": "text", "text": value})
+            continue
+        if not model_info.supports_images:
+            raise Unsupported(f"{model_info.name} does not support images; {name}[{position}] is an image", param=name)
+        parts.append(make_image_part(value))
+    return ContentParts(parts, name)
+
+
+async def rerank(body: RerankBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    documents = body.documents if isinstance(body.documents, list) else [body.documents]
+    check_not_empty(documents, "documents")
+    context.check_num_items(len(documents), "documents")
+    inputs = [
+        make_document_input(document, body.rank_fields, index, context.model_info)
+        for index, document in enumerate(documents)
+    ]
+    request = make_score_request(body, context, inputs, truncate_by_default=True)
+    scores = await score_as(request, body.raw_scores, context)
+    ranked = rank_indices(scores, body)
+    data = [
+        VoyageResult(
+            index, scores[index].score, make_document_string(inputs[index]) if body.return_documents else UNSET
+        )
+        for index in ranked
+    ]
+    results = [
+        make_result(body, context, index, scores[index], documents[index], inputs[index], "object") for index in ranked
+    ]
+    return json_reply(
+        VoyageReranked(
+            context.make_response_id("score"),
+            "list",
+            context.model,
+            data,
+            results,
+            RerankUsage(context.num_tokens, context.num_tokens),
+            make_meta(context, "1", BilledUnits(search_units=1)),
+        )
+    )
+
+
+RERANK_ROUTE = Route(
+    paths=("/v1/rerank",),
+    body_type=RerankBody,
+    handler=rerank,
+    summary="Rank documents by relevance to a query, in Voyage's format",
+    reply_type=VoyageReranked,
+    api_name="Rerank (Score)",
+    is_supported=supports_scores,
+    is_absent_if_unsupported=True,
+    example={"query": "Who is old?", "documents": ["The river is old.", "The fish is red."], "top_k": 1},
+)
+
+VOYAGE = Dialect(
+    "voyage",
+    [
+        replace_fields(RERANK_ROUTE, body_keys=has_keys(top_k="number")),
+        replace_fields(RERANK_ROUTE, body_keys=has_keys(truncation="boolean")),
+        Route(
+            paths=("/v1/multimodalembeddings",),
+            body_type=MultimodalBody,
+            handler=multimodal_embeddings,
+            summary="Compute one embedding for each input of text and image parts, in Voyage's format",
+            reply_type=MultimodalAnswer,
+            api_name="Embeddings",
+            is_supported=supports_embed,
+            example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
+        ),
+    ],
+)
