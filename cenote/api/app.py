@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cenote.api.admin_routes import make_admin_routes
 from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
 from cenote.api.app_state import AppState
-from cenote.api.dialects import DIALECTS
+from cenote.api.dialects import COMMON_PATHS, DIALECTS
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
 from cenote.api.docs import make_docs_routes
@@ -181,7 +181,9 @@ class Endpoint:
 
     def _check_supported(self, route: Route, model_info: ModelInfo) -> None:
         if not route.is_supported(model_info):
-            supported = sorted({other.paths[0] for other in self.routes if other.is_supported(model_info)})
+            supported = sorted(
+                {other.paths[0] for other in self.routes if other.is_supported(model_info)} & COMMON_PATHS
+            )
             raise make_unsupported_error(route, model_info, f"supported routes: {', '.join(supported)}")
 
 

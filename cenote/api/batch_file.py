@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from cenote.api.app import body_too_large_error
 from cenote.api.app_state import AppState
-from cenote.api.dialects import DIALECTS
+from cenote.api.dialects import COMMON_PATHS, DIALECTS
 from cenote.api.middleware import REPEATED_SLASHES
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, Reply, error_reply
 from cenote.errors import BadRequest, InvalidBody, PoolingError
@@ -175,7 +175,7 @@ def resolve_path(url: Any, line_number: int) -> str:
         if path.endswith(suffix):
             return suffix
     raise InvalidBody(
-        f"line {line_number}: unknown url {url!r}; expected one of: {', '.join(sorted(BATCH_PATHS))}", param="url"
+        f"line {line_number}: unknown url {url!r}; expected one of: {', '.join(sorted(COMMON_PATHS))}", param="url"
     )
 
 

@@ -147,7 +147,7 @@ def test_tokenizer_info_must_be_enabled(llm: LLM) -> None:
     [
         ("GET", "/nowhere", 404),
         ("POST", "/nowhere", 404),
-        ("POST", "/", 404),
+        ("POST", "/v2", 404),
         ("GET", "/v1/embeddings", 405),
         ("POST", "/version", 405),
     ],

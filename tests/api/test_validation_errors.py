@@ -110,7 +110,7 @@ def test_a_body_that_is_not_json_has_a_type_too(client: TestClient) -> None:
 
 
 def test_a_long_value_is_left_out(client: TestClient) -> None:
-    error = read_error(client.post("/v1/embeddings", json={"input": {"text": "a" * 100_000}}))
+    error = read_error(client.post("/v1/embeddings", json={"input": {"texts": "a" * 100_000}}))
 
     assert error.keys() == {"type", "loc", "msg"}
     error = read_error(client.post("/v1/embeddings", json={"input": ["a", {}], "mm_processor_kwargs": "a" * 100_000}))

@@ -47,3 +47,5 @@ DIALECTS: tuple[Dialect, ...] = (
     INFINITY,
     WEAVIATE,
 )
+# what errors list: one vendor's way to each task is enough
+COMMON_PATHS = frozenset(route.paths[0] for dialect in SINGLE_TASK_DIALECTS for route in dialect.routes)
