@@ -16,7 +16,7 @@ from cenote.api.auth import PUBLIC_ROUTES, READ_METHODS
 from cenote.api.model_admin import ModelRow
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.route_table import DialectRoute, RouteTable
-from cenote.api.system_routes import Health, Load, ModelCard, ModelList, Version
+from cenote.api.system_routes import Health, HealthCheck, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
 
 SCHEMA_REF = "#/components/schemas/{name}"
@@ -37,14 +37,13 @@ class SystemOperation:
     error_type: Any = ErrorBody
 
 
-HEALTH_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
+PING_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
 SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
-    "/health": SystemOperation(HEALTH_SUMMARY, media_type="text/plain"),
+    "/health": SystemOperation("Return 200 when the server is ready, 503 otherwise", HealthCheck),
     "/health/live": SystemOperation("Liveness: return 200 unless the engine has died", Health),
     "/health/ready": SystemOperation("Readiness: return 200 when the server accepts requests for the model", Health),
-    "/ping": SystemOperation(HEALTH_SUMMARY, media_type="text/plain", methods=("get", "post")),
+    "/ping": SystemOperation(PING_SUMMARY, media_type="text/plain", methods=("get", "post")),
     "/v1/models": SystemOperation("List the served model names and adapters", ModelList),
-    "/models": SystemOperation("List the served model names and adapters", ModelList),
     "/v1/models/{name}": SystemOperation("Return one model or adapter by name", ModelCard, errors=(404, 503)),
     "/version": SystemOperation("Return the version of the server", Version, errors=()),
     "/load": SystemOperation("Return the number of requests in flight", Load, errors=()),
@@ -91,6 +90,8 @@ ERROR_DESCRIPTIONS = {
     403: "The API key may not do this: ask for priority, or change adapters or models",
     404: "Unknown model",
     413: "Request too large: its body, tokens or answer",
+    422: "Invalid request; the response names the field and the reason",
+    424: "The model does not support the task",
     429: "Server overloaded; retry later",
     500: "Internal server error",
     503: "The model is loading, or the server is shutting down",
@@ -203,12 +204,14 @@ def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: Sche
     default = entries[-1].route
     contents: dict[str, list[Any]] = {}
     for entry in entries:
-        contents.setdefault(entry.route.media_type, []).append(entry.route.reply_type)
+        for media_type in filter(None, (entry.route.media_type, entry.route.stream_media_type)):
+            contents.setdefault(media_type, []).append(entry.route.reply_type)
     content: dict[str, Any] = {name: {"schema": schemas.union(types)} for name, types in contents.items()}
     if any(entry.route.can_be_binary for entry in entries):
         content[BINARY_MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
     request = {"schema": schemas.union(map(_body_type, entries)), "example": default.example}
     error_schema = schemas.union(entry.dialect.error_type for entry in entries)
+    statuses = {*ENDPOINT_ERRORS, *(status for entry in entries for status in entry.dialect.error_statuses)}
     return {
         "operationId": _operation_id("post", path),
         "summary": "; or: ".join(dict.fromkeys(entry.route.summary for entry in reversed(entries))),
@@ -220,7 +223,7 @@ def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: Sche
                 "headers": _header_refs(*RESPONSE_HEADERS),
                 "content": content,
             },
-            **_error_responses(ENDPOINT_ERRORS, error_schema),
+            **_error_responses(sorted(statuses), error_schema),
         },
     }
 

@@ -1,13 +1,19 @@
-"""Metrics in the Prometheus text format, under Cenote's names and the names that vLLM dashboards use."""
+"""Metrics in the Prometheus text format, also under the names of vLLM and Text Embeddings Inference (TEI)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UntypedMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, MetricSeries, add_label
@@ -27,6 +33,18 @@ VLLM_NAMES = {
     "vllm:request_prompt_tokens": "cenote_request_prompt_tokens",
     "vllm:iteration_tokens_total": "cenote_batch_tokens",
 }
+# the same for Text Embeddings Inference, whose counters have no suffix _total
+TEI_NAMES = {
+    "te_queue_size": "cenote_requests_waiting",
+    "te_request_duration": "cenote_request_duration_seconds",
+    "te_request_tokenization_duration": "cenote_request_tokenize_seconds",
+    "te_request_queue_duration": "cenote_request_queue_seconds",
+    "te_request_inference_duration": "cenote_request_inference_seconds",
+    "te_request_input_length": "cenote_request_prompt_tokens",
+    "te_batch_next_size": "cenote_batch_sequences",
+    "te_batch_next_tokens": "cenote_batch_tokens",
+}
+TEI_FAILURES = {"failed": "inference", "refused": "overloaded", "expired": "dropped", "cancelled": "dropped"}
 FINISHED_REASONS = {
     "answered": "stop",
     "cancelled": "abort",
@@ -50,6 +68,7 @@ class _FamilyCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from map(make_metric, self.families)
         yield from self._collect_vllm_aliases()
+        yield from self._collect_tei_aliases()
 
     def _collect_vllm_aliases(self) -> Iterator[Metric]:
         by_name = {family.name: family for family in self.families}
@@ -59,6 +78,38 @@ class _FamilyCollector(Collector):
                 if name == "vllm:request_success_total":
                     alias = _map_finished_reasons(alias)
                 yield make_metric(_add_engine_label(alias))
+
+    def _collect_tei_aliases(self) -> Iterator[Metric]:
+        by_name = {family.name: family for family in self.families}
+        for name, cenote_name in TEI_NAMES.items():
+            if (family := by_name.get(cenote_name)) is not None:
+                yield make_metric(replace(family, name=name))
+        if (requests := by_name.get("cenote_requests_total")) is not None:
+            yield make_untyped(_sum_outcomes(requests, "te_request_count", dict.fromkeys(FINISHED_REASONS)))
+            yield make_untyped(_sum_outcomes(requests, "te_request_success", {"answered": None}))
+            yield make_untyped(_sum_outcomes(requests, "te_request_failure", TEI_FAILURES))
+
+
+def _sum_outcomes(family: MetricFamily, name: str, errors: Mapping[str, str | None]) -> MetricFamily:
+    """Return the sums over these outcomes, by the label `err` in place of the outcome; None: without the label."""
+    at = family.label_names.index("outcome")
+    sums: dict[tuple[str, ...], float] = {}
+    for item in family.series:
+        if item.labels[at] in errors:
+            error = errors[item.labels[at]]
+            labels = (*item.labels[:at], *(() if error is None else (error,)), *item.labels[at + 1 :])
+            sums[labels] = sums.get(labels, 0.0) + item.value
+    label = ("err",) if any(errors.values()) else ()
+    names = (*family.label_names[:at], *label, *family.label_names[at + 1 :])
+    return replace(family, name=name, label_names=names, series=[MetricSeries(*entry) for entry in sums.items()])
+
+
+def make_untyped(family: MetricFamily) -> Metric:
+    """Convert a counter whose name lacks _total, which prometheus_client would add."""
+    metric = UntypedMetricFamily(family.name, family.help, labels=family.label_names)
+    for series in family.series:
+        metric.add_metric(series.labels, series.value)
+    return metric
 
 
 def _add_engine_label(family: MetricFamily) -> MetricFamily:

@@ -201,9 +201,10 @@ class RequestContext:
         self.timing.tokenize_s += time.monotonic() - started_at
         return tokenized
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         ticket = self._admit(estimate_detokenize(token_ids))
-        return await self._await_engine(ticket, self.engine.detokenize(token_ids))
+        call = self.engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._await_engine(ticket, call)
 
     async def process(self, request: PluginRequest) -> Any:
         ticket = self._admit(estimate_plugin(request), request.scheduling)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -14,16 +16,25 @@ from cenote.api.app_state import AppState, ServerStatus
 from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_response
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
+from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
 
+ModelType = Literal["embedding", "rerank"]
 SystemHandler = Callable[[Request], Awaitable[Reply]]
 
 
 class Health(msgspec.Struct):
     state: ServerStatus
     seconds: float  # since the server started
+
+
+class HealthCheck(msgspec.Struct):
+    """Response of `/health`: clients of vLLM read its status, those of Infinity and llama.cpp these fields."""
+
+    unix: float
+    status: str = "ok"
 
 
 class Unhealthy(ErrorBody, kw_only=True):
@@ -70,6 +81,7 @@ class ModelCard(msgspec.Struct):
     state: ServerStatus = "ready"  # also while the engine restarts, which the models survive
     fingerprint: str | None = None  # changes with everything that changes results
     tasks: tuple[Task, ...] = ()
+    model_type: ModelType | None = None  # Xinference's client reads it
 
 
 class ModelList(msgspec.Struct):
@@ -84,14 +96,14 @@ def make_system_routes(app_state: AppState) -> list[BaseRoute]:
             app_state.check_ready()
         except PoolingError as error:
             return unhealthy_reply(app_state, error)
-        return (
-            json_reply(make_health(app_state))
-            if http.scope["path"] == "/health/ready"
-            else Reply(b"", media_type="text/plain")
-        )
+        return json_reply(make_health(app_state))
 
-    async def healthy(http: Request) -> Reply:
-        """Like `ready`, with an empty body on success, as in vLLM."""
+    async def health(http: Request) -> Reply:
+        reply = await ready(http)
+        return json_reply(HealthCheck(time.time())) if reply.status == 200 else reply
+
+    async def ping(http: Request) -> Reply:
+        """Like `ready`, with an empty body on success, as SageMaker has it."""
         reply = await ready(http)
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
@@ -131,14 +143,13 @@ def make_system_routes(app_state: AppState) -> list[BaseRoute]:
         return await app_state.metrics_executor.run(metrics_reply, await app_state.metrics.collect())
 
     system_routes = [
-        make_route("/health", healthy),
+        make_route("/health", health),
         make_route("/health/ready", ready),
         make_route("/health/live", live),
-        make_route("/ping", healthy, methods=("GET", "POST")),
+        make_route("/ping", ping, methods=("GET", "POST")),
         make_route("/version", version),
         make_route("/load", load),
         make_route("/v1/models", models),
-        make_route("/models", models, handler="/v1/models"),
         make_route("/v1/models/{name:path}", model),
         make_route("/metrics", metrics),
     ]
@@ -197,7 +208,14 @@ def make_card(
         state=app_state.status if app_state.models.sole is not None else model.status,
         fingerprint=None if model_info is None else model_info.fingerprint or None,
         tasks=() if model_info is None else model_info.tasks,
+        model_type=None if model_info is None else select_model_type(model_info),
     )
+
+
+def select_model_type(model_info: ModelInfo) -> ModelType | None:
+    if "embed" in model_info.tasks:
+        return "embedding"
+    return "rerank" if model_info.score_types else None
 
 
 def metrics_reply(families: Sequence[MetricFamily]) -> Reply:

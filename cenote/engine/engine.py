@@ -341,20 +341,26 @@ class PoolingEngine:
         *,
         add_special_tokens: bool = True,
         return_token_strs: bool = False,
+        return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizeResult:
-        """Return the token ids of a prompt of any length."""
+        """Return the token ids of a prompt of any length; offsets only of a text."""
         prompt = await self.image_workers.preprocess_input(prompt, mm_processor_kwargs or {})
 
         def run_tokenizer() -> TokenizeResult:
             with self.busy_stages.track("tokenizer"):
                 ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens)
-                return TokenizeResult(ids, self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None)
+                token_strs = self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None
+                offsets = (
+                    self.tokenizer.find_offsets(prompt, ids) if return_offsets and isinstance(prompt, str) else None
+                )
+                return TokenizeResult(ids, token_strs, offsets)
 
         return await self.executors.select_tokenizer(compute_input_size(prompt)).run(run_tokenizer)
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self.executors.select_tokenizer(len(token_ids)).run(self.tokenizer.detokenize, token_ids)
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        executor = self.executors.select_tokenizer(len(token_ids))
+        return await executor.run(self.tokenizer.detokenize, token_ids, skip_special_tokens)
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         if self.io_processor is None:

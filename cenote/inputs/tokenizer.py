@@ -138,10 +138,25 @@ class Tokenizer:
             for text, normalized in zip(texts, normalized_texts, strict=True)
         ]
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens; releases the GIL."""
+    def find_offsets(self, text: str, token_ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+        """Return the characters of each token of a text, None for the special tokens around it.
+
+        None if the model's format inserts tokens into the text.
+        """
+        encoding = self.encode_with_offsets([text])[0]
+        expected = encoding.token_ids.tolist()
+        num_special = len(token_ids) - len(expected)
+        for before in range(num_special + 1):
+            if list(token_ids[before : before + len(expected)]) == expected:
+                spans = zip(encoding.starts.tolist(), encoding.ends.tolist(), strict=True)
+                return [*[None] * before, *spans, *[None] * (num_special - before)]
+        return None
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids; releases the GIL."""
         text: str
-        (text,) = self.raw.decode_batch([self._check_ids(token_ids).tolist()], skip_special_tokens=False)
+        ids = self._check_ids(token_ids).tolist()
+        (text,) = self.raw.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return clean_up_spaces(text) if self.clean_up else text
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:

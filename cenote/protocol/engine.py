@@ -44,10 +44,11 @@ class Engine(Protocol):
         *,
         add_special_tokens: bool = True,
         return_token_strs: bool = False,
+        return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizeResult: ...
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         """Run the IO processor plugin: its pre-processing, the model, its post-processing."""

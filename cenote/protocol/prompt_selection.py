@@ -60,7 +60,7 @@ def select_prompt(request: PoolRequest, model_info: ModelInfo) -> PromptSelectio
         _log_ignored_input_type(model_info.name, _find_synonym_group(normalize_name(name)) or name)
     prompt = request.prompt
     if prompt is None and request.prompt_name is not None:
-        prompt = _get_named_prompt(request.prompt_name, model_info)
+        prompt = get_named_prompt(request.prompt_name, model_info)
     if prompt is None and not model_info.has_role_formats:  # a role format has its own prompt
         default = model_info.default_prompt if {request.task, *request.extra_tasks} & set(EMBEDDING_TASKS) else None
         prompt = _first_not_none((by_task.prompt, by_input_type.prompt, default))
@@ -139,7 +139,7 @@ def _find_synonym_group(name: str) -> str | None:
     return next((group for group, synonyms in SYNONYMS.items() if name in synonyms), None)
 
 
-def _get_named_prompt(name: str, model_info: ModelInfo) -> str:
+def get_named_prompt(name: str, model_info: ModelInfo) -> str:
     known = {**model_info.instructions, **model_info.prompts}
     if name not in known:
         raise BadRequest(

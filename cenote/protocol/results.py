@@ -124,3 +124,4 @@ class TokenizeResult:
 
     token_ids: list[int]
     token_strs: list[str] | None = None  # the tokens as in the vocabulary, if requested
+    offsets: list[tuple[int, int] | None] | None = None  # characters of each token, if requested; None: special token

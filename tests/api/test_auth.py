@@ -27,7 +27,13 @@ from cenote.errors import BadRequest, LoadError
 from .app_client import make_client
 
 PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping"]
-DIALECT_ROUTES = ["/v1/health/live", "/v1/health/ready", "/.well-known/live", "/.well-known/ready"]
+DIALECT_ROUTES = [
+    "/v1/health/live",
+    "/v1/health/ready",
+    "/.well-known/live",
+    "/.well-known/ready",
+    "/v1/cluster/auth",
+]
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:

@@ -29,9 +29,8 @@ def make_client(llm: LLM, **settings: Any) -> TestClient:
     return TestClient(build_app(make_app_state(llm, **settings)))
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping"])
-def test_health_of_a_ready_server_is_empty_as_in_vllm(path: str, llm: LLM) -> None:
-    reply = make_client(llm).get(path)
+def test_ping_of_a_ready_server_is_empty(llm: LLM) -> None:
+    reply = make_client(llm).get("/ping")
 
     assert (reply.status_code, reply.content) == (200, b"")
 
@@ -120,12 +119,12 @@ def test_load_counts_model_requests_only(llm: LLM) -> None:
 def test_every_served_name_has_a_model_card(llm: LLM) -> None:
     client = make_client(llm, served_model_name=("one", "org/two"))
 
-    for path in ("/v1/models", "/models"):
+    for path, owner in (("/v1/models", "cenote"), ("/models", "infinity")):
         body = client.get(path).json()
         assert body["object"] == "list"
         assert [card["id"] for card in body["data"]] == ["one", "org/two"]
         first = body["data"][0]
-        assert (first["object"], first["owned_by"], first["parent"]) == ("model", "cenote", None)
+        assert (first["object"], first["owned_by"], first["parent"]) == ("model", owner, None)
         assert (first["max_model_len"], first["root"]) == (256, llm.engine.model_info.root)
         assert first["state"] == "ready"
         assert isinstance(first["created"], int) and first["permission"][0]["object"] == "model_permission"

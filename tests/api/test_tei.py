@@ -219,3 +219,55 @@ def test_infinity_clients_get_labels_where_vllm_clients_get_probabilities(classi
     assert [item["label"] for item in reply["data"][0]] == [item["label"] for item in expected]
     assert [item["score"] for item in reply["data"][0]] == pytest.approx([item["score"] for item in expected], abs=1e-5)
     assert "probs" in post(classifier, "/classify", **body)["data"][0]
+
+
+def test_tokenize_returns_tokens_with_byte_offsets_and_marks_special_ones(client: TestClient, embedder: LLM) -> None:
+    text = "Café, the cat"
+
+    (tokens,) = post(client, "/tokenize", inputs=text)
+
+    assert [token["id"] for token in tokens] == embedder.get_tokenizer().encode(text)
+    assert [token["special"] for token in tokens] == [True, *[False] * (len(tokens) - 2), True]
+    assert (tokens[0]["text"], tokens[0]["start"], tokens[0]["stop"]) == ("[CLS]", None, None)
+    for token in tokens[1:-1]:
+        assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+    assert tokens[-2]["stop"] == len(text.encode())
+
+
+def test_tokenize_takes_lists_without_special_tokens(client: TestClient) -> None:
+    answers = post(client, "/tokenize", inputs=TEXTS, add_special_tokens=False)
+
+    assert len(answers) == 2
+    assert not any(token["special"] for tokens in answers for token in tokens)
+
+
+def test_tokenize_of_vllm_stays_on_the_same_path(client: TestClient) -> None:
+    assert post(client, "/tokenize", prompt="the cat")["count"] == 4
+
+
+def test_decode_returns_texts_without_special_tokens_unless_asked(client: TestClient) -> None:
+    ids = post(client, "/tokenize", prompt="the cat")["tokens"]
+
+    assert post(client, "/decode", ids=ids) == ["the cat"]
+    assert post(client, "/decode", ids=[ids, ids]) == ["the cat", "the cat"]
+    assert post(client, "/decode", ids=ids, skip_special_tokens=False) == ["[CLS] the cat [SEP]"]
+    assert client.post("/decode", json={"ids": [10**9]}).status_code == 422
+
+
+def test_an_unknown_prompt_name_of_tokenize_is_refused(client: TestClient) -> None:
+    reply = client.post("/tokenize", json={"inputs": "a", "prompt_name": "absent"})
+
+    assert (reply.status_code, reply.json()["error_type"]) == (422, "Validation")
+
+
+def test_metrics_have_the_names_of_text_embeddings_inference(client: TestClient) -> None:
+    post(client, "/embed", inputs=TEXTS)
+
+    lines = client.get("/metrics").text.splitlines()
+
+    values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("te_")}
+    assert values["te_request_success"] >= 1
+    assert values["te_request_count"] >= values["te_request_success"]
+    assert values["te_queue_size"] == 0
+    histograms = "te_request_duration", "te_request_inference_duration", "te_batch_next_tokens"
+    assert all(values[f"{name}_count"] >= 1 for name in histograms)

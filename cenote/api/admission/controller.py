@@ -123,6 +123,10 @@ class AdmissionController:
 
     # tokens
 
+    def measure_fill(self) -> float:
+        """Return the share of the interactive lane's limit that is in use, from 0 to 1."""
+        return min(1.0, self.counters.total(self.queued) / max(1.0, self.limits[0].tokens))
+
     def admit(
         self,
         tokens: int,

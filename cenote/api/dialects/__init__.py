@@ -23,6 +23,7 @@ from cenote.api.dialects.tokenize import TOKENIZE
 from cenote.api.dialects.vllm import VLLM
 from cenote.api.dialects.voyage import VOYAGE
 from cenote.api.dialects.weaviate import WEAVIATE
+from cenote.api.dialects.xinference import XINFERENCE
 
 SINGLE_TASK_DIALECTS: tuple[Dialect, ...] = (OPENAI, VLLM, COHERE, RERANK, SPARSE, ENTITIES, TOKENIZE)
 # dialects with routes of one vendor each
@@ -46,6 +47,7 @@ DIALECTS: tuple[Dialect, ...] = (
     TEI,
     INFINITY,
     WEAVIATE,
+    XINFERENCE,
 )
 # what errors list: one vendor's way to each task is enough
 COMMON_PATHS = frozenset(route.paths[0] for dialect in SINGLE_TASK_DIALECTS for route in dialect.routes)

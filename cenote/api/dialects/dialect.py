@@ -46,6 +46,7 @@ class Route:
     summary: str
     reply_type: Any  # type of the response body, for the OpenAPI document
     media_type: str = JSON_MEDIA_TYPE  # of the response
+    stream_media_type: str | None = None  # of the response, if the request asks for a stream
     api_name: str = ""  # name in the error "The model does not support ... API"
     is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
     is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
@@ -75,3 +76,4 @@ class Dialect:
     get_routes: Sequence[GetRoute] = ()
     encode_error: ErrorEncoder = encode_default_error  # for all errors on its paths
     error_type: Any = ErrorBody  # type of the error body, for the OpenAPI document
+    error_statuses: Sequence[int] = ()  # besides those of all dialects

@@ -1,16 +1,20 @@
-"""Infinity's classify route: labels with scores for every text."""
+"""Infinity: labels with scores for every text, and the list of models with their load."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import msgspec
+from starlette.requests import Request
 
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.app_state import AppState
+from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
 from cenote.api.dialects.tei import Prediction, make_predictions
 from cenote.api.replies import Reply, Usage, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
+from cenote.api.served_models import ServedModel
+from cenote.api.system_routes import ModelCard, list_model_cards
 from cenote.errors import InvalidBody
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PoolRequest
@@ -29,6 +33,50 @@ class InfinityClassified(msgspec.Struct):
     usage: Usage
     id: str
     created: int
+
+
+class ModelStats(msgspec.Struct):
+    queue_fraction: float  # of the tokens that may wait
+    queue_absolute: int  # requests in flight
+    results_pending: int
+    batch_size: int  # inputs that a request may have
+
+
+class InfinityModelCard(ModelCard, kw_only=True):
+    stats: ModelStats
+    backend: str = "torch"
+    capabilities: list[str]
+
+
+class InfinityModelList(msgspec.Struct):
+    data: list[InfinityModelCard]
+    object: str = "list"
+
+
+async def list_models(http: Request, app_state: AppState) -> Reply:
+    cards = list_model_cards(app_state)
+    return json_reply(InfinityModelList([make_infinity_card(card, app_state) for card in cards]))
+
+
+def make_infinity_card(card: ModelCard, app_state: AppState) -> InfinityModelCard:
+    model = app_state.models.require(card.id).model
+    num_in_flight = app_state.num_in_flight + app_state.num_in_flight_elsewhere
+    stats = ModelStats(measure_queue(model), num_in_flight, num_in_flight, app_state.settings.max_request_items)
+    capabilities = list_capabilities(model)
+    fields = {**msgspec.structs.asdict(card), "owned_by": "infinity", "stats": stats, "capabilities": capabilities}
+    return InfinityModelCard(**fields)
+
+
+def measure_queue(model: ServedModel) -> float:
+    return 0.0 if model.use is None else model.use.admission.measure_fill()
+
+
+def list_capabilities(model: ServedModel) -> list[str]:
+    if (model_info := model.model_info) is None:
+        return []
+    names: list[str] = [task for task in ("embed", "classify") if task in model_info.tasks]
+    names += ["rerank"] if model_info.score_types else []
+    return [*names, *(["image_embed"] if model_info.supports_images and "embed" in names else [])]
 
 
 async def classify(body: InfinityClassifyBody, context: RequestContext) -> Reply:
@@ -60,6 +108,14 @@ INFINITY = Dialect(
             is_supported=lambda model_info: "classify" in model_info.tasks,
             body_keys=has_keys(input="array", raw_scores="boolean"),
             example={"input": ["The food was great."], "raw_scores": False},
+        )
+    ],
+    [
+        GetRoute(
+            paths=("/models",),
+            handler=list_models,
+            summary="List the served model names and adapters with their load",
+            reply_type=InfinityModelList,
         )
     ],
 )

@@ -265,6 +265,7 @@ OLLAMA = Dialect(
             paths=("/api/pull",),
             body_type=PullBody,
             handler=pull,
+            stream_media_type=NDJSON_MEDIA_TYPE,
             summary="Return success for a served model, in Ollama's format; nothing is downloaded",
             reply_type=Pulled,
             example={"stream": False},

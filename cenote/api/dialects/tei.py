@@ -22,6 +22,7 @@ from cenote.api.dialects.tei_fields import (
     encode_tei_error,
     make_inputs,
 )
+from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
 from cenote.api.encoding import encode_json, to_float32_array
 from cenote.api.raw_scores import score_as
 from cenote.api.replies import Reply, json_reply
@@ -361,8 +362,10 @@ TEI = Dialect(
             is_supported=runs_any,
             example={"instances": [{"inputs": "Hello, my name is"}]},
         ),
+        *TOKENIZE_ROUTES,
     ],
     [GetRoute(paths=("/info",), handler=info, summary="Return the model and the limits", reply_type=Info)],
     encode_tei_error,
     TeiError,
+    error_statuses=(422, 424),
 )

@@ -114,11 +114,14 @@ class EngineRpcServer:
                 decode_input(request.prompt),
                 add_special_tokens=request.add_special_tokens,
                 return_token_strs=request.return_token_strs,
+                return_offsets=request.return_offsets,
                 mm_processor_kwargs=from_json(request.mm_processor_kwargs),
             )
-            return TokenizeResponse(call_id, tokenized.token_ids, tokenized.token_strs), ()
+            return TokenizeResponse(call_id, tokenized.token_ids, tokenized.token_strs, tokenized.offsets), ()
         if isinstance(request, DetokenizeCall):
-            return DetokenizeResponse(call_id, await engine.detokenize(decode_token_ids(request.token_ids))), ()
+            ids = decode_token_ids(request.token_ids)
+            text = await engine.detokenize(ids, skip_special_tokens=request.skip_special_tokens)
+            return DetokenizeResponse(call_id, text), ()
         if isinstance(request, ProcessCall):
             result = await engine.process(decode_plugin(request, timing))
             counts = result.num_inputs, result.num_tokens, result.num_truncated

@@ -101,18 +101,21 @@ class EngineCalls(ABC):
         *,
         add_special_tokens: bool = True,
         return_token_strs: bool = False,
+        return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizeResult:
         kwargs = to_json(mm_processor_kwargs or {})
 
         def encode(call_id: int, isolated: Sequence[int]) -> TokenizeCall:
-            return TokenizeCall(call_id, encode_input(prompt), add_special_tokens, return_token_strs, kwargs)
+            flags = add_special_tokens, return_token_strs, return_offsets
+            return TokenizeCall(call_id, encode_input(prompt), *flags, kwargs)
 
         response, _ = await self._call(RpcCall(encode), TokenizeResponse)
-        return TokenizeResult(response.token_ids, response.token_strs)
+        return TokenizeResult(response.token_ids, response.token_strs, response.offsets)
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        call = RpcCall(lambda call_id, isolated: DetokenizeCall(call_id, encode_token_ids(token_ids)))
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        ids = encode_token_ids(token_ids)
+        call = RpcCall(lambda call_id, isolated: DetokenizeCall(call_id, ids, skip_special_tokens))
         response, _ = await self._call(call, DetokenizeResponse)
         return response.text
 

@@ -123,12 +123,14 @@ class TokenizeCall(Message):
     prompt: EncodedInput
     add_special_tokens: bool
     return_token_strs: bool
+    return_offsets: bool
     mm_processor_kwargs: JSONBytes = b"{}"
 
 
 class DetokenizeCall(Message):
     call_id: int
     token_ids: list[int] | OutOfRangeIds
+    skip_special_tokens: bool
 
 
 class ProcessCall(Message):
@@ -232,6 +234,7 @@ class TokenizeResponse(Message):
     call_id: int
     token_ids: list[int]
     token_strs: list[str] | None
+    offsets: list[tuple[int, int] | None] | None
 
 
 class DetokenizeResponse(Message):

@@ -132,7 +132,9 @@ def test_an_input_of_every_type_is_decoded_unchanged(item: Any) -> None:
 
 @pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
 def test_token_ids_of_any_size_are_decoded_unchanged(ids: list[int]) -> None:
-    assert decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False), FrontEndMessage).prompt) == ids
+    assert (
+        decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False, False), FrontEndMessage).prompt) == ids
+    )
     assert decode_token_ids(encode_token_ids(ids)) == ids
 
 

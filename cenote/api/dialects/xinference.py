@@ -1,0 +1,33 @@
+"""Xinference: whether its client has to send an API key."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+
+from cenote.api.app_state import AppState
+from cenote.api.dialects.dialect import Dialect, GetRoute
+from cenote.api.replies import Reply, json_reply
+
+
+class ClusterAuth(msgspec.Struct):
+    auth: bool
+
+
+async def cluster_auth(http: Request, app_state: AppState) -> Reply:
+    return json_reply(ClusterAuth(app_state.api_keys.is_required))
+
+
+XINFERENCE = Dialect(
+    "xinference",
+    [],
+    [
+        GetRoute(
+            paths=("/v1/cluster/auth",),
+            handler=cluster_auth,
+            summary="Return whether requests need an API key",
+            reply_type=ClusterAuth,
+            is_public=True,
+        )
+    ],
+)
