@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cenote.engine.arg_utils import EngineArgs
     from cenote.llm import LLM
     from cenote.outputs import (
+        ChunkEmbeddingOutput,
         ClassificationOutput,
         ClassificationRequestOutput,
         EmbeddingOutput,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "BadRequest",
+    "ChunkEmbeddingOutput",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "EmbeddingOutput",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from cenote.config.engine import EngineConfig
@@ -16,6 +17,7 @@ from cenote.engine.offline_requests import (
     MISSING_TASK_MESSAGE,
     PoolingParamsArg,
     ScoreInputArg,
+    make_documents,
     make_entity_request,
     make_pool_request,
     make_score_request,
@@ -27,6 +29,7 @@ from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
 from cenote.loading.model_config import ModelConfig
 from cenote.outputs import (
+    ChunkEmbeddingOutput,
     ClassificationOutput,
     ClassificationRequestOutput,
     CombinedOutput,
@@ -44,6 +47,8 @@ from cenote.outputs import (
     SparseEmbeddingOutput,
     SparseEmbeddingRequestOutput,
 )
+from cenote.protocol.input_types import ChunkedDocument
+from cenote.protocol.late_chunking import get_offsets
 from cenote.protocol.names import resolve_role, resolve_task_names
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task
 from cenote.utils.progress import UseTqdm, progress_bar
@@ -111,11 +116,18 @@ class LLM:
         prompt_name: str | None = None,
         input_type: str | None = None,
         task: str | None = None,
+        late_chunking: bool = False,
+        chunk_size: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return one embedding per prompt, as `outputs.embedding`.
 
         `prompt` is prepended to every text. Prompts of the model's configuration are selected by `prompt_name` or by
         `input_type` ("query"). `task` selects the adapter and the prompt of models with one adapter per task.
+
+        With `late_chunking`, the texts are consecutive chunks of one document, which is computed as one sequence: each
+        chunk is embedded in the context of the others. A list of lists is several documents. With `chunk_size`, each
+        text is a document and is split into chunks of at most that many characters. There is one output per chunk,
+        with `outputs.document_index`, `outputs.start` and `outputs.end`.
         """
         args = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         selection: dict[str, Any] = {
@@ -124,6 +136,9 @@ class LLM:
             "input_type": input_type,
             "embedding_task": task,
         }
+        is_late = late_chunking or (isinstance(pooling_params, PoolingParams) and bool(pooling_params.late_chunking))
+        if is_late or chunk_size is not None:
+            return self._embed_documents(make_documents(prompts, chunk_size), *args[1:], **selection)
         return self._pool(EmbeddingRequestOutput, EmbeddingOutput, ("embed",), *args, **selection)
 
     def classify(
@@ -314,6 +329,29 @@ class LLM:
         with progress_bar(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_as(request, make_wrapper, on_progress))
 
+    def _embed_documents(
+        self,
+        documents: list[ChunkedDocument],
+        params: PoolingParamsArg,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        **request_kwargs: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return one output per chunk of all documents."""
+        if params is not None and not isinstance(params, PoolingParams):
+            raise BadRequest(f"late_chunking takes one PoolingParams for all chunks, got {type(params).__name__}")
+        params = replace(params or PoolingParams(), late_chunking=True)
+        args = (documents, params, lora_request, tokenization_kwargs)
+        request = make_pool_request(self.engine, ("embed",), *args, **request_kwargs)
+        with progress_bar(use_tqdm) as on_progress:
+            results = self.engine.pool_as(request, lambda _: partial(_make_chunk_outputs, documents), on_progress)
+        outputs = [output for chunks in _without_errors(results) for output in chunks]
+        first_id = self._request_ids.reserve(len(outputs))
+        for number, output in enumerate(outputs):
+            output.request_id = str(first_id + number)
+        return outputs
+
     def _run_plugin(
         self,
         prompts: Any,
@@ -352,6 +390,26 @@ def _make_lazy_results(make_output: Callable[..., Any], result: GroupResult) -> 
         result = result._replace(inputs=replace(inputs, images=None))
     num_input_tokens = inputs.metadata["num_input_tokens"]
     return LazyResults(make_output, result.unbind, inputs.token_ids, inputs.cu_seqlens, num_input_tokens)
+
+
+def _make_chunk_outputs(
+    documents: Sequence[ChunkedDocument], result: GroupResult
+) -> list[list[EmbeddingRequestOutput]]:
+    """Return for every document of a group the outputs of its chunks."""
+    inputs, offsets = result.inputs, result.inputs.cu_seqlens.tolist()
+    assert inputs.row_mask is not None, "the renderer marks the chunks of every document"
+    outputs = []
+    (tensors,) = result.unbind()
+    for index, vectors, start, end in zip(result.indices.tolist(), tensors, offsets, offsets[1:], strict=False):
+        places = get_offsets(documents[index].chunks)
+        token_ids = np.split(inputs.token_ids[start:end], np.flatnonzero(inputs.row_mask[start:end])[1:])
+        outputs.append(
+            [
+                EmbeddingRequestOutput("", ChunkEmbeddingOutput(vector, index, *place), ids)
+                for vector, place, ids in zip(vectors, places, token_ids, strict=True)
+            ]
+        )
+    return outputs
 
 
 def _without_errors(results: Sequence[ResultT | PoolingError]) -> list[ResultT]:

@@ -46,6 +46,25 @@ class EmbeddingOutput(PoolingOutput):
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
 
+class ChunkEmbeddingOutput(EmbeddingOutput):
+    """The embedding of a chunk of a document, and where the chunk is: `document[start:end]`, in characters."""
+
+    __slots__ = ("document_index", "start", "end")
+
+    def __init__(self, data: Tensor, document_index: int, start: int, end: int) -> None:
+        super().__init__(data)
+        self.document_index = document_index  # of its document among those of the call
+        self.start = start
+        self.end = end
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.data.clone(), self.document_index, self.start, self.end)
+
+    def __repr__(self) -> str:
+        place = f"document_index={self.document_index}, start={self.start}, end={self.end}"
+        return f"ChunkEmbeddingOutput(hidden_size={self.hidden_size}, {place})"
+
+
 class ClassificationOutput(PoolingOutput):
     """The probability, or logit, of every class."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal, cast
 
+from msgspec import Meta
+
 from cenote.api.encoding import CohereEmbeddingType, QuantizedType
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, PromptTextFields, doc
 from cenote.errors import BadRequest
 from cenote.protocol.params import TokenizationParams
 
+ChunkSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TruncateMode = bool | Literal["END", "START", "NONE"]
 
 TYPE_FIELDS = ("output_dtype", "embedding_type", "encoding_type")
@@ -32,7 +35,17 @@ class EmbeddingTypeFields(PromptTextFields, kw_only=True):
     truncate: Annotated[
         TruncateMode | None, doc("Truncate inputs to the model maximum, at the end or the start; false or NONE: never.")
     ] = None
-    late_chunking: Annotated[bool | None, doc("Refused if true: inputs are embedded one by one.")] = None
+    late_chunking: Annotated[
+        bool | None,
+        doc("The inputs are consecutive chunks of one document: each is embedded in the context of the others."),
+    ] = None
+    chunk_size: Annotated[
+        ChunkSize | None,
+        doc(
+            "Split the input, one text, into chunks of at most this many characters, for late chunking. Entries have "
+            "the start and end of their chunk."
+        ),
+    ] = None
     return_multivector: Annotated[
         bool | None, doc("Refused if true: /pooling with the task token_embed returns one vector per token.")
     ] = None
@@ -75,11 +88,6 @@ class EmbeddingTypeFields(PromptTextFields, kw_only=True):
 
     def check_options(self) -> None:
         """Raise for options that would change the answer and are not supported."""
-        if self.late_chunking:
-            raise BadRequest(
-                "late_chunking is not supported: inputs are embedded one by one; leave it out or send false",
-                param="late_chunking",
-            )
         if self.return_multivector:
             raise BadRequest(
                 "return_multivector is not supported here; /pooling with task=token_embed returns one vector per token",

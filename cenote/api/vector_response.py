@@ -22,6 +22,7 @@ from cenote.api.encoding import (
 from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
+from cenote.protocol.late_chunking import Offsets
 from cenote.protocol.results import PoolResult
 
 # encoded in a millisecond or two; then control returns to the event loop
@@ -50,8 +51,9 @@ async def vector_reply(
     results: Sequence[PoolResult],
     vector_format: VectorFormat,
     dtype: QuantizedType | None = None,
+    offsets: Sequence[Offsets] | None = None,
 ) -> Reply:
-    """Return the vectors as floats, or as integers of type `dtype`."""
+    """Return the vectors as floats, or as integers of type `dtype`; `offsets` are the places of chunks in a text."""
     if body.encoding_format in ("bytes", "bytes_only"):
         return _binary_reply(context, body, results, vector_format)
     quote = b'"' if body.encoding_format == "base64" else b""
@@ -67,6 +69,8 @@ async def vector_reply(
             if body.return_token_counts:
                 counts = context.make_token_counts(results[index], is_requested=True)
                 parts += (b',"token_counts":', msgspec.json.encode(counts))
+            if offsets is not None:
+                parts.append(b',"start":%d,"end":%d' % offsets[index])
             parts.append(b"}")
             index += 1
         if index < len(results):

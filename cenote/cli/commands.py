@@ -15,6 +15,7 @@ from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
+from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE
 from cenote.protocol.params import TASKS, ScoreType
 from cenote.utils.arguments import parse_positive_int
 
@@ -31,6 +32,7 @@ def embed(argv: Sequence[str]) -> int:
             'cenote embed "hello world"',
             "cenote embed --input texts.jsonl --column body --id-column id --output vectors.parquet",
             "cenote embed --input texts.csv --output vectors.npy --truncate-prompt-tokens -1",
+            "cenote embed --input texts.jsonl --column body --late-chunking --chunk-size 800 --output chunks.jsonl",
             "cat lines.txt | cenote embed > vectors.jsonl",
         ],
     )
@@ -46,6 +48,18 @@ def embed(argv: Sequence[str]) -> int:
         dest="use_activation",
         action=argparse.BooleanOptionalAction,
         help="normalize embeddings to length 1",
+    )
+    results.add_argument(
+        "--late-chunking",
+        action="store_true",
+        help="split every text into chunks, computed as one sequence: one embedding per chunk, in the context of the "
+        "whole text; the output has the start and end of each chunk",
+    )
+    results.add_argument(
+        "--chunk-size",
+        type=parse_positive_int,
+        metavar="N",
+        help=f"characters per chunk of --late-chunking, at most (default: {DEFAULT_CHUNK_SIZE})",
     )
     return _run(parser, argv)
 

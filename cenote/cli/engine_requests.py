@@ -12,6 +12,7 @@ from cenote.errors import PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.result_slice import ResultSchema
 from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, RowSource
+from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, split_document
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
@@ -52,10 +53,13 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
 
         return score
 
+    chunk_size = get_chunk_size(args)
+
     def pool(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
+        texts = [row.texts[0] for row in rows]
         request = PoolRequest(
             task=resolve_task(args),
-            inputs=[row.texts[0] for row in rows],
+            inputs=texts if chunk_size is None else [split_document(text, chunk_size) for text in texts],
             params=params,
             tokenization=tokenization,
             prompt=args.prompt,
@@ -70,7 +74,18 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
 
 def make_pooling_params(args: argparse.Namespace) -> PoolingParams | None:
     params = {name: getattr(args, name, None) for name in ("use_activation", "dimensions")}
+    params["late_chunking"] = getattr(args, "late_chunking", False) or None
     return PoolingParams(**params) if any(value is not None for value in params.values()) else None
+
+
+def get_chunk_size(args: argparse.Namespace) -> int | None:
+    """Return the characters per chunk of late chunking; None without it."""
+    chunk_size: int | None = getattr(args, "chunk_size", None)
+    if getattr(args, "late_chunking", False):
+        return chunk_size or DEFAULT_CHUNK_SIZE
+    if chunk_size is not None:
+        raise UsageError(f"--chunk-size {chunk_size} is for --late-chunking; add that flag")
+    return None
 
 
 def make_tokenization_params(args: argparse.Namespace) -> TokenizationParams:
@@ -91,6 +106,8 @@ def make_schema(args: argparse.Namespace) -> ResultSchema:
         return ResultSchema("data", kind="sparse", has_ids=has_ids)
     if args.command == "encode":
         return ResultSchema("data", kind="tokens" if args.task.startswith("token") else "vector", has_ids=has_ids)
+    if (chunk_size := get_chunk_size(args)) is not None:
+        return ResultSchema("embeddings", kind="tokens", has_ids=has_ids, chunk_size=chunk_size)
     return ResultSchema("embedding", has_ids=has_ids)
 
 

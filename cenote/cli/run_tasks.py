@@ -181,7 +181,6 @@ def _make_writer(args: argparse.Namespace, schema: ResultSchema, partial_file: P
             "sparse embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
         )
     if args.format == "npy" and schema.kind == "tokens":
-        raise UsageError(
-            "token embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
-        )
+        what = "token embeddings vary in length" if schema.chunk_size is None else "the chunks of texts vary in number"
+        raise UsageError(f"{what} and do not fit one .npy matrix; use --format jsonl or parquet")
     return NpyWriter(partial_file, schema) if args.format == "npy" else JsonLinesWriter(partial_file, schema)

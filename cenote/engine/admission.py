@@ -18,7 +18,7 @@ from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.listwise_prompt import parse_listwise_input
 from cenote.loading.model_description import ModelDescription
 from cenote.pooling.pooler import PoolingSpec
-from cenote.protocol.input_types import ListwiseInput
+from cenote.protocol.input_types import ChunkedDocument, ListwiseInput
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Task
 from cenote.protocol.prompt_selection import select_prompt
@@ -62,8 +62,8 @@ class Admission:
             isinstance(item, ListwiseInput) for item in request.inputs
         ):
             request = replace(request, inputs=[parse_listwise_input(request.inputs, model_info.architecture)])
-        # chunks are averaged into one embedding; the results of further tasks need the text in one sequence
-        limits = self.resolve_limits(request.task) if not request.extra_tasks else Limits(self.max_model_len)
+        check_documents(request)
+        limits = self.resolve_request_limits(request)
         check_tokenization_params(request.tokenization, limits)
         specs = self.build_pooling_specs(request)
         if query_embeddings is not None:
@@ -82,7 +82,7 @@ class Admission:
             self.check_task(task)
         if self.scoring_model.preferred_score_type == "listwise":
             raise Unsupported("all documents of a listwise reranker are one input")
-        limits = self.resolve_limits(request.task) if not request.extra_tasks else Limits(self.max_model_len)
+        limits = self.resolve_request_limits(request)
         (specs,) = self.build_pooling_specs(request)
         (adapter,) = self.adapters.resolve(request.adapter, 1)
         return ResolvedOptions(InputOptions(specs, adapter), limits, request.scheduling)
@@ -143,6 +143,12 @@ class Admission:
             return (PoolingSpec(tasks[0], self.plan.resolve_options(tasks[0], params)),)
         return tuple(map(PoolingSpec, tasks, self.plan.resolve_options_for_tasks(tasks, params)))
 
+    def resolve_request_limits(self, request: PoolRequest) -> Limits:
+        """Return the length limits of a request: only the embedding of a text can be computed in several sequences."""
+        if request.extra_tasks or has_late_chunking(request):
+            return Limits(self.max_model_len)
+        return self.resolve_limits(request.task)
+
     def resolve_limits(self, task: Task) -> Limits:
         """Return the length limits of a task: chunking and max_embed_len apply to embed only."""
         pooler = self.config.pooler_config
@@ -156,6 +162,22 @@ class Admission:
         if pooler.max_embed_len is None:
             return Limits(self.max_model_len, is_bounded=False, is_chunked=True)
         return Limits(pooler.max_embed_len, "max_embed_len", is_chunked=True)
+
+
+def has_late_chunking(request: PoolRequest) -> bool:
+    params = request.params
+    items = params if isinstance(params, list | tuple) else [params]
+    return any(isinstance(item, PoolingParams) and bool(item.late_chunking) for item in items)
+
+
+def check_documents(request: PoolRequest) -> None:
+    """Raise if late_chunking is set for inputs that are not the chunks of a document."""
+    if has_late_chunking(request) and not all(isinstance(item, ChunkedDocument) for item in request.inputs):
+        raise BadRequest(
+            "late_chunking needs the texts of the chunks of a document; use LLM.embed(..., late_chunking=True), or "
+            "/v1/embeddings",
+            param="late_chunking",
+        )
 
 
 def check_params_list(params: Any, num_prompts: int) -> Sequence[PoolingParams]:

@@ -9,6 +9,8 @@ from typing import Any
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.prompt_parsing import parse_cache_salt, parse_prompts, parse_tokenization_kwargs
+from cenote.protocol.input_types import ChunkedDocument
+from cenote.protocol.late_chunking import make_document, split_document
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
 from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
@@ -67,6 +69,24 @@ def make_pool_request(
         scheduling=SchedulingParams(cache_salt=hash_cache_salt(parse_cache_salt(prompts))),
         **request_kwargs,
     )
+
+
+def make_documents(prompts: Any, chunk_size: int | None) -> list[ChunkedDocument]:
+    """Return the documents of `embed` with late chunking: texts to split, or lists of chunks."""
+    if isinstance(prompts, Iterator):
+        prompts = list(prompts)
+    if chunk_size is not None:
+        return [
+            split_document(text, chunk_size, "prompts") for text in ([prompts] if isinstance(prompts, str) else prompts)
+        ]
+    if not isinstance(prompts, list | tuple):
+        raise BadRequest(
+            f"late_chunking needs a list of texts, the chunks of a document, got {type(prompts).__name__}; chunk_size "
+            "splits a text into chunks",
+            param="prompts",
+        )
+    is_nested = bool(prompts) and all(isinstance(item, list | tuple) for item in prompts)
+    return [make_document(chunks, "prompts") for chunks in (prompts if is_nested else [prompts])]
 
 
 def make_score_request(

@@ -115,6 +115,10 @@ class ParquetWriter:
             columns["id"] = self._id_array([row.id for row in results.rows])
         if self.schema.has_labels:
             columns["label"] = self._align_to_rows(pa.array(results.labels, pa.string()), results)
+        if (chunk_size := self.schema.chunk_size) is not None:
+            chunks = [results.get_chunk_offsets(rank, chunk_size) for rank in range(len(results.ok_positions))]
+            kind = pa.list_(pa.list_(pa.int64()))
+            columns["chunks"] = self._align_to_rows(pa.array([list(map(list, row)) for row in chunks], kind), results)
         columns[self.schema.name] = self._value_array(results)
         columns["num_tokens"] = self._align_to_rows(pa.array(results.num_tokens, pa.int32()), results)
         columns["error"] = pa.array([row.error for row in results.rows], pa.string())

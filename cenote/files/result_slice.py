@@ -10,6 +10,7 @@ import numpy as np
 
 from cenote.errors import EngineStopped, PoolingError
 from cenote.files.sources import InputRow
+from cenote.protocol.late_chunking import Offsets, split_text
 from cenote.protocol.results import PoolResult, ScoreResult
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
@@ -23,6 +24,7 @@ class ResultSchema:
     kind: Literal["vector", "number", "tokens", "sparse"] = "vector"
     has_labels: bool = False
     has_ids: bool = False
+    chunk_size: int | None = None  # of late chunking: the vectors are those of chunks, with their offsets in `chunks`
 
     @property
     def is_variable_length(self) -> bool:
@@ -45,6 +47,10 @@ class ResultSlice:
     @property
     def num_failed(self) -> int:
         return len(self.rows) - len(self.ok_positions)
+
+    def get_chunk_offsets(self, rank: int, chunk_size: int) -> list[Offsets]:
+        """Return where the chunks of a successful row are in its text."""
+        return split_text(self.rows[self.ok_positions[rank]].texts[0], chunk_size)
 
 
 EMPTY_SLICE = ResultSlice([], [], np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64), [])

@@ -189,6 +189,8 @@ def format_json_lines(results: ResultSlice, schema: ResultSchema) -> bytes:
         head = _line_start(results, position, schema)
         if schema.has_labels:
             head += b',"label":' + encode_json(results.labels[rank])
+        if schema.chunk_size is not None:
+            head += b',"chunks":' + encode_json(results.get_chunk_offsets(rank, schema.chunk_size))
         value = _encode_value(_get_value(results, rank, schema), schema)
         lines[position] = b'%s,"%s":%s,"num_tokens":%d}\n' % (
             head,

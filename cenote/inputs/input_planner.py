@@ -13,6 +13,7 @@ import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.chat import ChatSettings, render_conversation
+from cenote.inputs.chunked_document import plan_document
 from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
 from cenote.inputs.decoder_pairs import DecoderPairs
@@ -28,6 +29,7 @@ from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_
 from cenote.models.text_format import PairLengths, TextFormat
 from cenote.protocol.images import ProcessedImage
 from cenote.protocol.input_types import (
+    ChunkedDocument,
     ContentParts,
     Conversation,
     Input,
@@ -136,6 +138,8 @@ class InputPlanner:
     def _plan_without_images(self, item: Input, options: RenderOptions, texts: TextSet) -> BuildFn:
         if isinstance(item, ListwiseInput):
             return self._plan_listwise(item, options, texts)
+        if isinstance(item, ChunkedDocument):
+            return self._plan_document(item, options, texts)
         if isinstance(item, TextPair) and self.decoder_pairs is not None:
             return self.decoder_pairs.plan(
                 item, self.score_template, options.tokenization, options.limits, options.max_tokens, texts
@@ -184,6 +188,16 @@ class InputPlanner:
         return lambda ids: self.sequence_builder.build_single(
             ids[text], tokenization, max_tokens, ids[excluded_prompt] if excluded_prompt else None, is_exact
         )
+
+    def _plan_document(self, document: ChunkedDocument, options: RenderOptions, texts: TextSet) -> BuildFn:
+        if self.text_format is not None and options.tokenization.add_special_tokens:
+            raise Unsupported(
+                f"late_chunking is not supported: {self.architecture} writes every text into a format of its own; "
+                "embed the chunks one by one",
+                param="late_chunking",
+            )
+        args = (options.tokenization, options.limits, options.max_tokens, options.prompt, texts)
+        return plan_document(self.sequence_builder, document, *args, exclude_prompt=self.exclude_prompt)
 
     def _split_images(self, item: Input) -> tuple[Input, Sequence[ProcessedImage]]:
         """Return the input without its images, and its processed images."""

@@ -11,14 +11,14 @@ import torch
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.images import ImageSource
-from cenote.protocol.input_types import Input, MultimodalPrompt, PromptEmbeds, TensorInput
+from cenote.protocol.input_types import ChunkedDocument, Input, MultimodalPrompt, PromptEmbeds, TensorInput
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.scheduling import hash_cache_salt
 
 logger = logging.getLogger("cenote")
 
-# texts and token ids; the renderer validates token ids, so a large list is not scanned here
-PLAIN_TYPES = {str, list, tuple}
+# texts, token ids and documents; the renderer validates token ids, so a large list is not scanned here
+PLAIN_TYPES = {str, list, tuple, ChunkedDocument}
 
 
 def parse_prompts(prompts: Any) -> list[Input]:

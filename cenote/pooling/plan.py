@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
-from cenote.errors import LoadError
+from cenote.errors import LoadError, Unsupported
 from cenote.pooling.methods import POOLING_METHODS
 from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import TASK_PARAMS, PoolingOptions, PoolingParams, Task, valid_params
@@ -49,6 +49,7 @@ class PoolingPlan:
     pools_table: bool = False  # static embeddings: token states are rows of a table
     unpooled_token_ids: tuple[int, ...] = ()  # left out of MEAN pooling
     num_labels: int | None = None
+    has_sparse_head: bool = False
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
@@ -60,6 +61,12 @@ class PoolingPlan:
     ) -> tuple[PoolingOptions, ...]:
         """Resolve the options of each of several combined tasks; each uses the parameters valid for it."""
         params = params or PoolingParams()
+        if params.late_chunking:
+            raise Unsupported(
+                f"late_chunking is an option of the task embed, got {'&'.join(tasks)}; send the other tasks as a "
+                "request of their own",
+                param="late_chunking",
+            )
         valid = [self._get_valid_params(task) for task in tasks]
         params.check_supported("&".join(tasks), [name for name in TASK_PARAMS if any(name in names for names in valid)])
         return tuple(
@@ -71,6 +78,8 @@ class PoolingPlan:
         params = params or PoolingParams()
         defaults = self.defaults
         params.check_supported(task, self._get_valid_params(task))
+        if params.late_chunking:
+            self._check_late_chunking(task)
         dimensions = None
         if task in ("embed", "token_embed"):
             dimensions = params.dimensions if params.dimensions is not None else defaults.dimensions
@@ -82,7 +91,7 @@ class PoolingPlan:
             if task == "embed" and defaults.use_activation is None and self.matryoshka.is_layer_normed(dimensions):
                 use_activation = True  # the values of a layer norm grow with the full size
         if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
-            return PoolingOptions(use_activation, dimensions)
+            return PoolingOptions(use_activation, dimensions, late_chunking=bool(params.late_chunking))
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
         columns = params.returned_token_ids or defaults.returned_token_ids
         return PoolingOptions(use_activation, dimensions, tag, tuple(columns) if columns else None)
@@ -105,6 +114,19 @@ class PoolingPlan:
     def uses_activation(self, task: str) -> bool:
         """Return whether a task normalizes or applies its activation by default."""
         return self.use_activation.value and task not in self.no_activation_tasks
+
+    def _check_late_chunking(self, task: Task) -> None:
+        """Raise unless the vector of a chunk is the mean of its token states."""
+        methods = self.seq_pooling_types.value
+        if task != "embed":
+            raise Unsupported(f"late_chunking is an option of the task embed, got {task}", param="late_chunking")
+        if methods != ("MEAN",) or self.has_sparse_head:
+            actual = "SPLADE" if methods == ("MEAN",) else " and ".join(methods)
+            raise Unsupported(
+                f"late_chunking needs MEAN pooling, which gives every chunk a vector of its own tokens; {self.model} "
+                f"uses {actual} pooling: embed the chunks one by one",
+                param="late_chunking",
+            )
 
     def _get_valid_params(self, task: Task) -> list[str]:
         return valid_params(task, has_steps=self.tok_pooling_type.value == "STEP")
@@ -160,6 +182,7 @@ def resolve_plan(
         defaults=pooler_config,
         no_activation_tasks=no_activation_tasks if pooler_config.use_activation is None else (),
         num_labels=num_labels,
+        has_sparse_head="sparse_embed" in tasks,
     )
     if pooler_config.dimensions is not None:
         matryoshka.check_dimensions(pooler_config.dimensions, model)

@@ -16,6 +16,7 @@ from cenote.kernels.max_sim import max_sim_pairs
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize
 from cenote.pooling.heads import Heads
+from cenote.pooling.late_chunking import split_chunks
 from cenote.pooling.methods import POOLING_METHODS, mean_of_rows, mean_without
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.sparse import dense_to_pairs, token_weights_to_pairs
@@ -73,7 +74,9 @@ class Pooler(nn.Module):
         results = []
         for spec, indices in groups.items():
             task, options, is_max_sim = spec
-            if task == "sparse_embed" or (task == "embed" and self.heads.splade is not None):
+            if options.late_chunking:
+                results.append(self._pool_chunks(hidden, batch, spec, indices))
+            elif task == "sparse_embed" or (task == "embed" and self.heads.splade is not None):
                 rows, counts = self._pool_sparse(hidden, batch, task, indices, splade_cache)
                 results.append(PooledGroup(spec, indices, rows, counts))
             elif task in ("embed", "classify"):
@@ -95,6 +98,14 @@ class Pooler(nn.Module):
             return mean_of_rows(hidden, batch).to(self.dtype)
         vectors = [POOLING_METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.seq_pooling_types.value]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+
+    def _pool_chunks(
+        self, hidden: Tensor, batch: PackedBatch, spec: PoolingSpec, seq_indices: list[int]
+    ) -> PooledGroup:
+        """Pool every chunk of the sequences as a sequence of its own."""
+        states, chunks, counts = split_chunks(hidden, batch, seq_indices)
+        rows = self._apply_head(self._pool(states, chunks), spec.task, spec.options)
+        return PooledGroup(spec, seq_indices, rows, counts)
 
     def _pool_sparse(
         self,

@@ -3,6 +3,7 @@
 from cenote.protocol.engine import Engine
 from cenote.protocol.images import ImageSource, InputImages, PixelNormalization, ProcessedImage
 from cenote.protocol.input_types import (
+    ChunkedDocument,
     ContentParts,
     Conversation,
     Input,
@@ -41,6 +42,7 @@ from cenote.protocol.results import (
 
 __all__ = [
     "AggregationStrategy",
+    "ChunkedDocument",
     "ContentParts",
     "Conversation",
     "Engine",

@@ -55,6 +55,13 @@ class ListwiseInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkedDocument:
+    """Consecutive chunks of one document, encoded as one sequence; its result has a row for each chunk."""
+
+    chunks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreTemplate:
     """The format in which a model was trained on pairs: a Jinja template and its variables."""
 
@@ -112,10 +119,10 @@ class TensorInput:
     tensors: Mapping[str, Tensor]
 
 
-# a text, a prompt of token ids, a pair or list of texts encoded together, a conversation, any of these with images,
-# token embeddings, or named tensors
+# a text, a prompt of token ids, a pair or list of texts encoded together, a document in chunks, a conversation, any of
+# these with images, token embeddings, or named tensors
 Input: TypeAlias = (
-    "str | Sequence[int] | TextPair | MultimodalPair | ListwiseInput | Conversation | ContentParts | "
+    "str | Sequence[int] | TextPair | MultimodalPair | ListwiseInput | ChunkedDocument | Conversation | ContentParts | "
     "MultimodalPrompt | InvalidInput | PromptEmbeds | TensorInput"
 )
 
@@ -128,6 +135,8 @@ def compute_input_size(item: Input) -> int:
         return compute_input_size(item.query) + compute_input_size(item.document)
     if isinstance(item, ListwiseInput):
         return 2 * len(item.query) + sum(map(len, item.documents))
+    if isinstance(item, ChunkedDocument):
+        return sum(map(len, item.chunks))
     if isinstance(item, Conversation):
         return _compute_nested_size(item.messages) + _compute_nested_size(item.images)
     if isinstance(item, ContentParts):

@@ -54,9 +54,10 @@ class PoolingParams:
     skip_reading_prefix_cache: bool | None = None  # accepted for compatibility and ignored: there is no KV cache
     softmax: bool | None = None  # deprecated alias of use_activation
     activation: bool | None = None  # deprecated alias of use_activation
+    late_chunking: bool | None = None  # the prompts are chunks of one document, computed in one sequence
 
     def __post_init__(self) -> None:
-        for name in ("use_activation", "normalize", *DEPRECATED_ACTIVATION_NAMES):
+        for name in ("use_activation", "normalize", "late_chunking", *DEPRECATED_ACTIVATION_NAMES):
             check_type(name, getattr(self, name), (bool,))
         check_type("returned_token_ids", self.returned_token_ids, (list, tuple))
         for name in DEPRECATED_ACTIVATION_NAMES:
@@ -127,6 +128,7 @@ class PoolingOptions:
     dimensions: int | None = None
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] | None = None
+    late_chunking: bool = False  # a row for each chunk of the sequence
 
 
 @dataclass(frozen=True, slots=True)

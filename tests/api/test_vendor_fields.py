@@ -69,7 +69,6 @@ def test_a_list_of_one_type_and_base64_as_a_type_work(client: TestClient) -> Non
         ({"embedding_type": ["int8", "float"]}, "has 2 items", "embedding_type"),
         ({"embedding_type": "int8", "output_dtype": "uint8"}, "int8, uint8", "embedding_type"),
         ({"output_dtype": "int8", "encoding_format": "bytes"}, "int8", "encoding_format"),
-        ({"late_chunking": True}, "late_chunking is not supported", "late_chunking"),
         ({"return_multivector": True}, "token_embed", "return_multivector"),
         ({"normalized": False, "normalize": True}, "alias of normalize", "normalized"),
         ({"output_dimension": 8, "dimensions": 32}, "8 and 32", "output_dimension"),

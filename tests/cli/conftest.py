@@ -16,6 +16,7 @@ import torch
 import cenote
 from cenote.cli.main import main
 from cenote.errors import BadRequest, PoolingError
+from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
 
@@ -33,7 +34,10 @@ class FakeEngine:
     def pool_sync(self, request: PoolRequest, on_progress: Any = None) -> list[PoolResult | PoolingError]:
         self.requests.append(request)
         self.on_call(len(self.requests))
-        return [self._pool_text(request, str(text)) for text in request.inputs]
+        return [
+            self._pool_chunks(item) if isinstance(item, ChunkedDocument) else self._pool_text(request, str(item))
+            for item in request.inputs
+        ]
 
     def score_sync(self, request: ScoreRequest, on_progress: Any = None) -> list[ScoreResult | PoolingError]:
         self.requests.append(request)
@@ -48,6 +52,13 @@ class FakeEngine:
         num_words = len(text.split())
         data = row.repeat(num_words, 1) if request.task.startswith("token") else row
         return PoolResult(data, np.zeros(num_words, dtype=np.int32), num_words, num_words)
+
+    def _pool_chunks(self, document: ChunkedDocument) -> PoolResult | PoolingError:
+        if document.chunks == ("too long",):
+            return BadRequest("3 chunks have 900 tokens, the limit is 512")
+        num_words = len("".join(document.chunks).split())
+        rows = torch.tensor(list(map(vector, document.chunks)))
+        return PoolResult(rows, np.zeros(num_words, dtype=np.int32), num_words, num_words)
 
     def _score_pair(self, query: str, text: str) -> ScoreResult | PoolingError:
         if text == "too long":

@@ -35,6 +35,32 @@ def test_embed_prints_json_lines_with_short_numbers(cenote_command: Command) -> 
     assert result.rows[1]["num_tokens"] == 1
 
 
+def test_late_chunking_prints_a_vector_per_chunk_with_its_place(cenote_command: Command, engine: FakeEngine) -> None:
+    result = cenote_command("embed", "one two. three four", "short", "--late-chunking", "--chunk-size", 12)
+
+    assert engine.requests[0].params.late_chunking
+    assert result.rows[0]["chunks"] == [[0, 8], [8, 19]]
+    assert result.rows[0]["embeddings"] == [pytest.approx(vector(text)) for text in ("one two.", " three four")]
+    assert result.rows[1]["chunks"] == [[0, 5]]
+
+
+def test_late_chunking_writes_parquet_and_no_matrix(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "chunks.parquet"
+    assert cenote_command("embed", "--input", texts, "--late-chunking", "--output", output).status == 1
+    table = pq.read_table(output).to_pydict()
+    assert table["chunks"] == [[[0, 3]], None, [[0, 1]]]
+    assert table["embeddings"][0] == [pytest.approx(vector("a b"))]
+
+    matrix = cenote_command("embed", "--input", texts, "--late-chunking", "--output", tmp_path / "chunks.npy")
+    assert matrix.status == 2 and "the chunks of texts vary in number" in matrix.err
+
+
+def test_a_chunk_size_needs_late_chunking(cenote_command: Command) -> None:
+    result = cenote_command("embed", "hello", "--chunk-size", 20)
+
+    assert result.status == 2 and "--chunk-size 20 is for --late-chunking" in result.err
+
+
 def test_classify_prints_the_best_label_and_all_probabilities(cenote_command: Command, engine: FakeEngine) -> None:
     result = cenote_command("classify", "hello")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from cenote.protocol.input_types import Conversation, Input, compute_input_size
+from cenote.protocol.input_types import ChunkedDocument, Conversation, Input, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
@@ -34,7 +34,7 @@ class RequestCost(NamedTuple):
 def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: str | None) -> RequestCost:
     inputs = request.inputs
     max_tokens = model_info.max_model_len
-    prompt_chars = 0
+    prompt_chars, num_results = 0, len(inputs)
     if inputs and isinstance(inputs[0], str) and (len(inputs) == 1 or set(map(type, inputs)) == {str}):
         texts = cast("Sequence[str]", inputs)
         prompt_chars = _count_prompt_chars(request, model_info)
@@ -45,15 +45,16 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
             tokens = sum([min(max_tokens, (len(text) + prompt_chars) // CHARS_PER_TOKEN + 1) for text in texts])
     else:
         tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
+        num_results = sum([len(item.chunks) if isinstance(item, ChunkedDocument) else 1 for item in inputs])
     num_bytes = len(inputs) * prompt_chars
     if request.task == "embed" and not request.extra_tasks and encoding_format is None:  # most requests, in one step
         return RequestCost(
             tokens,
             num_bytes
-            + len(inputs) * ((model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * JSON_BYTES + ENTRY_BYTES),
+            + num_results * ((model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * JSON_BYTES + ENTRY_BYTES),
         )
     for task in (request.task, *request.extra_tasks):
-        num_bytes += estimate_answer(task, len(inputs), tokens, model_info, encoding_format)
+        num_bytes += estimate_answer(task, num_results, tokens, model_info, encoding_format)
     return RequestCost(tokens, num_bytes)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.embedding_types import EmbeddingTypeFields, apply_truncation
 from cenote.api.encoding import EncodingFormat, QuantizedType
+from cenote.api.late_chunking import late_chunking_reply
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import TASK_DOC, doc
@@ -36,6 +37,8 @@ class Embedding(msgspec.Struct, omit_defaults=True):
     embedding: list[float] | str  # base64 string if requested
     object: str = msgspec.field(default_factory=lambda: "embedding")
     token_counts: TokenCounts | None = None
+    start: int | None = None  # of the chunk in the text, in characters, if the request has a chunk_size
+    end: int | None = None
 
 
 async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
@@ -55,6 +58,8 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     if body.truncate is not None or body.truncation is not None:
         modes = body.truncate, body.truncation
         request = replace(request, tokenization=apply_truncation(request.tokenization, modes, context))
+    if body.late_chunking or body.chunk_size is not None:
+        return await late_chunking_reply(body, request, context, VECTOR_FORMAT, dtype)
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT, dtype)
 

@@ -38,7 +38,7 @@ from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
-from cenote.protocol.input_types import Conversation, TextPair, compute_input_size
+from cenote.protocol.input_types import ChunkedDocument, Conversation, TextPair, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Role, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
@@ -47,7 +47,7 @@ from cenote.protocol.requests import PoolRequest
 logger = logging.getLogger("cenote")
 
 # input types that need neither images nor tensors
-RENDERED_TYPES = (str, list, tuple, TextPair)
+RENDERED_TYPES = (str, list, tuple, TextPair, ChunkedDocument)
 # requests up to this size are rendered in the event loop, which takes less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take

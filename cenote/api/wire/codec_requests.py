@@ -9,6 +9,7 @@ import msgspec
 
 from cenote.api.wire.messages import (
     EncodedConversation,
+    EncodedDocument,
     EncodedInput,
     EncodedListwise,
     EncodedPair,
@@ -20,6 +21,7 @@ from cenote.api.wire.messages import (
     ScoreCall,
 )
 from cenote.protocol.input_types import (
+    ChunkedDocument,
     ContentParts,
     Conversation,
     Input,
@@ -183,6 +185,8 @@ def encode_input(item: Input) -> EncodedInput:
         return EncodedPair(item.query, item.document, item.template, to_json(item.template_kwargs))
     if isinstance(item, ListwiseInput):
         return EncodedListwise(item.query, list(item.documents), item.instruction)
+    if isinstance(item, ChunkedDocument):
+        return EncodedDocument(item.chunks)
     if isinstance(item, Conversation):
         return EncodedConversation(
             to_json(item.messages),
@@ -229,6 +233,8 @@ def decode_input(item: EncodedInput) -> Input:
         return TextPair(item.query, item.document, item.template, from_json(item.template_kwargs))
     if isinstance(item, EncodedListwise):
         return ListwiseInput(item.query, item.documents, item.instruction)
+    if isinstance(item, EncodedDocument):
+        return ChunkedDocument(item.chunks)
     if isinstance(item, EncodedConversation):
         return Conversation(
             from_json(item.messages),

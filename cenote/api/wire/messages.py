@@ -28,6 +28,10 @@ class EncodedListwise(msgspec.Struct, tag="ranking"):
     instruction: str | None
 
 
+class EncodedDocument(msgspec.Struct, tag="document"):
+    chunks: tuple[str, ...]
+
+
 class EncodedConversation(msgspec.Struct, tag="chat"):
     messages: JSONBytes
     template: str | None
@@ -48,7 +52,16 @@ class OutOfRangeIds(msgspec.Struct, tag="ids"):
     token_ids: JSONBytes
 
 
-EncodedInput = str | list[int] | EncodedPair | EncodedListwise | EncodedConversation | EncodedParts | OutOfRangeIds
+EncodedInput = (
+    str
+    | list[int]
+    | EncodedPair
+    | EncodedListwise
+    | EncodedDocument
+    | EncodedConversation
+    | EncodedParts
+    | OutOfRangeIds
+)
 
 
 class SerializedError(msgspec.Struct, array_like=True):

@@ -20,7 +20,7 @@ from cenote.api.front_ends.remote_engine import RECONNECT_DELAY_S, RemoteEngine
 from cenote.api.wire.link_sockets import make_link
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError
 from cenote.protocol.engine import Engine
-from cenote.protocol.input_types import TextPair
+from cenote.protocol.input_types import ChunkedDocument, TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import IOProcessorResult, PoolResult, ScoreResult
@@ -116,6 +116,16 @@ def test_token_ids_and_params_give_the_same_result_remotely(llm: LLM) -> None:
     for one, other in zip(local, remote, strict=True):
         assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
     assert abs(float(np.linalg.norm(np.asarray(remote[0].data))) - 1) > 0.01
+
+
+def test_the_chunks_of_a_document_give_the_same_rows_remotely(llm: LLM) -> None:
+    document = ChunkedDocument(("a cenote is", " a natural pit ☃", " with water"))
+    request = PoolRequest(task="embed", inputs=[document], params=PoolingParams(late_chunking=True))
+    local, remote = call_both(llm.engine, lambda engine: engine.pool(request))
+
+    assert np.array_equal(np.asarray(local[0].data), np.asarray(remote[0].data))
+    assert remote[0].data.shape == (3, 384)
+    assert local[0].num_tokens == remote[0].num_tokens
 
 
 def test_remote_scores_equal_local_scores(llm: LLM) -> None:
