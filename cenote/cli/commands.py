@@ -15,11 +15,12 @@ from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
+from cenote.config.ray import RayConfig
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE
 from cenote.protocol.params import TASKS, ScoreType
 from cenote.utils.arguments import parse_positive_int
 
-FORMATS = ("jsonl", "npy", "parquet")
+FORMATS = ("jsonl", "npy", "parquet", "lance")
 INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")
 
 
@@ -303,6 +304,7 @@ def models(argv: Sequence[str]) -> int:
 
 
 def _run(parser: CommandParser, argv: Sequence[str]) -> int:
+    add_flags(parser.add_argument_group("Ray cluster"), RayConfig)
     add_engine_flags(parser)
     args = parser.parse(argv)
     args.command = parser.prog.removeprefix("cenote ")
@@ -339,10 +341,14 @@ def _add_files(parser: CommandParser, *, pairs: bool = False) -> None:
         group.add_argument("--column", metavar="NAME", help="column of the text; detected by name if unset")
     group.add_argument("--id-column", metavar="NAME", help="column to copy into the output as id")
     group.add_argument(
-        "--output", metavar="FILE", help="output file; running an interrupted command again continues it"
+        "--output",
+        metavar="FILE",
+        help="output file, or with --engine ray a folder: NAME/; running an interrupted command again continues it",
     )
     group.add_argument(
-        "--format", choices=FORMATS, help="output format (default: by the suffix of --output, else jsonl)"
+        "--format",
+        choices=FORMATS,
+        help="output format (default: by the suffix of --output, else jsonl; of a folder parquet)",
     )
     group.add_argument(
         "--overwrite",

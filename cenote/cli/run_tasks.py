@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
-from cenote.cli.engine_requests import (
-    RowSender,
-    argument_rows,
-    load_llm,
-    make_column_options,
-    make_schema,
-    make_sender,
-    make_source,
-)
+from cenote.cli.engine_requests import argument_rows, make_column_options, make_schema, make_source
 from cenote.cli.interrupts import InterruptHandler, add_resume_note, how_to_continue
+from cenote.cli.row_engines import RowEngine, open_engine
 from cenote.cli.terminal import RowProgress, TerminalWriter
+from cenote.config.options import option_fields
+from cenote.config.ray import RayConfig
 from cenote.files.partial_file import PartialFile, make_manifest
-from cenote.files.result_slice import ResultSchema, ResultSlice, collect_results
-from cenote.files.sources import STDIN, AdaptiveSlices, InputRow, RowSource
+from cenote.files.result_slice import ResultSchema, ResultSlice
+from cenote.files.sources import STDIN, InputRow, RowSource
 from cenote.files.writers import JsonLinesWriter, NpyWriter, ResumePoint, StreamWriter, Writer
 from cenote.utils.argparse_utils import UsageError
 from cenote.utils.progress import print_note
@@ -33,12 +28,19 @@ SLICE_ROWS = 4096
 TOKEN_SLICE_ROWS = 256  # all token embeddings of a slice are in memory until it is written
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
 # arguments that do not change the rows of the output
-NOT_IN_MANIFEST = {"texts", "input", "output", "overwrite", "quiet", "batch_rows", "command_line"}
+NOT_IN_MANIFEST = {
+    *("texts", "input", "output", "overwrite", "quiet", "batch_rows", "command_line"),
+    *(option.name for option in option_fields(RayConfig)),
+}
 
 
 def run_task(args: argparse.Namespace) -> int:
     """Run the command; errors of the input or output are reported before the model is loaded."""
     schema = make_schema(args)
+    if is_folder(args.output):
+        from cenote.cli.run_folder import run_folder
+
+        return run_folder(args)
     source = make_source(argument_rows(args), args.input, make_column_options(args), args.input_format)
     args.batch_rows = args.batch_rows or (TOKEN_SLICE_ROWS if schema.kind == "tokens" else SLICE_ROWS)
     args.format = _resolve_format(args)
@@ -74,11 +76,12 @@ def _run_rows(
         RowProgress(total, resume_point.num_rows, quiet=quiet or isinstance(writer, TerminalWriter)) as progress,
         add_resume_note(lambda: written.resume_note(total, args.command_line, can_continue=source.can_resume)),
         closing(writer),
-        closing(load_llm(args)) as llm,
+        closing(open_engine(args, schema)) as engine,
         InterruptHandler().install() as interrupts,
     ):
-        slices = AdaptiveSlices(islice(rows, resume_point.num_rows, None), args.batch_rows)
-        results = _iter_results(slices, make_sender(args, llm), llm, schema, progress, interrupts)
+        results = _iter_results(
+            engine, islice(rows, resume_point.num_rows, None), args.batch_rows, progress, interrupts
+        )
         num_failed = resume_point.num_failed + _write_all(results, writer, written)
     num_rows = resume_point.num_rows + progress.num_rows
     if partial_file is not None:
@@ -105,19 +108,14 @@ class WrittenRows:
 
 
 def _iter_results(
-    slices: Iterable[list[InputRow]],
-    send: RowSender,
-    llm: Any,
-    schema: ResultSchema,
+    engine: RowEngine,
+    rows: Iterator[InputRow],
+    batch_rows: int,
     progress: RowProgress,
     interrupts: InterruptHandler,
 ) -> Iterator[ResultSlice]:
-    labels = llm.labels if schema.has_labels else None
     progress.start()
-    for rows in slices:
-        valid = [row for row in rows if row.error is None]
-        with interrupts.delay_interrupts():
-            results = collect_results(rows, send(valid, progress.on_progress) if valid else [], schema, labels)
+    for results in engine.run(rows, batch_rows, progress, interrupts):
         progress.add_slice(results)
         yield results
         interrupts.raise_pending()
@@ -148,6 +146,10 @@ def _write_all(slices: Iterable[ResultSlice], writer: Writer, written: WrittenRo
     return num_failed
 
 
+def is_folder(output: str | None) -> bool:
+    return output is not None and output != STDIN and (output.endswith(("/", os.sep)) or Path(output).is_dir())
+
+
 def _require_rows(rows: Iterator[InputRow], *, from_stdin: bool) -> Iterator[InputRow]:
     first = next(rows, None)
     if first is None and from_stdin:
@@ -158,6 +160,8 @@ def _require_rows(rows: Iterator[InputRow], *, from_stdin: bool) -> Iterator[Inp
 def _resolve_format(args: argparse.Namespace) -> str | None:
     if args.output == STDIN:
         args.output = None
+    if args.format == "lance":
+        raise UsageError("--format lance writes a folder; use --engine ray and --output FOLDER/")
     if args.output is None and args.format in ("npy", "parquet"):
         raise UsageError(f"--format {args.format} needs --output FILE")
     format: str | None = args.format

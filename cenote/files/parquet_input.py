@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from cenote.errors import BadRequest
@@ -20,8 +20,10 @@ def import_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[tuple[Mapping[str, object], Columns]]:
-    """Read the selected columns in batches."""
+def read_parquet(
+    stream: IO[bytes], column_options: ColumnOptions, row_groups: Sequence[int] | None = None
+) -> Iterator[tuple[Mapping[str, object], Columns]]:
+    """Read the selected columns in batches; `row_groups`: None for all."""
     pyarrow, _ = import_pyarrow()
     file = _open_parquet(stream)
     schema = file.schema_arrow
@@ -29,7 +31,7 @@ def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[t
     columns = choose_columns(column_options, schema.names, strings)
     names = list(dict.fromkeys((*columns.texts, *([columns.id] if columns.id else []))))
     try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names, row_groups=row_groups):
             for record in batch.to_pylist():
                 yield record, columns
     except pyarrow.ArrowException as error:
@@ -38,6 +40,12 @@ def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[t
 
 def count_rows(stream: IO[bytes]) -> int:
     return int(_open_parquet(stream).metadata.num_rows)
+
+
+def row_group_sizes(stream: IO[bytes]) -> list[int]:
+    """Return the number of rows of each row group."""
+    metadata = _open_parquet(stream).metadata
+    return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
 
 def _open_parquet(stream: IO[bytes]) -> Any:

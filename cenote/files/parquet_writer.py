@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 
 from cenote.files.parquet_input import import_pyarrow
 from cenote.files.partial_file import PartialFile, remove_path
-from cenote.files.result_slice import EMPTY_SLICE, Floats, ResultSchema, ResultSlice
+from cenote.files.result_slice import EMPTY_SLICE, ResultSchema, ResultSlice
+from cenote.files.result_table import make_table, make_vector_array
 from cenote.files.writers import ResumePoint
 
 # rows per row group, and per slice after merging; a row group is held in memory
@@ -56,7 +56,7 @@ class ParquetWriter:
 
     def write(self, results: ResultSlice) -> None:
         slice_path = self._slice_path(self.num_rows)
-        self._write_slice(self._make_table(results), slice_path)
+        self._write_slice(make_table(results, self.schema), slice_path)
         self.slice_paths.append(slice_path)
         self.num_rows += len(results.rows)
         self.num_small_slices += 1
@@ -108,64 +108,6 @@ class ParquetWriter:
     def _slice_path(self, first_row: int) -> Path:
         return self.partial_file.path / f"{first_row:012d}.parquet"
 
-    def _make_table(self, results: ResultSlice) -> Any:
-        pa = self.arrow
-        columns = {"index": pa.array([row.index for row in results.rows], pa.int64())}
-        if self.schema.has_ids:
-            columns["id"] = self._id_array([row.id for row in results.rows])
-        if self.schema.has_labels:
-            columns["label"] = self._align_to_rows(pa.array(results.labels, pa.string()), results)
-        if (chunk_size := self.schema.chunk_size) is not None:
-            chunks = [results.get_chunk_offsets(rank, chunk_size) for rank in range(len(results.ok_positions))]
-            kind = pa.list_(pa.list_(pa.int64()))
-            columns["chunks"] = self._align_to_rows(pa.array([list(map(list, row)) for row in chunks], kind), results)
-        columns[self.schema.name] = self._value_array(results)
-        columns["num_tokens"] = self._align_to_rows(pa.array(results.num_tokens, pa.int32()), results)
-        columns["error"] = pa.array([row.error for row in results.rows], pa.string())
-        return pa.table(columns)
-
-    def _value_array(self, results: ResultSlice) -> Any:
-        pa = self.arrow
-        if not results.ok_positions and self.schema.kind != "number":
-            return pa.nulls(len(results.rows))  # the width is not known in this slice
-        rows = pa.array(results.offsets.astype(np.int32))
-        if self.schema.kind == "sparse":
-            ids, weights = np.ascontiguousarray(results.values.T)
-            lists = [pa.ListArray.from_arrays(rows, pa.array(part)) for part in (ids.astype(np.int32), weights)]
-            return self._align_to_rows(pa.StructArray.from_arrays(lists, ["token_ids", "weights"]), results)
-        if results.values.ndim == 1:  # one value per token
-            return self._align_to_rows(pa.ListArray.from_arrays(rows, pa.array(results.values)), results)
-        width = results.values.shape[1]
-        if self.schema.kind == "vector":
-            block = np.full((len(results.rows), width), np.nan, dtype=np.float32)
-            block[results.ok_positions] = results.values
-            return self._vector_array(block)
-        numbers = pa.array(np.ascontiguousarray(results.values).reshape(-1), pa.float32())
-        if self.schema.kind == "number":
-            return self._align_to_rows(numbers, results)
-        tokens = pa.array(np.arange(len(results.values) + 1, dtype=np.int32) * width)
-        return self._align_to_rows(pa.ListArray.from_arrays(rows, pa.ListArray.from_arrays(tokens, numbers)), results)
-
-    def _vector_array(self, block: Floats) -> Any:
-        # a failed row is NaN, as in .npy files: pyarrow 15 cannot write null in fixed-size lists
-        return self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(block.reshape(-1)), block.shape[1])
-
-    def _align_to_rows(self, column: Any, results: ResultSlice) -> Any:
-        """Return values of the successful rows with null for the failed ones."""
-        if not results.num_failed:
-            return column
-        ranks: list[int | None] = [None] * len(results.rows)
-        for rank, position in enumerate(results.ok_positions):
-            ranks[position] = rank
-        return column.take(self.arrow.array(ranks, self.arrow.int64()))
-
-    def _id_array(self, ids: list[Any]) -> Any:
-        ids = [json.dumps(value) if isinstance(value, dict | list) else value for value in ids]
-        try:
-            return self.arrow.array(ids)
-        except (self.arrow.ArrowException, OverflowError):  # mixed types
-            return self.arrow.array([None if value is None else str(value) for value in ids], self.arrow.string())
-
     def _merge_schemas(self, found: list[Any], *, guess: bool = True) -> Any:
         """Return a schema for all slices; ids of different types become strings.
 
@@ -175,7 +117,7 @@ class ParquetWriter:
         unknown = pa.list_(pa.float32()) if self.schema.kind == "vector" else pa.list_(pa.list_(pa.float32()))
         if self.schema.kind == "sparse":
             unknown = pa.struct({"token_ids": pa.list_(pa.int32()), "weights": pa.list_(pa.float32())})
-        found = found or [self._make_table(EMPTY_SLICE).schema]
+        found = found or [make_table(EMPTY_SLICE, self.schema).schema]
         fields = []
         for name in found[0].names:
             types = list(dict.fromkeys(schema.field(name).type for schema in found))
@@ -192,6 +134,6 @@ class ParquetWriter:
     def _cast_column(self, column: Any, kind: Any) -> Any:
         if column.type == self.arrow.null():
             if self.arrow.types.is_fixed_size_list(kind):
-                return self._vector_array(np.full((len(column), kind.list_size), np.nan, dtype=np.float32))
+                return make_vector_array(np.full((len(column), kind.list_size), np.nan, dtype=np.float32))
             return self.arrow.nulls(len(column), kind)
         return column if column.type == kind else column.cast(kind)

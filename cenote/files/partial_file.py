@@ -43,7 +43,7 @@ class PartialFile:
             raise BadRequest(f"{self.output} exists; --overwrite replaces it")
         if not self.path.exists():
             return False
-        difference = _describe_difference(_read_manifest(self.manifest_path), self.manifest)
+        difference = describe_difference(read_manifest(self.manifest_path), self.manifest)
         if difference is None:
             return True
         if not overwrite:
@@ -107,7 +107,8 @@ def _copy_into(source: Path, target: Path) -> None:
             raise
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest; None if there is none, or it cannot be read."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -115,7 +116,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) else None
 
 
-def _describe_difference(found: dict[str, Any] | None, expected: dict[str, Any]) -> str | None:
+def describe_difference(found: dict[str, Any] | None, expected: dict[str, Any]) -> str | None:
     """Describe the first difference of two manifests; None if they are equal."""
     if found is None:
         return "its .part.json cannot be read"
@@ -124,7 +125,7 @@ def _describe_difference(found: dict[str, Any] | None, expected: dict[str, Any])
         if then == now:
             continue
         if isinstance(then, dict) and isinstance(now, dict):
-            return _describe_difference(then, now)
+            return describe_difference(then, now)
         return f"{name} was {_shorten(then)}, now {_shorten(now)}"
     return None
 

@@ -32,6 +32,7 @@ class InputRow:
     texts: tuple[str, ...] = ()
     id: Any = None
     error: str | None = None
+    file: str | None = None  # of inputs with several files
 
 
 class RowSource(Protocol):
@@ -70,7 +71,7 @@ class FileSource:
     def __init__(self, path: str, column_options: ColumnOptions, format: str | None = None) -> None:
         self.path = path
         self.column_options = column_options
-        self.format = format or _detect_format(path, "jsonl" if column_options.is_pairs else "txt")
+        self.format = format or detect_format(path, "jsonl" if column_options.is_pairs else "txt")
         self.can_resume = path != STDIN  # standard input may differ the next time
 
     def rows(self) -> Generator[InputRow, None, None]:
@@ -80,7 +81,7 @@ class FileSource:
         with open_input(self.path) as stream:
             for index, (record, columns) in enumerate(read_records(stream, self.format, self.column_options)):
                 if record is not None:
-                    yield _make_row(index, record, columns)
+                    yield make_row(index, record, columns)
 
     def count(self) -> int | None:
         """Return the number of rows, or None if it is unknown before reading them."""
@@ -109,29 +110,34 @@ class AdaptiveSlices:
         self.target_chars = FIRST_CHARS
 
     def __iter__(self) -> Iterator[list[InputRow]]:
-        while rows := list(self._take_rows()):
+        while rows := self.take():
             start = time.monotonic()
             yield rows  # the next slice is requested when these are processed
-            self._adapt_size(sum(map(_count_chars, rows)), time.monotonic() - start)
+            self.adapt_size(sum(map(count_chars, rows)), time.monotonic() - start)
+
+    def take(self) -> list[InputRow]:
+        """Return the next slice; empty after the last row."""
+        return list(self._take_rows())
 
     def _take_rows(self) -> Iterator[InputRow]:
         num_chars = 0
         for row in islice(self.rows, self.max_rows):
             yield row
-            num_chars += _count_chars(row)
+            num_chars += count_chars(row)
             if num_chars >= self.target_chars:
                 return
 
-    def _adapt_size(self, num_chars: int, seconds: float) -> None:
+    def adapt_size(self, num_chars: int, seconds: float) -> None:
+        """Adapt the size of the next slices to the seconds that so many characters took."""
         in_time = int(num_chars * SLICE_S / max(seconds, 1e-6))
         self.target_chars = max(1, min(in_time, self.target_chars * MAX_GROWTH))
 
 
-def _count_chars(row: InputRow) -> int:
+def count_chars(row: InputRow) -> int:
     return sum(map(len, row.texts)) + MIN_CHARS_PER_ROW
 
 
-def _detect_format(path: str, for_stdin: str) -> str:
+def detect_format(path: str, for_stdin: str) -> str:
     if path == STDIN:
         return for_stdin
     name = Path(path.removesuffix(".gz"))
@@ -153,7 +159,8 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
         raise BadRequest(f"{path} is not a complete gzip file: {error}") from None
 
 
-def _make_row(index: int, record: Record, columns: Columns) -> InputRow:
+def make_row(index: int, record: Record, columns: Columns) -> InputRow:
+    """Return the row of a record, with its error if it has no valid text."""
     if isinstance(record, BadRequest):
         return InputRow(index, error=str(record))
     if isinstance(record, str):

@@ -217,7 +217,8 @@ def encode_json(value: object) -> bytes:
 
 def _line_start(results: ResultSlice, position: int, schema: ResultSchema) -> bytes:
     row = results.rows[position]
-    return b'{"index":%d' % row.index + (b',"id":' + encode_json(row.id) if schema.has_ids else b"")
+    file = b"" if row.file is None else b'"file":' + encode_json(row.file) + b","
+    return b'{%s"index":%d' % (file, row.index) + (b',"id":' + encode_json(row.id) if schema.has_ids else b"")
 
 
 def _failed_positions(results: ResultSlice) -> list[int]:

@@ -1,0 +1,39 @@
+"""A cluster of two nodes of one core each, on this machine; without Ray only the tests that need no cluster run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+HAS_RAY = find_spec("ray") is not None
+NEEDS_CLUSTER = ["test_dataset.py", "test_run_files.py", "test_commands.py", "test_serve.py", "test_faults.py"]
+collect_ignore = [] if HAS_RAY else NEEDS_CLUSTER
+IS_FULL = os.environ.get("RAY_TESTS") == "full"
+STORE_BYTES = 200 * 1024**2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray's own code warns; a test of the cluster may wait for several actors to start."""
+    for item in items:
+        if "tests/ray" in str(item.path):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            item.add_marker(pytest.mark.timeout(900 if IS_FULL else 170))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes; the driver is connected to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
