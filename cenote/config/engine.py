@@ -70,8 +70,8 @@ class EngineConfig:
         choices=("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
     quantization: Quantization | None = option(
-        "quantize linear layers while they are read: int8 on a CPU (only weights without AMX or AVX512-VNNI), fp8 on "
-        "a GPU",
+        "quantize linear layers while they are read: int8 on a CPU (only weights without int8 instructions), fp8 on a "
+        "GPU",
         default=None,
         choices=("int8", "fp8"),
     )

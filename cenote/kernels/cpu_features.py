@@ -128,7 +128,7 @@ class CPUFeatures:
 
     @property
     def has_int8(self) -> bool:
-        """Whether int8 linear layers are faster than float32: with AMX (native code) or AVX512-VNNI (oneDNN)."""
+        """Whether int8 layers are fast without the kernels of a level: with AMX, or AVX512-VNNI in oneDNN."""
         return not self.flags.isdisjoint({"amx_int8", "avx512_vnni"})
 
     @property

@@ -47,8 +47,8 @@ def resolve_quantization(
         )
     if requested == "int8" and not (cpu.has_int8 or packs_int8(dtype, cpu)):
         logger.warning(
-            "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; weights are stored in int8 and dequantized "
-            "for each batch, which saves memory but is slower"
+            "quantization=int8: there is no fast int8 kernel for this CPU and dtype; weights are stored in int8 and "
+            "dequantized for each batch, which saves memory but is slower"
         )
         return Sourced(requested, "quantization=int8, weights only: this CPU has no fast int8 kernel")
     return Sourced(requested, "quantization")
@@ -70,8 +70,8 @@ def make_quantizer(
 
 
 def packs_int8(dtype: torch.dtype, cpu: CPUFeatures) -> bool:
-    """Return whether the C kernels for CPUs without AMX and AVX512-VNNI quantize the layers after loading."""
-    return dtype is torch.float32 and not cpu.has_int8 and supports_format("int8")
+    """Return whether the C kernels of a CPU level quantize the layers after loading."""
+    return dtype is torch.float32 and not cpu.has_amx and supports_format("int8")
 
 
 def resolve_matmul_dtype(requested: str, dtype: torch.dtype, device: torch.device) -> Sourced[torch.dtype]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format
+from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format, unquantized_format
 from cenote.kernels.cpu.library import Format, load_level
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.post_load import process_weights_after_loading
@@ -21,8 +21,8 @@ from cenote.packed_batch import PackedBatch
 logger = logging.getLogger("cenote")
 
 MIN_COSINE: dict[Format, float] = {"float16": 0.9999, "int8": 0.995}
-# shares of the layers that stay in 16 bits, those with the largest errors first, until the cosine is large enough
-SHARES_IN_16_BITS = (0.1, 0.25, 0.5)
+# shares of the layers that are not quantized, those with the largest errors first, until the cosine is large enough
+UNQUANTIZED_SHARES = (0.1, 0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class ProductReport:
     format: Format
     level: str
     cosine: float | None = None  # the smallest with float32; None: not measured
-    num_in_16_bits: int = 0  # layers of an int8 model
+    num_unquantized: int = 0  # layers of an int8 model
 
     def __str__(self) -> str:
         text = f"{self.format} products, {self.level} kernels"
-        if self.num_in_16_bits:
-            text += f", {self.num_in_16_bits} layers in float16"
+        if self.num_unquantized:
+            text += f", {self.num_unquantized} layers in {unquantized_format()}"
         return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with float32"
 
 
@@ -52,7 +52,8 @@ def prepare_products(
     """Prepack or quantize the linear layers of a model and fuse its layers.
 
     With `sample`, float16 and int8 are checked against float32 on it. A model whose float16 results differ too much is
-    computed in float32, and the worst layers of an int8 model in float16. None: no kernels of a CPU level are used.
+    computed in float32, and the worst layers of an int8 model are not quantized. None: no kernels of a CPU level are
+    used.
     """
     format: Format = "int8" if quantization == "int8" else "float16" if matmul_dtype is torch.float16 else "float32"
     is_checked = sample is not None and format != "float32" and _has_kernels(model, format)
@@ -84,19 +85,19 @@ def _check(
     if cosine >= MIN_COSINE[format]:
         return ProductReport(format, level, cosine)
     logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
-    if format == "int8" and supports_format("float16"):
+    if format == "int8":
         _restore(backbone, linears)
         worst = _by_error(model, sample, linears)
-        for share in SHARES_IN_16_BITS:
-            in_16_bits = set(worst[: max(1, round(share * len(worst)))])
+        for share in UNQUANTIZED_SHARES:
+            unquantized = set(worst[: max(1, round(share * len(worst)))])
             _restore(backbone, linears)
-            pack_linears(model, "int8", in_16_bits=in_16_bits)
+            pack_linears(model, "int8", unquantized=unquantized)
             backbone.fused_encoder = try_fuse_encoder(backbone)
             cosine = _min_cosine(_summarize(model, sample), reference)
             if cosine >= MIN_COSINE["int8"]:
-                return ProductReport("int8", level, cosine, len(in_16_bits))
+                return ProductReport("int8", level, cosine, len(unquantized))
     _restore(backbone, linears)
-    other: Format = "float16" if format == "int8" and supports_format("float16") else "float32"
+    other = unquantized_format() if format == "int8" else "float32"
     pack_linears(model, other)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     if other == "float32":

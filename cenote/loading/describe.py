@@ -12,7 +12,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu.convert import supports_format
 from cenote.kernels.cpu_features import CPUFeatures, cpu_features
-from cenote.kernels.post_load import resolve_matmul_dtype, resolve_quantization
+from cenote.kernels.post_load import packs_int8, resolve_matmul_dtype, resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
 from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
@@ -350,7 +350,7 @@ def _requested_dtype(options: EngineConfig, family: Architecture, cpu: CPUFeatur
     if family.is_static:
         return "float32"  # 16 bits would save nothing
     # on these CPUs int8 layers have inputs and results in float32
-    has_float32_int8 = options.quantization == "int8" and not cpu.has_int8 and supports_format("int8")
+    has_float32_int8 = options.quantization == "int8" and packs_int8(torch.float32, cpu)
     return "float32" if has_float32_int8 else "auto"
 
 

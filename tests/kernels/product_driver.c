@@ -1,11 +1,18 @@
-/* Compares every product of the level in argv[1] with sums in double: exits with 0 if they agree, 2 if the CPU lacks the level. */
+/* Compares every product of the level in argv[1] with sums in double, and int8 sums with exact ones: exits with 0 if they agree, 2 if
+ * the CPU lacks the level. */
 #include "../../cenote/kernels/cpu/level.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MAX_INPUTS = 600 };
+
+/* without the mathematical library, which cross compilers cannot always link */
+static float size_of(float x) { return x < 0 ? -x : x; }
+static float round_to_even(float x) {
+    volatile float shifted = x + 12582912.0f; /* 1.5 * 2^23 */
+    return shifted - 12582912.0f;
+}
 
 /* Weights are small integers, which every format holds exactly. */
 static int weight_of(int64_t column, int64_t input) { return (int)((column * 31 + input * 17) % 15) - 7; }
@@ -24,6 +31,46 @@ static void pack_weights(const Product *product, int64_t format, int64_t inputs,
 #endif
             else exit(3);
         }
+}
+
+/* What the offset of the rows adds to the sums of a column. */
+static int64_t offset_of(const Product *product, int64_t column, int64_t inputs) {
+    int64_t sum = 0;
+    for (int64_t input = 0; input < inputs; input++) sum += weight_of(column, input);
+    return product->input_offset * sum;
+}
+
+/* The sums of rows of any values have the integers that every level must have: values times 127 / the largest, rounded to even. */
+static int check_integers(const Level *level, int64_t inputs, int64_t count) {
+    const Product *product = level->products[INT8];
+    static float rows[MAX_TILE_ROWS * MAX_INPUTS], smooth[MAX_INPUTS], scales[MAX_TILE_ROWS];
+    static uint8_t packed[MAX_TILE_ROWS * (MAX_INPUTS + 8)], weights[MAX_TILE_COLUMNS * (MAX_INPUTS + 8)];
+    static int32_t sums[MAX_TILE_ROWS * MAX_TILE_COLUMNS];
+    for (int64_t i = 0; i < count * inputs; i++) rows[i] = (float)rand() / RAND_MAX * 3 - 1;
+    for (int64_t i = 0; i < inputs; i++) smooth[i] = (float)rand() / RAND_MAX + 0.5f;
+    const Rows all = {rows, inputs, count, inputs};
+    product->pack(&all, smooth, packed, scales);
+    pack_weights(product, INT8, inputs, weights);
+    product->multiply(packed, weights, divide_up(inputs, product->word), sums, product->columns, count, 0);
+    for (int64_t row = 0; row < count; row++) {
+        float largest = 0;
+        for (int64_t i = 0; i < inputs; i++) {
+            const float size = size_of(rows[row * inputs + i] * smooth[i]);
+            largest = size > largest ? size : largest;
+        }
+        if (scales[row] != largest / 127.0f) return 1;
+        for (int64_t column = 0; column < product->columns; column++) {
+            int64_t expected = offset_of(product, column, inputs);
+            for (int64_t i = 0; i < inputs; i++)
+                expected += (int64_t)round_to_even(rows[row * inputs + i] * smooth[i] * (127.0f / largest)) * weight_of(column, i);
+            if (sums[row * product->columns + column] != expected) {
+                printf("%s: %ld inputs, row %ld, column %ld: %d instead of %ld\n", level->name, (long)inputs, (long)row, (long)column,
+                    sums[row * product->columns + column], (long)expected);
+                return 1;
+            }
+        }
+    }
+    return 0;
 }
 
 static int check(const Level *level, int64_t format, int64_t inputs, int64_t count) {
@@ -49,11 +96,11 @@ static int check(const Level *level, int64_t format, int64_t inputs, int64_t cou
             double expected = 0, size = 0;
             for (int64_t input = 0; input < inputs; input++) {
                 const double term = (double)rows[row * inputs + input] * weight_of(column, input);
-                expected += term, size += fabs(term);
+                expected += term, size += __builtin_fabs(term);
             }
             const int64_t index = row * product->columns + column;
-            const double found = format == INT8 ? sums.integers[index] : sums.floats[index];
-            const double error = fabs(found * scales[row] - expected), limit = format == FLOAT16 ? 1e-2 * size : 1e-5 * size;
+            const double found = format == INT8 ? sums.integers[index] - offset_of(product, column, inputs) : sums.floats[index];
+            const double error = __builtin_fabs(found * scales[row] - expected), limit = format == FLOAT16 ? 1e-2 * size : 1e-5 * size;
             if (error > limit) {
                 printf("%s: format %ld, %ld inputs, row %ld, column %ld: %g instead of %g\n", level->name, (long)format, (long)inputs,
                     (long)row, (long)column, found * scales[row], expected);
@@ -70,6 +117,6 @@ int main(int argc, char **argv) {
     for (int64_t format = 0; format < NUM_FORMATS; format++)
         for (size_t i = 0; level->products[format] && i < sizeof widths / sizeof *widths; i++)
             for (int64_t count = 1; count <= level->products[format]->rows; count++)
-                if (check(level, format, widths[i], count)) return 1;
+                if (check(level, format, widths[i], count) || (format == INT8 && check_integers(level, widths[i], count))) return 1;
     return 0;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
+from cenote.kernels.cpu import library
 from cenote.kernels.cpu_features import ISA_LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
 
 SAPPHIRE_RAPIDS = (
@@ -84,6 +86,47 @@ def test_cenote_max_cpu_isa_lowers_the_level(cpuinfo: Path, level: str, bfloat16
     found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
 
     assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
+
+
+class LibraryOfEveryLevel:
+    """The level table of the C library on a CPU that has all of its levels."""
+
+    def __init__(self) -> None:
+        text = (Path(library.__file__).parent / "levels.c").read_text()
+        self.names = re.findall(r'^ +\{?"(\w+)", ?(?:has_\w+,)?', text, flags=re.MULTILINE)
+        self.cenote_find_level = lambda name: (
+            self.names.index(name.decode()) + 1 if name.decode() in self.names else None
+        )
+
+    def cenote_product_layout(self, *_: object) -> None:
+        """Leave the layout at zero: no products."""
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        (SAPPHIRE_RAPIDS, "", None),  # AMX has kernels of its own
+        (SAPPHIRE_RAPIDS, "avx512_bf16", "avx512_vnni"),
+        (SAPPHIRE_RAPIDS, "avx512", "avx512"),
+        (SAPPHIRE_RAPIDS, "avx2_vnni", "avx2_vnni"),
+        (SAPPHIRE_RAPIDS, "avx2", "avx2"),
+        (SAPPHIRE_RAPIDS, "baseline", None),
+        (HASWELL, "", "avx2"),
+        (HASWELL.replace("avx2", "avx"), "", None),
+    ],
+)
+def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
+    cpuinfo: Path, text: str, limit: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = features(cpuinfo, text, "x86_64", **{MAX_CPU_ISA: limit})
+    monkeypatch.setattr(library, "cpu_features", lambda: found)
+    monkeypatch.setattr(library, "open_library", lambda _: LibraryOfEveryLevel())
+    library._find_level.cache_clear()
+
+    level = library.load_level()
+
+    library._find_level.cache_clear()
+    assert (None if level is None else level.name) == expected
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])

@@ -176,7 +176,7 @@ def test_the_native_kernels_detect_a_processor_without_amx(native_objects: list[
 def product_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [KERNELS / "cpu/levels.c", *sorted((KERNELS / "cpu").glob("arm_*.c")), PRODUCT_DRIVER]
     target = tmp_path_factory.mktemp("products") / "products"
-    return compile_c("aarch64", sources, target, "-static", "-Wall", "-Werror", "-lm")
+    return compile_c("aarch64", sources, target, "-static", "-Wall", "-Werror")
 
 
 def run_products(program: Path, level: str, cpu: str) -> subprocess.CompletedProcess[str]:

@@ -67,9 +67,9 @@ def test_the_worst_layers_of_an_int8_model_stay_in_16_bits(monkeypatch: pytest.M
 
     backbone, report = prepare("int8")
 
-    assert 0 < formats(backbone).count("float16") == report.num_in_16_bits < len(formats(backbone))
+    assert 0 < formats(backbone).count("float16") == report.num_unquantized < len(formats(backbone))
     assert report.cosine is not None and report.cosine > plain.cosine
-    assert f"{report.num_in_16_bits} layers in float16" in str(report)
+    assert f"{report.num_unquantized} layers in float16" in str(report)
     batch = batch_of([5, 40])
     exact = make_backbone(SPEC)(batch)
     assert cosine_similarity(backbone(batch), exact, dim=-1).min() > 0.995

@@ -19,18 +19,20 @@ def supports_format(format: Format) -> bool:
     return level is not None and format in level.products
 
 
-def pack_linears(module: nn.Module, format: Format, *, in_16_bits: Collection[nn.Module] = ()) -> bool:
-    """Replace the float32 linear layers of a module; return whether there is a kernel of this format.
+def unquantized_format() -> Format:
+    """Return the format of layers that are not quantized to int8 in a quantized model."""
+    return "float16" if supports_format("float16") else "float32"
 
-    Layers of `in_16_bits` are not quantized to int8: they multiply in float16.
-    """
+
+def pack_linears(module: nn.Module, format: Format, *, unquantized: Collection[nn.Module] = ()) -> bool:
+    """Replace the float32 linear layers of a module; return whether there is a kernel of this format."""
     if not supports_format(format) or not all(_is_float32_on_cpu(x) for x in module.modules()):
         return False
     scales_by_layer = _compute_smooth_scales(module) if format == "int8" else {}
     packed: dict[object, nn.Module] = {}  # layers that share weights share the packed layer
     for parent, name, linear in list_linears(module):
         activation = getattr(linear, "activation", None)
-        own: Format = "float16" if linear in in_16_bits else format
+        own: Format = unquantized_format() if linear in unquantized else format
         key = (linear.weight.data_ptr(), linear.weight.shape, activation, own)
         if key not in packed:
             scales = scales_by_layer.get(linear) if own == "int8" else None

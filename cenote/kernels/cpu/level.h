@@ -30,6 +30,7 @@ typedef struct {
     void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);
     /* Convert adjacent values without scaling; NULL if a word has several inputs. */
     void (*convert)(const float *from, int64_t count, void *to);
+    int64_t input_offset; /* added to packed int8 rows: sums have this times the sum of the weights too much */
 } Product;
 
 typedef struct {

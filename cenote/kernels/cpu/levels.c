@@ -31,8 +31,25 @@ static const Level LEVELS[] = {
     },
     {.name = NULL},
 };
+#elif defined(__x86_64__)
+#include "x86.h"
+
+#define HAS(FEATURE) (__builtin_cpu_supports(FEATURE) != 0)
+
+static int has_avx2(void) { return HAS("avx2") && HAS("fma"); }
+static int has_avx2_vnni(void) { return has_avx2() && HAS("avxvnni"); }
+static int has_avx512(void) { return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl"); }
+static int has_avx512_vnni(void) { return has_avx512() && HAS("avx512vnni"); }
+
+/* AMX has kernels of its own: see native.h */
+static const Level LEVELS[] = {
+    {"avx2", has_avx2, {[FLOAT32] = &cenote_avx2_float32}, &cenote_avx2_rows},
+    {"avx2_vnni", has_avx2_vnni, {[FLOAT32] = &cenote_avx2_float32, [INT8] = &cenote_avx2_int8}, &cenote_avx2_rows},
+    {"avx512", has_avx512, {[FLOAT32] = &cenote_avx512_float32}, &cenote_avx512_rows},
+    {"avx512_vnni", has_avx512_vnni, {[FLOAT32] = &cenote_avx512_float32, [INT8] = &cenote_avx512_int8}, &cenote_avx512_rows},
+    {.name = NULL},
+};
 #else
-/* x86-64 with AMX has kernels of its own: see native.h */
 static const Level LEVELS[] = {{.name = NULL}};
 #endif
 
@@ -42,10 +59,11 @@ const Level *cenote_find_level(const char *name) {
     return NULL;
 }
 
-/* The layout of a product: rows, columns and inputs per word, or zeros if the level has no such product. */
-void cenote_product_layout(const Level *level, int64_t format, int64_t layout[3]) {
+/* The layout of a product: rows, columns, inputs per word and the offset of inputs; zeros if the level has no such product. */
+void cenote_product_layout(const Level *level, int64_t format, int64_t layout[4]) {
     const Product *product = level->products[format];
     layout[0] = product ? product->rows : 0;
     layout[1] = product ? product->columns : 0;
     layout[2] = product ? product->word : 0;
+    layout[3] = product ? product->input_offset : 0;
 }

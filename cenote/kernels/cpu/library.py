@@ -99,6 +99,7 @@ class ProductLayout:
 
     columns: int
     word: int
+    input_offset: int  # added to int8 inputs by instructions that multiply unsigned with signed bytes
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,12 @@ class CPULevel:
 
 
 def load_level() -> CPULevel | None:
-    """Return the highest level of this CPU within CENOTE_MAX_CPU_ISA, or None; None if the library is not built."""
-    return _find_level(cpu_features())
+    """Return the highest level of this CPU within CENOTE_MAX_CPU_ISA, or None; None if the library is not built.
+
+    CPUs with AMX have none: they have kernels of their own.
+    """
+    features = cpu_features()
+    return None if features.has_amx else _find_level(features)
 
 
 @cache
@@ -131,8 +136,8 @@ def _find_level(features: CPUFeatures) -> CPULevel | None:
 def _read_products(library: Any, level: int) -> dict[Format, ProductLayout]:
     products: dict[Format, ProductLayout] = {}
     for code, name in enumerate(FORMATS):
-        layout = (ctypes.c_int64 * 3)()
+        layout = (ctypes.c_int64 * 4)()
         library.cenote_product_layout(level, code, ctypes.addressof(layout))
         if layout[1]:
-            products[name] = ProductLayout(layout[1], layout[2])
+            products[name] = ProductLayout(*layout[1:])
     return products

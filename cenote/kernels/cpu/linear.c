@@ -8,6 +8,9 @@
 /* Bytes of weights and rows of one part of the inputs: together with the next row tile they fit in the L1 cache. */
 enum { MAX_PART_BYTES = 24 << 10, MAX_BLOCK_ROWS = 128 };
 
+/* Rows of a block: whole tiles. */
+static int64_t max_block_rows(const Product *product) { return MAX_BLOCK_ROWS / product->rows * product->rows; }
+
 size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, int64_t rows) {
     const Product *product = product_of(level, layer);
     return divide_up(rows, product->rows) * product->rows * packed_bytes(product, layer->inputs);
@@ -58,9 +61,10 @@ void cenote_linear_panels(
 ) {
     const int64_t panels = divide_up(layer->outputs, product_of(level, layer)->columns);
     const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
-    for (int64_t first = 0; first < rows; first += MAX_BLOCK_ROWS)
+    const int64_t block = max_block_rows(product_of(level, layer));
+    for (int64_t first = 0; first < rows; first += block)
         for (int64_t panel = begin; panel < end; panel++)
-            multiply_panel(level, layer, packed, first, min_of(MAX_BLOCK_ROWS, rows - first), panel, add, out, stride);
+            multiply_panel(level, layer, packed, first, min_of(block, rows - first), panel, add, out, stride);
 }
 
 /* x [count][inputs] -> out [count][outputs], contiguous. Threads split the rows, or the outputs if there are few rows. Returns 0, or 1
@@ -68,7 +72,7 @@ void cenote_linear_panels(
 int cenote_packed_linear(const Level *level, const PackedLinear *layer, const float *x, int64_t count, float *out, int64_t threads) {
     if (count == 0) return 0;
     const int64_t tile = product_of(level, layer)->rows;
-    const int64_t block = max_of(tile, min_of(MAX_BLOCK_ROWS, divide_up(divide_up(count, threads), tile) * tile));
+    const int64_t block = max_of(tile, min_of(max_block_rows(product_of(level, layer)), divide_up(divide_up(count, threads), tile) * tile));
     const int64_t blocks = divide_up(count, block), pieces = blocks >= threads ? 1 : divide_up(threads, blocks);
     int64_t failed = 0;
 #pragma omp parallel num_threads(threads) if (blocks * pieces > 1)

@@ -42,11 +42,13 @@ class PackedLinear(nn.Module):
         self.panels = pack_panels(weight, layout)
         self.bias = _pad(linear.bias, self.out_features, layout.columns)
         self.scales = None if scales is None else _pad(scales, self.out_features, layout.columns)
+        self.offsets = _column_offsets(weight, layout) if layout.input_offset else None
         self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
         self.descriptor = library.PackedLinear(
             panels=self.panels.data_ptr(),
             bias=self.bias.data_ptr(),
             scales=None if self.scales is None else self.scales.data_ptr(),
+            offsets=None if self.offsets is None else self.offsets.data_ptr(),
             smooth_scales=None if self.smooth_scales is None else self.smooth_scales.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
@@ -88,6 +90,13 @@ def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tu
         scales = torch.exp2(torch.frexp(largest).exponent.float())
         return (weight / scales[:, None]).half(), scales
     return weight.contiguous(), None
+
+
+def _column_offsets(weight: Tensor, layout: ProductLayout) -> Tensor:
+    """Return what the offset of the inputs adds to the sums of every output, padded to whole panels."""
+    out = torch.zeros(-(-len(weight) // layout.columns) * layout.columns, dtype=torch.int32)
+    out[: len(weight)] = layout.input_offset * weight.sum(dim=1, dtype=torch.int32)
+    return out
 
 
 def _pad(values: Tensor | None, count: int, columns: int) -> Tensor:

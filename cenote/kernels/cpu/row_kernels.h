@@ -1,56 +1,8 @@
-/* Kernels on rows of float32 with vectors of WIDTH floats. A level file defines WIDTH and its target, then includes this file:
- * the vector types of gcc give the same code for every instruction set. */
-#include "level.h"
-
-typedef float vfloat __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t vint __attribute__((vector_size(4 * WIDTH)));
-typedef float vfloat_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef int32_t vint_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
-
-#define INLINE static inline __attribute__((always_inline))
+/* Kernels on rows of float32 with vectors of WIDTH floats; included by a level file. */
+#include "vectors.h"
 
 enum { GROUP = 4 }; /* vectors whose activations are computed together */
 #define EACH _Pragma("GCC unroll 4") for (int i = 0; i < GROUP; i++)
-
-INLINE vfloat load(const float *from) { return *(const vfloat_unaligned *)from; }
-INLINE void store(float *to, vfloat value) { *(vfloat_unaligned *)to = value; }
-INLINE vint load_int(const int32_t *from) { return *(const vint_unaligned *)from; }
-INLINE vfloat splat(float value) { return value - (vfloat){0}; }
-INLINE vfloat select(vint mask, vfloat yes, vfloat no) { return (vfloat)((mask & (vint)yes) | (~mask & (vint)no)); }
-/* NaN propagates: x is returned if it is NaN */
-#if defined(__aarch64__)
-INLINE vfloat at_least(vfloat x, float limit) { return vmaxq_f32(x, splat(limit)); }
-INLINE vfloat at_most(vfloat x, float limit) { return vminq_f32(x, splat(limit)); }
-INLINE vfloat larger(vfloat x, vfloat y) { return vmaxq_f32(x, y); }
-#else
-INLINE vfloat at_least(vfloat x, float limit) { return select(x < splat(limit), splat(limit), x); }
-INLINE vfloat at_most(vfloat x, float limit) { return select(x > splat(limit), splat(limit), x); }
-INLINE vfloat larger(vfloat x, vfloat y) { return select(x <= y, y, x); }
-#endif
-INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
-
-INLINE float sum_lanes(vfloat x) {
-    float sum = 0.0f;
-    for (int i = 0; i < WIDTH; i++) sum += x[i];
-    return sum;
-}
-
-INLINE float max_lane(vfloat x) {
-    float largest = x[0];
-    for (int i = 1; i < WIDTH; i++)
-        if (!(x[i] <= largest)) largest = x[i];
-    return largest;
-}
-
-/* The first `count` elements, the others 0; and a store of them. */
-INLINE vfloat load_tail(const float *from, int64_t count) {
-    vfloat value = {0};
-    for (int64_t i = 0; i < count; i++) value[i] = from[i];
-    return value;
-}
-INLINE void store_tail(float *to, vfloat value, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = value[i];
-}
 
 /* 2^x with a relative error of 2e-7, for x from -126 to 127. */
 INLINE vfloat exp2_in_range(vfloat x) {
@@ -222,12 +174,12 @@ static float max_absolute_of(const float *row, int64_t width) {
     vfloat first = {0}, second = {0};
     int64_t c = 0;
     for (; c + 2 * WIDTH <= width; c += 2 * WIDTH) {
-        first = larger(absolute(load(row + c)), first);
-        second = larger(absolute(load(row + c + WIDTH)), second);
+        first = larger_absolute(absolute(load(row + c)), first);
+        second = larger_absolute(absolute(load(row + c + WIDTH)), second);
     }
-    float largest = max_lane(larger(first, second));
+    float largest = max_lane(larger_absolute(first, second));
     for (; c < width; c++)
-        if (!(__builtin_fabsf(row[c]) <= largest)) largest = __builtin_fabsf(row[c]);
+        if (!(__builtin_fabsf(row[c]) <= largest) && largest == largest) largest = __builtin_fabsf(row[c]);
     return largest;
 }
 

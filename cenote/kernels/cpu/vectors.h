@@ -1,0 +1,66 @@
+/* Vectors of WIDTH floats. A level file defines WIDTH and its target, then includes this file: the vector types of gcc give the
+ * same code for every instruction set. */
+#ifndef CENOTE_VECTORS_H
+#define CENOTE_VECTORS_H
+
+#include "level.h"
+
+typedef float vfloat __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vint __attribute__((vector_size(4 * WIDTH)));
+typedef float vfloat_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t vint_unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vfloat load(const float *from) { return *(const vfloat_unaligned *)from; }
+INLINE void store(float *to, vfloat value) { *(vfloat_unaligned *)to = value; }
+INLINE vint load_int(const int32_t *from) { return *(const vint_unaligned *)from; }
+INLINE vfloat splat(float value) { return value - (vfloat){0}; }
+/* NaN propagates: x is returned if it is NaN. larger_absolute: of values without a sign; NaN is returned if there is one. */
+#if defined(__aarch64__)
+INLINE vfloat at_least(vfloat x, float limit) { return vmaxq_f32(x, splat(limit)); }
+INLINE vfloat at_most(vfloat x, float limit) { return vminq_f32(x, splat(limit)); }
+INLINE vfloat larger(vfloat x, vfloat y) { return vmaxq_f32(x, y); }
+INLINE vfloat larger_absolute(vfloat x, vfloat y) { return vmaxq_f32(x, y); }
+#elif WIDTH == 8 /* the second operand is returned if one of both is NaN */
+INLINE vfloat at_least(vfloat x, float limit) { return _mm256_max_ps(splat(limit), x); }
+INLINE vfloat at_most(vfloat x, float limit) { return _mm256_min_ps(splat(limit), x); }
+INLINE vfloat larger(vfloat x, vfloat y) { return _mm256_max_ps(y, x); }
+INLINE vfloat larger_absolute(vfloat x, vfloat y) { return (vfloat)_mm256_max_epi32((__m256i)x, (__m256i)y); } /* of bits */
+#else
+INLINE vfloat at_least(vfloat x, float limit) { return _mm512_max_ps(splat(limit), x); }
+INLINE vfloat at_most(vfloat x, float limit) { return _mm512_min_ps(splat(limit), x); }
+INLINE vfloat larger(vfloat x, vfloat y) { return _mm512_max_ps(y, x); }
+INLINE vfloat larger_absolute(vfloat x, vfloat y) { return (vfloat)_mm512_max_epi32((__m512i)x, (__m512i)y); } /* of bits */
+#endif
+INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
+
+INLINE float sum_lanes(vfloat x) {
+    float parts[WIDTH];
+    store(parts, x);
+#pragma GCC unroll 4
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+}
+
+/* NaN if there is one */
+INLINE float max_lane(vfloat x) {
+    float largest = x[0];
+    for (int i = 1; i < WIDTH; i++)
+        if (x[i] > largest || x[i] != x[i]) largest = x[i];
+    return largest;
+}
+
+/* The first `count` elements, the others 0; and a store of them. */
+INLINE vfloat load_tail(const float *from, int64_t count) {
+    vfloat value = {0};
+    for (int64_t i = 0; i < count; i++) value[i] = from[i];
+    return value;
+}
+INLINE void store_tail(float *to, vfloat value, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = value[i];
+}
+
+#endif

@@ -1,0 +1,65 @@
+/* The intrinsics of AVX-512 and VNNI that the kernels use, in plain C, for CPUs and emulators that lack them. */
+#ifndef CENOTE_EMULATED_INTRINSICS_H
+#define CENOTE_EMULATED_INTRINSICS_H
+
+#include_next <immintrin.h>
+#include <stdint.h>
+
+typedef int32_t Words8 __attribute__((vector_size(32)));
+typedef int32_t Words16 __attribute__((vector_size(64)));
+
+#define EMULATED static inline __attribute__((unused))
+
+/* Four products of unsigned with signed bytes, added to a sum that wraps around. */
+EMULATED int32_t emulated_dot(int32_t sum, int32_t four_unsigned, int32_t four_signed) {
+    uint32_t total = (uint32_t)sum;
+    for (int byte = 0; byte < 4; byte++)
+        total += (uint32_t)((int32_t)(uint8_t)(four_unsigned >> 8 * byte) * (int8_t)(four_signed >> 8 * byte));
+    return (int32_t)total;
+}
+
+EMULATED __m256i emulated_dpbusd_256(__m256i sums, __m256i a, __m256i b) {
+    Words8 out;
+    for (int i = 0; i < 8; i++) out[i] = emulated_dot(((Words8)sums)[i], ((Words8)a)[i], ((Words8)b)[i]);
+    return (__m256i)out;
+}
+
+EMULATED __m512i emulated_dpbusd_512(__m512i sums, __m512i a, __m512i b) {
+    Words16 out;
+    for (int i = 0; i < 16; i++) out[i] = emulated_dot(((Words16)sums)[i], ((Words16)a)[i], ((Words16)b)[i]);
+    return (__m512i)out;
+}
+
+/* The second operand if one of both is NaN, as the instructions do. */
+EMULATED __m512 emulated_max_ps(__m512 a, __m512 b) {
+    __m512 out;
+    for (int i = 0; i < 16; i++) out[i] = a[i] > b[i] ? a[i] : b[i];
+    return out;
+}
+
+EMULATED __m512 emulated_min_ps(__m512 a, __m512 b) {
+    __m512 out;
+    for (int i = 0; i < 16; i++) out[i] = a[i] < b[i] ? a[i] : b[i];
+    return out;
+}
+
+EMULATED __m512i emulated_max_epi32(__m512i a, __m512i b) {
+    Words16 out;
+    for (int i = 0; i < 16; i++) out[i] = ((Words16)a)[i] > ((Words16)b)[i] ? ((Words16)a)[i] : ((Words16)b)[i];
+    return (__m512i)out;
+}
+
+EMULATED __m512i emulated_cvtps_epi32(__m512 values) {
+    Words16 out;
+    for (int i = 0; i < 16; i++) out[i] = _mm_cvtss_si32(_mm_set_ss(values[i]));
+    return (__m512i)out;
+}
+
+#define _mm256_dpbusd_avx_epi32 emulated_dpbusd_256
+#define _mm512_dpbusd_epi32 emulated_dpbusd_512
+#define _mm512_max_ps emulated_max_ps
+#define _mm512_min_ps emulated_min_ps
+#define _mm512_max_epi32 emulated_max_epi32
+#define _mm512_cvtps_epi32 emulated_cvtps_epi32
+
+#endif
