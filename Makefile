@@ -8,7 +8,7 @@ SERVING := $(VENV)/.serving
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c)
 PORT ?= 8000
 
-.PHONY: help setup serve check test bench gpu dist clean
+.PHONY: help setup serve check test docs bench gpu dist clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z]+: .*## /{printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,9 +69,12 @@ gpu: ## parity and speed on a CUDA GPU
 	export HF_HUB_OFFLINE=1; \
 	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m cenote.bench.gpu $(ARGS)
 
+docs: setup ## build the documentation site into site/; fails on a warning or a dead link
+	$(BIN)/zensical build --config-file mkdocs.yml --strict
+
 dist: setup ## build the sdist and this machine's wheel into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) build dist *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -6,12 +6,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from torch import Tensor
 
 from cenote.config.engine import EngineConfig
+from cenote.config.llm_options import LLMOptions
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.offline_requests import (
     MISSING_TASK_MESSAGE,
@@ -61,7 +62,7 @@ RequestOutputT = TypeVar("RequestOutputT", bound=RequestOutput[Any])
 class LLM:
     """A loaded pooling model; without a name, the small embedding model that is installed with the package."""
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, **options: Unpack[LLMOptions]) -> None:
         self.config = EngineConfig.from_kwargs(model, **options)
         self.engine = PoolingEngine.load(self.config, trust_callers=True)
         self._request_ids = RequestIdCounter()

@@ -16,6 +16,7 @@ from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
 from cenote.config.ray import RayConfig
+from cenote.models.recommended_models import USES
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE
 from cenote.protocol.params import TASKS, ScoreType
 from cenote.utils.arguments import parse_positive_int
@@ -268,10 +269,12 @@ def models(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "models",
         "[WORD]",
-        "List the supported architectures with their tasks and example models.",
+        "List the supported architectures with their tasks and example models, or models to begin with.",
         [
             "cenote models",
             "cenote models qwen3",
+            "cenote models --task rerank --max-size 500M",
+            "cenote models --task embed --language multilingual --json",
             "cenote models --check FOLDER",
             "cenote models --markdown > docs/models.md",
         ],
@@ -292,11 +295,23 @@ def models(argv: Sequence[str]) -> int:
         help="tell whether the model in a folder or on the hub is right by test, right by architecture, doubtful or "
         "refused; reads no weights. Exit status: 0 right, 1 doubtful, 78 refused",
     )
+    parser.add_argument("--task", choices=USES, help="list models to begin with for this task")
+    parser.add_argument(
+        "--max-size", metavar="N", help="list models to begin with of at most N parameters, such as 500M"
+    )
+    parser.add_argument("--language", choices=("en", "multilingual"), help="list models to begin with for a language")
+    parser.add_argument("--json", action="store_true", help="print the models to begin with as JSON")
     args = parser.parse(argv)
     if args.check is not None:
         from cenote.cli.check import check_model
 
         return check_model(args.check)
+    if args.json or (args.task, args.max_size, args.language) != (None, None, None):
+        from cenote.cli.models import list_recommended_models
+
+        return list_recommended_models(
+            args.task, args.max_size, args.language, json_output=args.json, markdown=args.markdown
+        )
 
     from cenote.cli.models import list_models
 

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 from cenote.loading.model_description import TASKS_BY_KIND
 from cenote.models.checked_models import CheckedModel, read_checked_models
+from cenote.models.recommended_models import (
+    format_recommended,
+    format_recommended_markdown,
+    parse_parameters,
+    recommended_to_json,
+    select_models,
+)
 from cenote.models.supported_models import SupportedModel, iter_supported_models
 
 PAGE_HEADER = """\
@@ -54,6 +61,17 @@ def list_models(filter_text: str, *, markdown: bool) -> int:
     page = format_page(rows) + format_checked_models(read_checked_models()) if markdown else format_table(rows)
     print(page, end="")
     return 0 if rows else 1
+
+
+def list_recommended_models(
+    task: str | None, max_size: str | None, language: str | None, *, json_output: bool, markdown: bool
+) -> int:
+    models = select_models(task, None if max_size is None else parse_parameters(max_size), language)
+    if json_output:
+        print(recommended_to_json(models), end="")
+    else:
+        print(format_recommended_markdown(models) if markdown else format_recommended(models), end="")
+    return 0 if models else 1
 
 
 def format_page(rows: Sequence[SupportedModel]) -> str:

@@ -1,0 +1,105 @@
+"""Keyword arguments of `LLM` as types, so that editors complete them and type checkers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from cenote.config.engine import Convert, DType, Quantization, Runner
+from cenote.config.pooler import PoolerConfig
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of `EngineConfig`, which has their help, with the forms that `EngineConfig.from_kwargs` converts."""
+
+    runner: Runner
+    convert: Convert
+    tokenizer: str | None
+    tokenizer_revision: str | None
+    revision: str | None
+    hf_token: str | None
+    dtype: DType | Any  # a torch.dtype as well
+    quantization: Quantization | None
+    device: str | None
+    tensor_parallel_size: int
+    data_parallel_size: int
+    devices: str | Sequence[str]
+    max_model_len: int | str | None
+    hf_overrides: Mapping[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None
+    pooler_config: PoolerConfig | Mapping[str, Any] | None
+    served_model_name: str | Sequence[str] | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    scheduling_policy: Literal["fcfs", "priority"]
+    deterministic: bool
+    bulk_max_wait_s: float
+    enable_prompt_embeds: bool
+    plain_late_interaction: bool | None
+    model_impl: Literal["auto", "cenote", "vllm", "transformers"]
+    enable_lora: bool
+    lora_modules: Sequence[str]
+    default_adapter: str | None
+    default_prompt_name: str | None
+    default_prompt: str | None
+    chat_template: str | None
+    score_template: str
+    chat_template_content_format: Literal["auto", "string", "openai"]
+    default_chat_template_kwargs: Mapping[str, Any] | None
+    io_processor_plugin: str | None
+    limit_mm_per_prompt: Mapping[str, Any] | None
+    mm_processor_kwargs: Mapping[str, Any] | None
+    allowed_local_media_path: str | None
+    allowed_media_domains: Sequence[str]
+    allow_any_media_domain: bool
+    result_cache_bytes: int | str
+    result_cache_dir: str | None
+    result_cache_disk_bytes: int | str
+    result_cache_shared: bool
+    step_timeout_s: float
+    expect_fingerprint: str | None
+    self_check: bool
+    trust_remote_code: bool
+    task: str | None  # deprecated name of vLLM
+    override_pooler_config: PoolerConfig | Mapping[str, Any] | None  # deprecated name of vLLM
+
+
+class LLMOptions(EngineOptions, total=False):
+    """The options of the engine, and those of vLLM that are ignored."""
+
+    pipeline_parallel_size: Any
+    distributed_executor_backend: Any
+    disable_custom_all_reduce: Any
+    gpu_memory_utilization: Any
+    swap_space: Any
+    cpu_offload_gb: Any
+    kv_cache_dtype: Any
+    block_size: Any
+    enforce_eager: Any
+    compilation_config: Any
+    max_seq_len_to_capture: Any
+    enable_prefix_caching: Any
+    enable_chunked_prefill: Any
+    enable_flash_late_interaction: Any
+    load_format: Any
+    config_format: Any
+    download_dir: Any
+    code_revision: Any
+    use_tqdm_on_load: Any
+    tokenizer_mode: Any
+    skip_tokenizer_init: Any
+    max_loras: Any
+    max_lora_rank: Any
+    media_io_kwargs: Any
+    mm_processor_cache_gb: Any
+    enable_mm_embeds: Any
+    seed: Any
+    max_logprobs: Any
+    renderer_num_workers: Any
+    middleware: Any
+    enable_request_id_headers: Any
+    enable_server_load_tracking: Any
+    enable_log_requests: Any
+    disable_log_requests: Any
+    disable_log_stats: Any
+    log_error_stack: Any
+    max_log_len: Any
