@@ -48,8 +48,8 @@ check: setup ## lint, format, types and import order
 	$(BIN)/lint-imports
 
 # tests without servers, timing and threads run in two processes
-PARALLEL := tests/api tests/cli tests/config tests/distributed tests/files tests/inputs tests/layers tests/layouts tests/loading tests/models tests/pooling tests/protocol \
-	tests/scoring tests/utils tests/vllm_programs
+PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/explain tests/files tests/inputs tests/layers tests/layouts tests/loading \
+	tests/models tests/multimodal tests/pooling tests/protocol tests/real tests/scoring tests/seeds tests/utils tests/vllm_programs
 
 test: check ## check, then all tests
 	@echo "== tests in two processes =="

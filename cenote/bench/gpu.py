@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cenote.bench.shapes import SHAPES, VOCABULARY, ModelShape, write_checkpoint
+from cenote.config.llm_options import LLMOptions
 from cenote.engine.execution.executor import Executor
 from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.result_delivery import BatchOutput
@@ -249,7 +250,7 @@ def _measure_model(
     if not path.exists():
         write_checkpoint(path, shape, "cuda")
     label = f"{name} {quantization or 'bf16'}"
-    common = {"device": "cuda", "pooler_config": {"pooling_type": "MEAN"}}
+    common: LLMOptions = {"device": "cuda", "pooler_config": {"pooling_type": "MEAN"}}
     with LLM(str(path), dtype="bfloat16", quantization=quantization, **common) as llm:
         figures = measure_speed(llm, label, shape, lengths, options.rounds, peak, options.levels)
         notes[label] = {"query_ms": round(measure_query_latency(llm), 3)}
