@@ -83,4 +83,5 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
             else "none: the API is open to every client that can connect"
         ),
         "address": address,
+        **({} if settings.grpc_port is None else {"gRPC": f"{settings.host} port {settings.grpc_port}"}),
     }

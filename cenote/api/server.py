@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
@@ -20,6 +20,9 @@ from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
 from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
+
+if TYPE_CHECKING:
+    from cenote.api.grpc.server import GrpcServer
 
 logger = logging.getLogger("cenote")
 
@@ -55,6 +58,7 @@ class ApiServer(HttpServer):
         self.load_engine = load_engine
         # duplicates: closing the servers closes their own before the backlog is drained
         self.listeners = [listener.dup() for listener in listeners]
+        self.grpc_server: GrpcServer | None = None
         self.failure: BaseException | None = None
         self.background_tasks: list[asyncio.Task[None]] = []
         self.pending_connections: set[asyncio.Task[Any]] = set()
@@ -66,6 +70,11 @@ class ApiServer(HttpServer):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         await super().startup(sockets)
+        if self.app_state.settings.grpc_port is not None:
+            from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
+
+            self.grpc_server = GrpcServer(self.app_state)
+            await self.grpc_server.start()
         if self.load_engine is not None:
             load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
             self.background_tasks.append(loop.create_task(self._watch_engine()))
@@ -77,6 +86,8 @@ class ApiServer(HttpServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain all connections accepted by now; cancel the rest after `shutdown_timeout_s`."""
         deadline = time.monotonic() + self.app_state.settings.shutdown_timeout_s
+        if self.grpc_server is not None:
+            self.grpc_server.begin_stop()
         for background_task in self.background_tasks:
             background_task.cancel()
         for server in self.servers:
@@ -99,6 +110,8 @@ class ApiServer(HttpServer):
             for task in unfinished:
                 task.cancel()
             await asyncio.wait(unfinished, timeout=FINAL_FLUSH_S)
+        if self.grpc_server is not None:
+            await self.grpc_server.wait_stopped()
 
     def _has_open_work(self) -> bool:
         return bool(self.server_state.connections or self.server_state.tasks or self.pending_connections)

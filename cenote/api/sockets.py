@@ -34,6 +34,22 @@ def open_socket(settings: ServerConfig) -> socket.socket:
     return listener
 
 
+def reserve_grpc_port(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps a port for the gRPC servers of all processes, which bind it with SO_REUSEPORT.
+
+    It never listens, so that it gets no connections.
+    """
+    probe = _bind_tcp_socket(host, port, "--grpc-port")  # without SO_REUSEPORT: fails if another server has the port
+    address = probe.getsockname()
+    reserved = socket.socket(probe.family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if reserved.family == socket.AF_INET6:
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    probe.close()
+    reserved.bind(address)
+    return reserved
+
+
 def refuse_new_connections(listener: socket.socket) -> None:
     """Drop packets that would begin a connection: one that arrives between the last accept() and close() is lost."""
     if sys.platform != "linux" or listener.family == socket.AF_UNIX:
@@ -52,7 +68,7 @@ def format_address(settings: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
-def _bind_tcp_socket(host: str, port: int) -> socket.socket:
+def _bind_tcp_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
     try:
         # AI_PASSIVE: an empty host means all interfaces
         family, type_, protocol, _, address = socket.getaddrinfo(
@@ -68,7 +84,7 @@ def _bind_tcp_socket(host: str, port: int) -> socket.socket:
             "the address is already in use" if _is_address_in_use(error) else getattr(error, "strerror", None) or error
         )
         raise PoolingError(
-            f"cannot listen on {host}:{port}: {reason}; choose another address with --host and --port"
+            f"cannot listen on {host}:{port}: {reason}; choose another address with --host and {flag}"
         ) from None
     return listener
 

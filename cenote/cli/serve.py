@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cenote.cli.flags import add_engine_flags
@@ -37,15 +38,21 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
 
     from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
-    from cenote.api.sockets import format_address, open_socket
+    from cenote.api.sockets import format_address, open_socket, reserve_grpc_port
     from cenote.api.supervisor.replica_plan import plan_replicas
 
     configure_logging(settings)
     table = make_table(settings, options)  # reports invalid options before the socket is opened
     for entry in table.entries:
         plan_replicas(entry.config)
-    app_state = AppState(settings)
     listener = open_socket(settings)
+    reserved: socket.socket | None = None  # kept open until the end
+    if settings.grpc_port is not None:
+        check_grpc(settings)
+        reserved = reserve_grpc_port(settings.host, settings.grpc_port)
+        settings = replace(settings, grpc_port=reserved.getsockname()[1])
+        logger.info("gRPC listens on %s port %d", settings.host, settings.grpc_port)
+    app_state = AppState(settings)
     sources = [entry.config.model or "the default model" for entry in table.entries if entry.load == "start"]
     logger.info("listening on %s; loading %s", format_address(settings, listener), ", ".join(sources) or "no model")
 
@@ -58,12 +65,23 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
 
             run_supervisor(app_state, [listener], table)
     finally:
+        if reserved is not None:
+            reserved.close()
         if settings.uds:
             with suppress(OSError):
                 os.unlink(settings.uds)
     if stop_engine is not None:
         stop_engine()
     return 0
+
+
+def check_grpc(settings: ServerConfig) -> None:
+    """Raise if the gRPC server cannot be started with these settings, or its packages are not installed."""
+    try:
+        from cenote.api.grpc.server import check_settings
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--grpc-port needs the package {error.name}: pip install 'cenote[grpc]'") from None
+    check_settings(settings)
 
 
 def _run_in_process(app_state: AppState, listener: socket.socket, config: EngineConfig) -> Callable[[], None]:

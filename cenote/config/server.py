@@ -46,6 +46,12 @@ class ServerConfig:
 
     host: str = option("address to listen on", default="0.0.0.0")
     port: int = option("port to listen on; 0 selects a free port", default=8000, parse=parse_port)
+    grpc_port: int | None = option(
+        "port of the gRPC API of Text Embeddings Inference, on the same address; 0 selects a free port; needs "
+        "cenote[grpc]",
+        default=None,
+        parse=parse_port,
+    )
     uds: str | None = option("Unix domain socket to listen on instead of host and port", default=None)
     served_model_name: tuple[str, ...] = option(
         "names under which the model is served; the first is used in responses", default=()
@@ -141,6 +147,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         parse_port(self.port)
+        if self.grpc_port is not None:
+            parse_port(self.grpc_port)
+            if self.grpc_port == self.port != 0 and not self.uds:
+                raise BadRequest(f"grpc_port and port are both {self.port}; choose different ports", param="grpc_port")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise BadRequest(
                 'allow_credentials cannot be combined with allowed_origins "*": any web page could use a visitor\'s '

@@ -1,0 +1,79 @@
+"""The services of the gRPC server: a handler for every method of the .proto files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from cenote.api.app_state import AppState
+from cenote.api.dialects.dialect import Route
+from cenote.api.dialects.tei import TEI
+from cenote.api.grpc import health_pb2, tei_handlers, tei_pb2
+from cenote.api.grpc.calls import CallRunner, Handler, Method
+from cenote.api.grpc.health import Health
+
+ROUTES = {path: route for route in TEI.routes for path in route.paths}
+ANY_MODEL = ROUTES["/decode"]  # a route that every model supports
+
+# method -> the HTTP route that needs the same task, and the handler
+TEI_METHODS: dict[str, tuple[Route, Handler]] = {
+    "Info.Info": (ANY_MODEL, tei_handlers.info),
+    "Embed.Embed": (ROUTES["/embed"], tei_handlers.embed),
+    "Embed.EmbedStream": (ROUTES["/embed"], tei_handlers.embed),
+    "Embed.EmbedSparse": (ROUTES["/embed_sparse"], tei_handlers.embed_sparse),
+    "Embed.EmbedSparseStream": (ROUTES["/embed_sparse"], tei_handlers.embed_sparse),
+    "Embed.EmbedAll": (ROUTES["/embed_all"], tei_handlers.embed_all),
+    "Embed.EmbedAllStream": (ROUTES["/embed_all"], tei_handlers.embed_all),
+    "Predict.Predict": (ROUTES["/predict"], tei_handlers.predict),
+    "Predict.PredictPair": (ROUTES["/predict"], tei_handlers.predict_pair),
+    "Predict.PredictStream": (ROUTES["/predict"], tei_handlers.predict),
+    "Predict.PredictPairStream": (ROUTES["/predict"], tei_handlers.predict_pair),
+    "Rerank.Rerank": (ROUTES["/rerank"], tei_handlers.rerank),
+    "Rerank.RerankStream": (ROUTES["/rerank"], tei_handlers.rerank_stream),
+    "Tokenize.Tokenize": (ANY_MODEL, tei_handlers.tokenize),
+    "Tokenize.TokenizeStream": (ANY_MODEL, tei_handlers.tokenize),
+    "Tokenize.Decode": (ANY_MODEL, tei_handlers.decode),
+    "Tokenize.DecodeStream": (ANY_MODEL, tei_handlers.decode),
+}
+
+
+def make_service_handlers(app_state: AppState) -> list[Any]:
+    """Return the handlers of all services, for grpc.aio.Server."""
+    services: dict[str, list[Route]] = {}
+    handlers = []
+    for service in tei_pb2.DESCRIPTOR.services_by_name.values():
+        methods = {}
+        for method in service.methods:
+            route, handler = TEI_METHODS[f"{service.name}.{method.name}"]
+            services.setdefault(service.full_name, []).append(route)
+            path = f"/{service.full_name}/{method.name}"
+            methods[method.name] = make_method_handler(method, CallRunner(Method(path, route, handler), app_state))
+        handlers.append(grpc.method_handlers_generic_handler(service.full_name, methods))
+    return [*handlers, make_health_handler(Health(app_state, services))]
+
+
+def make_method_handler(method: Any, runner: CallRunner) -> Any:
+    """Return the handler of a method; `method` is its descriptor."""
+    codecs = {
+        "request_deserializer": GetMessageClass(method.input_type).FromString,
+        "response_serializer": GetMessageClass(method.output_type).SerializeToString,
+    }
+    if not method.client_streaming:
+        return grpc.unary_unary_rpc_method_handler(runner.run_unary, **codecs)
+    if not method.server_streaming:
+        return grpc.stream_unary_rpc_method_handler(runner.run_client_stream, **codecs)
+    return grpc.stream_stream_rpc_method_handler(runner.run_stream, **codecs)
+
+
+def make_health_handler(health: Health) -> Any:
+    codecs = {
+        "request_deserializer": health_pb2.HealthCheckRequest.FromString,
+        "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+    }
+    methods = {
+        "Check": grpc.unary_unary_rpc_method_handler(health.check, **codecs),
+        "Watch": grpc.unary_stream_rpc_method_handler(health.watch, **codecs),
+    }
+    return grpc.method_handlers_generic_handler("grpc.health.v1.Health", methods)

@@ -1,0 +1,190 @@
+"""Handlers of the gRPC API of Text Embeddings Inference: messages to the requests of its HTTP routes, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from cenote.api.dialects.tei import compute_predictions, compute_ranks, describe_model_type, pool
+from cenote.api.dialects.tei_fields import Direction, TeiEmbedFields, TeiPredictBody, TeiRerankBody, check_not_empty
+from cenote.api.dialects.tei_tokenize import tokenize_text
+from cenote.api.encoding import to_float32_array
+from cenote.api.grpc import tei_pb2 as tei
+from cenote.api.request_context import RequestContext
+from cenote.errors import BadRequest
+from cenote.protocol.input_types import Input
+from cenote.protocol.params import Task
+from cenote.protocol.prompt_selection import get_named_prompt
+from cenote.protocol.results import PoolResult
+from cenote.version import __version__
+
+MODEL_TYPES = {
+    "embedding": tei.MODEL_TYPE_EMBEDDING,
+    "classifier": tei.MODEL_TYPE_CLASSIFIER,
+    "reranker": tei.MODEL_TYPE_RERANKER,
+}
+
+EmbedMessage = tei.EmbedRequest | tei.EmbedSparseRequest | tei.EmbedAllRequest
+TruncatedMessage = (
+    EmbedMessage | tei.PredictRequest | tei.PredictPairRequest | tei.RerankRequest | tei.RerankStreamRequest
+)
+
+
+async def info(request: tei.InfoRequest, context: RequestContext) -> tei.InfoResponse:
+    """Return the model and the limits; 0 stands for limits that there are not."""
+    model_info, settings = context.model_info, context.settings
+    (model_type,) = describe_model_type(model_info)
+    return tei.InfoResponse(
+        version=__version__,
+        model_id=model_info.root,
+        model_dtype=model_info.dtype,
+        model_type=MODEL_TYPES[model_type],
+        max_concurrent_requests=settings.max_connections,
+        max_input_length=model_info.max_model_len,
+        max_client_batch_size=settings.max_request_items,
+    )
+
+
+async def embed(request: tei.EmbedRequest, context: RequestContext) -> tei.EmbedResponse:
+    normalize = request.normalize if request.HasField("normalize") else True
+    dimensions = request.dimensions if request.HasField("dimensions") else None
+    if dimensions == 0:
+        raise BadRequest("dimensions is 0; expected a number above 0", param="dimensions")
+    result = await pool_text("embed", request, context, normalize=normalize, dimensions=dimensions)
+    vector = to_float32_array(result.data).tolist()
+    return tei.EmbedResponse(embeddings=vector, metadata=make_metadata(context, len(request.inputs)))
+
+
+async def embed_sparse(request: tei.EmbedSparseRequest, context: RequestContext) -> tei.EmbedSparseResponse:
+    result = await pool_text("sparse_embed", request, context, normalize=None)
+    values = [tei.SparseValue(index=int(index), value=value) for index, value in to_float32_array(result.data).tolist()]
+    return tei.EmbedSparseResponse(sparse_embeddings=values, metadata=make_metadata(context, len(request.inputs)))
+
+
+async def embed_all(request: tei.EmbedAllRequest, context: RequestContext) -> tei.EmbedAllResponse:
+    result = await pool_text("token_embed", request, context, normalize=False)
+    rows = [tei.TokenEmbedding(embeddings=row) for row in to_float32_array(result.data).tolist()]
+    return tei.EmbedAllResponse(token_embeddings=rows, metadata=make_metadata(context, len(request.inputs)))
+
+
+async def pool_text(
+    task: Task,
+    request: EmbedMessage,
+    context: RequestContext,
+    *,
+    normalize: bool | None,
+    dimensions: int | None = None,
+) -> PoolResult:
+    fields = TeiEmbedFields(
+        prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+        dimensions=dimensions,
+        truncate=truncates(request, context),
+        truncation_direction=get_direction(request),
+    )
+    inputs: list[Input] = [request.inputs]
+    check_not_empty(inputs, "inputs")
+    (result,) = await pool(task, fields, inputs, context, normalize=normalize)
+    return result
+
+
+async def predict(request: tei.PredictRequest, context: RequestContext) -> tei.PredictResponse:
+    check_not_empty([request.inputs], "inputs")
+    return await predict_texts(request, [request.inputs], context)
+
+
+async def predict_pair(request: tei.PredictPairRequest, context: RequestContext) -> tei.PredictResponse:
+    texts = list(request.inputs)
+    if len(texts) != 2:
+        raise BadRequest(f"inputs has {len(texts)} texts; expected 2, which form a pair", param="inputs")
+    check_not_empty(texts, "inputs")
+    return await predict_texts(request, texts, context)
+
+
+async def predict_texts(
+    request: tei.PredictRequest | tei.PredictPairRequest, texts: list[str], context: RequestContext
+) -> tei.PredictResponse:
+    body = TeiPredictBody(
+        inputs=[texts],
+        raw_scores=request.raw_scores,
+        truncate=truncates(request, context),
+        truncation_direction=get_direction(request),
+    )
+    (predictions,) = await compute_predictions(body, context)
+    return tei.PredictResponse(
+        predictions=[tei.Prediction(score=item.score, label=item.label) for item in predictions],
+        metadata=make_metadata(context, sum(map(len, texts))),
+    )
+
+
+async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.RerankResponse:
+    return await rank_texts(request, list(request.texts), context)
+
+
+async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: RequestContext) -> tei.RerankResponse:
+    """Rank the texts of all messages; the first one has the query and the options."""
+    if not requests:
+        raise BadRequest("the stream has no messages; expected one for each text", param="text")
+    if any(message.query not in ("", requests[0].query) for message in requests):
+        raise BadRequest("the messages of a stream have different queries; expected one for all texts", param="query")
+    return await rank_texts(requests[0], [message.text for message in requests], context)
+
+
+async def rank_texts(
+    request: tei.RerankRequest | tei.RerankStreamRequest, texts: list[str], context: RequestContext
+) -> tei.RerankResponse:
+    body = TeiRerankBody(
+        query=request.query,
+        texts=texts,
+        raw_scores=request.raw_scores,
+        return_text=request.return_text,
+        truncate=truncates(request, context),
+        truncation_direction=get_direction(request),
+    )
+    ranks = await compute_ranks(body, context)
+    return tei.RerankResponse(
+        ranks=[tei.Rank(index=rank.index, text=rank.text, score=rank.score) for rank in ranks],
+        metadata=make_metadata(context, len(request.query) + sum(map(len, texts))),
+    )
+
+
+async def tokenize(request: tei.EncodeRequest, context: RequestContext) -> tei.EncodeResponse:
+    check_not_empty([request.inputs], "inputs")
+    name = request.prompt_name if request.HasField("prompt_name") else None
+    prompt = "" if name is None else get_named_prompt(name, context.model_info)
+    tokens = await tokenize_text(prompt + request.inputs, request.add_special_tokens, context)
+    return tei.EncodeResponse(
+        tokens=[
+            tei.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+            for token in tokens
+        ]
+    )
+
+
+async def decode(request: tei.DecodeRequest, context: RequestContext) -> tei.DecodeResponse:
+    ids = list(request.ids)
+    check_not_empty([ids], "ids")
+    return tei.DecodeResponse(text=await context.detokenize(ids, skip_special_tokens=request.skip_special_tokens))
+
+
+def truncates(request: TruncatedMessage, context: RequestContext) -> bool:
+    """Return whether a long text is cut; the message cannot say that it is not where the server does it always."""
+    return request.truncate or context.settings.auto_truncate
+
+
+def get_direction(request: TruncatedMessage) -> Direction:
+    return "left" if request.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right"
+
+
+def make_metadata(context: RequestContext, num_chars: int) -> tei.Metadata:
+    timing = context.timing
+    total_s = time.monotonic() - timing.received_at
+    times = (total_s, timing.tokenize_s, timing.queue_s, timing.inference_s)
+    total, tokenization, queue, inference = (max(0, round(seconds * 1e9)) for seconds in times)
+    return tei.Metadata(
+        compute_chars=num_chars,
+        compute_tokens=context.num_tokens,
+        total_time_ns=total,
+        tokenization_time_ns=tokenization,
+        queue_time_ns=queue,
+        inference_time_ns=inference,
+    )

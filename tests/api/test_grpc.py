@@ -1,0 +1,282 @@
+"""The gRPC server in the process of the test: generated messages, statuses, streams under load, TLS, health."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cenote import LLM
+from cenote.api.app_state import AppState
+from cenote.api.grpc import tei_pb2 as tei
+from cenote.api.grpc.calls import CallRunner, Method, parse_peer
+from cenote.api.grpc.server import GrpcServer, check_settings, format_target
+from cenote.api.grpc.services import ROUTES, TEI_METHODS, make_method_handler
+from cenote.api.grpc.statuses import get_status_code
+from cenote.api.sockets import reserve_grpc_port
+from cenote.config.server import ServerConfig
+from cenote.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DeadlineExceeded,
+    EngineStopped,
+    Forbidden,
+    LoadError,
+    NotOffered,
+    NotReady,
+    NumericalError,
+    Overloaded,
+    PoolingError,
+)
+from tests.api.app_client import load_llm
+from tests.serving.test_sockets import certificate
+from tests.tiny import tiny_bert
+
+FOLDER = Path(__file__).parents[2]
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("embedder")
+    tiny_bert(folder)
+    with load_llm(folder) as llm:
+        yield llm
+
+
+def make_state(llm: LLM | None, **settings: Any) -> AppState:
+    with reserve_grpc_port("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+    app_state = AppState(ServerConfig(host="127.0.0.1", grpc_port=port, **settings))
+    if llm is not None:
+        app_state.set_engine(llm.engine)
+    return app_state
+
+
+def run_with_server(
+    app_state: AppState, use: Callable[[grpc.aio.Channel], Awaitable[None]], credentials: Any = None
+) -> None:
+    async def run() -> None:
+        server = GrpcServer(app_state)
+        await server.start()
+        target = format_target("127.0.0.1", app_state.settings.grpc_port or 0)
+        channel = (
+            grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
+        )
+        async with channel:
+            await use(channel)
+        server.begin_stop()
+        await server.wait_stopped()
+
+    asyncio.run(run())
+
+
+async def embed(channel: grpc.aio.Channel, text: str = "the cat") -> Any:
+    method = channel.unary_unary(
+        "/tei.v1.Embed/Embed",
+        request_serializer=tei.EmbedRequest.SerializeToString,
+        response_deserializer=tei.EmbedResponse.FromString,
+    )
+    return await method(tei.EmbedRequest(inputs=text), timeout=TIMEOUT_S)
+
+
+async def check_health(channel: grpc.aio.Channel, service: bytes = b"") -> bytes:
+    reply = channel.unary_unary("/grpc.health.v1.Health/Check")(b"\n%c" % len(service) + service, timeout=TIMEOUT_S)
+    return bytes(await reply)
+
+
+# messages
+
+
+def test_the_checked_in_messages_are_those_of_the_proto_files(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("generate_grpc", FOLDER / "tools" / "generate_grpc.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.generate(tmp_path)
+
+    checked_in = FOLDER / "cenote" / "api" / "grpc"
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["health_pb2.py", "health_pb2.pyi", "tei_pb2.py", "tei_pb2.pyi"]
+    for name in names:
+        assert (tmp_path / name).read_text() == (checked_in / name).read_text(), f"run tools/generate_grpc.py: {name}"
+
+
+def test_every_method_has_a_handler() -> None:
+    services = tei.DESCRIPTOR.services_by_name.values()
+    methods = {f"{service.name}.{method.name}" for service in services for method in service.methods}
+    assert methods == set(TEI_METHODS) and len(methods) == 17
+
+
+# statuses
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadRequest("a"), "INVALID_ARGUMENT"),
+        (NotOffered("a"), "UNIMPLEMENTED"),
+        (Forbidden("a"), "PERMISSION_DENIED"),
+        (Overloaded("a"), "RESOURCE_EXHAUSTED"),
+        (BodyTooLarge("a"), "RESOURCE_EXHAUSTED"),
+        (NotReady("a"), "UNAVAILABLE"),
+        (EngineStopped("a"), "UNAVAILABLE"),
+        (DeadlineExceeded("a"), "DEADLINE_EXCEEDED"),
+        (NumericalError("a"), "FAILED_PRECONDITION"),
+        (PoolingError("a"), "INTERNAL"),
+    ],
+)
+def test_errors_have_the_statuses_of_text_embeddings_inference(error: PoolingError, code: str) -> None:
+    assert get_status_code(error).name == code
+
+
+def serve_handler(app_state: AppState, handler: Any, use: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
+    """Serve tei.v1.Embed with a handler of the test."""
+
+    async def run() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        methods = {
+            method.name: make_method_handler(
+                method, CallRunner(Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler), app_state)
+            )
+            for method in tei.DESCRIPTOR.services_by_name["Embed"].methods
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tei.v1.Embed", methods),))
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await use(channel)
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_an_unexpected_error_does_not_show_its_text(llm: LLM) -> None:
+    async def fail(request: Any, context: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel)
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        assert "secret" not in str(caught.value) and "see the server log, request " in (caught.value.details() or "")
+
+    serve_handler(make_state(llm), fail, use)
+
+
+def test_a_stream_waits_while_the_server_is_overloaded_and_a_call_does_not(llm: LLM) -> None:
+    num_calls = 0
+
+    async def answer_every_third(request: Any, context: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 3:
+            error = Overloaded("too much in flight")
+            error.retry_after_s = 0.01
+            raise error
+        return tei.EmbedResponse(embeddings=[len(request.inputs)])
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(caught.value.trailing_metadata() or ())["retry-after-ms"] == "10"
+        stream = channel.stream_stream(
+            "/tei.v1.Embed/EmbedStream",
+            request_serializer=tei.EmbedRequest.SerializeToString,
+            response_deserializer=tei.EmbedResponse.FromString,
+        )
+        requests = [tei.EmbedRequest(inputs="a" * length) for length in range(1, 101)]
+        replies = [reply.embeddings[0] async for reply in stream(iter(requests), timeout=TIMEOUT_S)]
+        assert replies == list(range(1, 101))
+
+    serve_handler(make_state(llm), answer_every_third, use)
+
+
+def test_a_client_that_cancels_ends_the_request(llm: LLM) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: Any, context: Any) -> Any:
+        started.set()
+        try:
+            await asyncio.sleep(TIMEOUT_S)
+        finally:
+            ended.set()
+
+    app_state = make_state(llm)
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        call = asyncio.ensure_future(embed(channel))
+        await asyncio.wait_for(started.wait(), TIMEOUT_S)
+        assert app_state.num_in_flight == 1
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), TIMEOUT_S)
+        await asyncio.sleep(0.05)
+        assert app_state.num_in_flight == 0
+
+    serve_handler(app_state, wait, use)
+
+
+# server
+
+
+def test_calls_and_health_say_that_the_model_is_loading() -> None:
+    async def use(channel: grpc.aio.Channel) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert await check_health(channel) == b"\x08\x02"
+
+    run_with_server(make_state(None), use)
+
+
+def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
+    async def use(channel: grpc.aio.Channel) -> None:
+        assert await check_health(channel, b"tei.v1.Embed") == b"\x08\x01"
+        assert await check_health(channel, b"tei.v1.Predict") == b"\x08\x02"
+
+    run_with_server(make_state(llm), use)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_the_certificate_of_the_http_server_is_used(llm: LLM, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    settings = {"ssl_certfile": cert, "ssl_keyfile": key}
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        assert len((await embed(channel)).embeddings) == 32
+
+    run_with_server(make_state(llm, **settings), use, grpc.ssl_channel_credentials(Path(cert).read_bytes()))
+
+    async def fail(channel: grpc.aio.Channel) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+    run_with_server(make_state(llm, **settings), fail)
+    with_client = make_state(llm, **settings, ssl_ca_certs=cert, ssl_cert_reqs=2)
+    credentials = grpc.ssl_channel_credentials(Path(cert).read_bytes())
+    run_with_server(with_client, fail, credentials)
+    with pytest.raises(LoadError, match="optional client certificates"):
+        check_settings(ServerConfig(**settings, ssl_cert_reqs=1, grpc_port=0))
+
+
+def test_ports_must_differ() -> None:
+    with pytest.raises(BadRequest, match="grpc_port and port are both 8000"):
+        ServerConfig(grpc_port=8000)
+    with pytest.raises(BadRequest, match="invalid port 70000"):
+        ServerConfig(grpc_port=70000)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("ipv4:127.0.0.1:5000", "127.0.0.1"), ("ipv6:%5B::1%5D:5000", "::1"), ("unix:", "unix:")],
+)
+def test_the_address_of_a_client_is_logged(peer: str, address: str) -> None:
+    assert parse_peer(peer) == address
