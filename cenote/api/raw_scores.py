@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import exp
 
+import numpy as np
+
+from cenote.api.encoding import Float32Array, to_float32_array
 from cenote.api.request_context import RequestContext
 from cenote.protocol.params import PoolingParams
-from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
 
 
@@ -20,6 +23,17 @@ async def score_as(request: ScoreRequest, raw_scores: bool | None, context: Requ
     params = replace(request.params or PoolingParams(), use_activation=False)
     results = await context.score(replace(request, params=params))
     return results if raw_scores else [replace(result, score=sigmoid(result.score)) for result in results]
+
+
+async def classify_as(request: PoolRequest, raw_scores: bool, context: RequestContext) -> list[Float32Array]:
+    """Return logits or probabilities: the sigmoid of one label, also if a cross-encoder is configured for logits."""
+    has_one_label = "cross-encoder" in context.model_info.score_types
+    params = PoolingParams(use_activation=not raw_scores and not has_one_label)
+    results = await context.pool(replace(request, params=params))
+    rows = [to_float32_array(result.data) for result in results]
+    if raw_scores or not has_one_label:
+        return rows
+    return [np.array([sigmoid(value) for value in row.ravel().tolist()], dtype=np.float32) for row in rows]
 
 
 def sigmoid(logit: float) -> float:

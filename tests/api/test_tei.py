@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -271,3 +272,22 @@ def test_metrics_have_the_names_of_text_embeddings_inference(client: TestClient)
     assert values["te_queue_size"] == 0
     histograms = "te_request_duration", "te_request_inference_duration", "te_batch_next_tokens"
     assert all(values[f"{name}_count"] >= 1 for name in histograms)
+
+
+def test_predict_returns_probabilities_also_if_the_cross_encoder_is_configured_for_logits(
+    tmp_path: Path,
+) -> None:
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    tiny_bert_classifier(tmp_path, num_labels=1, sentence_transformers=identity)
+    with load_llm(tmp_path) as llm:
+        client = make_client(llm)
+        (logit,) = post(client, "/predict", inputs=TEXTS[0], raw_scores=True)
+        (prediction,) = post(client, "/predict", inputs=TEXTS[0])
+        infinity = post(client, "/classify", input=[TEXTS[0]], raw_scores=False)["data"][0][0]
+        moderation = post(client, "/v1/moderations", input=TEXTS[0])["results"][0]["category_scores"]
+        (configured,) = post(client, "/classify", input=TEXTS[0])["data"]
+
+    probability = 1 / (1 + np.exp(-logit["score"]))
+    assert configured["probs"] == pytest.approx([logit["score"]], abs=1e-5)
+    assert prediction["score"] == infinity["score"] == pytest.approx(probability, abs=1e-5)
+    assert list(moderation.values()) == pytest.approx([probability], abs=1e-5)

@@ -10,13 +10,14 @@ from starlette.requests import Request
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
 from cenote.api.dialects.tei import Prediction, make_predictions
+from cenote.api.raw_scores import classify_as
 from cenote.api.replies import Reply, Usage, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import ModelCard, list_model_cards
 from cenote.errors import InvalidBody
-from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
 
 
@@ -86,10 +87,9 @@ async def classify(body: InfinityClassifyBody, context: RequestContext) -> Reply
     request = PoolRequest(
         task="classify",
         inputs=body.input,
-        params=PoolingParams(use_activation=not body.raw_scores),
         tokenization=TokenizationParams(truncate_prompt_tokens=-1),
     )
-    data = [make_predictions(item, context.model_info) for item in await context.pool(request)]
+    data = [make_predictions(row, context.model_info) for row in await classify_as(request, body.raw_scores, context)]
     response_id = context.make_response_id("infinity")
     answer = InfinityClassified("classify", data, context.model, context.make_usage(), response_id, context.created)
     return json_reply(answer)

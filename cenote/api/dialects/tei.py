@@ -23,8 +23,8 @@ from cenote.api.dialects.tei_fields import (
     make_inputs,
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
-from cenote.api.encoding import encode_json, to_float32_array
-from cenote.api.raw_scores import score_as
+from cenote.api.encoding import Float32Array, encode_json, to_float32_array
+from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import parse_body
 from cenote.api.request_context import RequestContext
@@ -135,10 +135,10 @@ async def compute_predictions(body: TeiPredictBody, context: RequestContext) -> 
     request = PoolRequest(
         task="classify",
         inputs=[make_text_or_pair(item, index) for index, item in enumerate(items)],
-        params=PoolingParams(use_activation=not body.raw_scores),
         tokenization=body.make_tokenization_params(context),
     )
-    predictions = [make_predictions(item, context.model_info) for item in await context.pool(request)]
+    rows = await classify_as(request, bool(body.raw_scores), context)
+    predictions = [make_predictions(row, context.model_info) for row in rows]
     return predictions if is_batch else predictions[0]
 
 
@@ -152,8 +152,8 @@ def make_text_or_pair(item: str | list[str], index: int) -> Input:
     return texts[0] if len(texts) == 1 else TextPair(texts[0], texts[1])
 
 
-def make_predictions(item: PoolResult, model_info: ModelInfo) -> list[Prediction]:
-    scores = to_float32_array(item.data).ravel().tolist()
+def make_predictions(row: Float32Array, model_info: ModelInfo) -> list[Prediction]:
+    scores = row.ravel().tolist()
     labels = model_info.labels or []
     names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
     return sorted(map(Prediction, scores, names), key=lambda prediction: -prediction.score)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.encoding import Float32Array
 from cenote.api.quantized_response import stack_rows
-from cenote.api.raw_scores import score_as
+from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
@@ -110,8 +110,8 @@ async def classify(
 ) -> list[list[LabelScore]]:
     """Return the probability of every label for each input, in the order of the labels."""
     request = PoolRequest(task="classify", inputs=inputs, tokenization=tokenization)
-    results = await context.pool(request)
-    return [label_scores(to_float32_array(result.data), context.model_info) for result in results]
+    rows = await classify_as(request, False, context)
+    return [label_scores(row, context.model_info) for row in rows]
 
 
 def label_scores(probs: Float32Array, model_info: ModelInfo) -> list[LabelScore]:
