@@ -11,6 +11,7 @@ from cenote.cli.admin_commands import ps as ps
 from cenote.cli.admin_commands import pull as pull
 from cenote.cli.admin_commands import stop as stop
 from cenote.cli.admin_commands import unload as unload
+from cenote.cli.doctor import doctor as doctor
 from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser

@@ -22,6 +22,7 @@ COMMANDS = {
     "load": "load a model into a running server",
     "unload": "unload a model from a running server",
     "stop": "shut a running server down",
+    "doctor": "check a running server, Cenote or another one, with the requests of known clients",
     "inspect": "show the resolved model settings and the file or option each comes from",
     "explain": "compare the speed of a model with the limits of this machine",
     "models": "list the supported architectures and their tasks",

@@ -126,6 +126,8 @@ def test_an_example_of_the_help_works(
         monkeypatch.setattr("cenote.cli.explain_http.explain_http", lambda *args: calls.append(args) or 0)
     if argv[0] in ("ps", "load", "unload", "stop"):  # need a server
         monkeypatch.setattr("cenote.cli.admin.AdminClient", FakeAdminClient)
+    if argv[0] == "doctor":  # needs a server
+        monkeypatch.setattr("cenote.cli.doctor.run", lambda args: print(args) or 0)
     if argv[0] == "pull" and "FOLDER" not in argv:  # would download the model
         monkeypatch.setattr("cenote.cli.pull.pull_model", lambda config, **kwargs: print(config.model) or 0)
     if source is not None:

@@ -1,0 +1,1 @@
+"""Checks of a running server, Cenote's or another one: requests of known clients, comparison, recording and replay."""

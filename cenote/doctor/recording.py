@@ -1,0 +1,97 @@
+"""`cenote doctor --record`: forward requests to a server, and append them and the replies to a file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cenote.api.http.server import HttpServer
+from cenote.api.sockets import open_socket
+from cenote.config.server import ServerConfig
+from cenote.doctor.http_client import HttpReply
+from cenote.doctor.proxy import ForwardingProxy, ProxyRequest
+from cenote.utils.progress import print_note
+
+SECRET_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie", "proxy-authorization"))
+SECRET_QUERY = re.compile(r"(?<=[?&])(key|api_key|token)=[^&]*")
+KEPT_REPLY_HEADERS = ("content-type", "retry-after", "x-truncated-inputs", "x-model-fingerprint", "metadata")
+
+
+class RecordingProxy(ForwardingProxy):
+    """Append one JSON line for each request; API keys are left out."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        super().__init__(url)
+        # requests contain texts of users: nobody else may read the file
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.lock = threading.Lock()
+        self.num_recorded = 0
+
+    def exchange(self, request: ProxyRequest) -> HttpReply:
+        reply = self.forward(request)
+        line = json.dumps(make_record(request, reply), ensure_ascii=False).encode() + b"\n"
+        with self.lock:
+            os.write(self.descriptor, line)
+            self.num_recorded += 1
+        return reply
+
+    def close(self) -> None:
+        super().close()
+        os.close(self.descriptor)
+
+
+def make_record(request: ProxyRequest, reply: HttpReply) -> dict[str, Any]:
+    return {
+        "time": round(time.time(), 3),
+        "seconds": round(reply.seconds, 6),
+        "method": request.method,
+        "path": SECRET_QUERY.sub(r"\1=", request.path),
+        "headers": {name: value for name, value in request.headers.items() if name not in SECRET_HEADERS},
+        "request": encode_content(request.content, request.headers),
+        "status": reply.status,
+        "reply_headers": {name: reply.headers[name] for name in KEPT_REPLY_HEADERS if name in reply.headers},
+        "reply": encode_content(reply.content, reply.headers),
+    }
+
+
+def encode_content(content: bytes, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return a body as JSON, text or base64, whichever it is."""
+    if not content:
+        return None
+    try:
+        return {"json": json.loads(content)}
+    except ValueError:
+        pass
+    try:
+        return {"text": content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def decode_content(body: dict[str, Any] | None) -> bytes | None:
+    if body is None:
+        return None
+    if "json" in body:
+        return json.dumps(body["json"]).encode()
+    return base64.b64decode(body["base64"]) if "base64" in body else str(body["text"]).encode()
+
+
+def record(url: str, path: Path, port: int) -> int:
+    """Serve until Ctrl-C; only this machine can connect."""
+    proxy = RecordingProxy(url, path)
+    listener = open_socket(ServerConfig(host="127.0.0.1", port=port))
+    try:
+        HttpServer(proxy, keep_alive_s=75.0).run([listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        proxy.close()
+    print_note(f"{proxy.num_recorded} requests are recorded in {path}")
+    return 0

@@ -1,0 +1,163 @@
+"""Embedding requests of the clients of other vendors and servers."""
+
+from __future__ import annotations
+
+from cenote.doctor import answers as read
+from cenote.doctor.client_request import GOOGLE_KEY, NO_TYPE, ClientRequest, Each, other, vectors
+
+GEMINI_CONTENT = {"role": "user", "parts": [{"text": "$ITEM"}]}
+GEMINI_REQUESTS = Each("texts", {"model": "models/$MODEL", "content": GEMINI_CONTENT})
+VOYAGE_NULLS = {"input_type": None, "truncation": True, "output_dimension": None}
+VENDOR_VECTORS: tuple[ClientRequest, ...] = (
+    vectors(
+        "Voyage",
+        "voyageai, float",
+        "/v1/embeddings",
+        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "float", "encoding_format": "base64"},
+        read.openai_base64,
+    ),
+    vectors(
+        "Voyage",
+        "voyageai, int8",
+        "/v1/embeddings",
+        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "int8", "encoding_format": "base64"},
+        read.openai_base64_int8,
+        comparison="int8",
+    ),
+    vectors(
+        "Voyage",
+        "voyageai, ubinary",
+        "/v1/embeddings",
+        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "ubinary", "encoding_format": "base64"},
+        read.openai_base64_ubinary,
+        comparison="bits",
+    ),
+    vectors(
+        "Voyage",
+        "LiteLLM voyage/ (no Content-Type)",
+        "/v1/embeddings",
+        {"input": "$TEXTS", "model": "$MODEL"},
+        read.openai_float_vectors,
+        headers=NO_TYPE,
+    ),
+    vectors(
+        "Jina",
+        "Jina, objects with text",
+        "/v1/embeddings",
+        {"model": "$MODEL", "input": Each("texts", {"text": "$ITEM"}), "normalized": True},
+        read.openai_float_vectors,
+        is_unit=True,
+    ),
+    vectors(
+        "Jina",
+        "chromadb Jina, ubinary",
+        "/v1/embeddings",
+        {"model": "$MODEL", "input": "$TEXTS", "embedding_type": "ubinary"},
+        read.openai_ubinary,
+        comparison="bits",
+    ),
+    vectors(
+        "Jina",
+        "llama-index Jina, binary",
+        "/v1/embeddings",
+        {"model": "$MODEL", "input": "$TEXTS", "encoding_type": "binary"},
+        read.openai_binary,
+        comparison="bits",
+    ),
+    vectors(
+        "NVIDIA NIM",
+        "langchain-nvidia NVIDIAEmbeddings",
+        "/v1/embeddings",
+        {"input": "$TEXTS", "model": "$MODEL", "encoding_format": "float", "input_type": "passage", "truncate": "NONE"},
+        read.openai_vectors,
+        comparison="nearest",
+    ),
+    vectors(
+        "Gemini",
+        "google-genai",
+        "/v1beta/models/{model}:batchEmbedContents",
+        {"requests": GEMINI_REQUESTS},
+        read.each_at(["embeddings"], ["values"]),
+        comparison="nearest",
+        headers=GOOGLE_KEY,
+    ),
+    vectors(
+        "Gemini",
+        "langchain-google-genai (taskType: 2)",
+        "/v1beta/models/{model}:batchEmbedContents?$alt=json;enum-encoding=int",
+        {"requests": Each("texts", {"model": "models/$MODEL", "content": GEMINI_CONTENT, "taskType": 2})},
+        read.each_at(["embeddings"], ["values"]),
+        comparison="nearest",
+        headers=GOOGLE_KEY,
+    ),
+    vectors(
+        "Gemini",
+        "LiteLLM gemini/ (no version)",
+        "/models/{model}:batchEmbedContents",
+        {"requests": GEMINI_REQUESTS},
+        read.each_at(["embeddings"], ["values"]),
+        comparison="nearest",
+        headers=GOOGLE_KEY,
+    ),
+    vectors(
+        "Vertex AI",
+        "google-genai (Vertex)",
+        "/v1beta1/publishers/google/models/{model}:predict",
+        {"instances": Each("texts", {"content": "$ITEM"}), "parameters": {"autoTruncate": True}},
+        read.each_at(["predictions"], ["embeddings", "values"]),
+        comparison="nearest",
+        headers=GOOGLE_KEY,
+    ),
+    vectors(
+        "Weaviate",
+        "text2vec-transformers",
+        "/vectors",
+        {"text": "$TEXT", "dims": 0, "vector": None, "error": "", "config": {"pooling_strategy": "masked_mean"}},
+        read.row_at("vector"),
+        headers=NO_TYPE,
+        num_inputs=1,
+    ),
+    vectors(
+        "llama.cpp",
+        "langchain Llamafile",
+        "/embedding",
+        {"content": "$TEXT"},
+        read.row_at("embedding"),
+        comparison="direction",
+        num_inputs=1,
+    ),
+    vectors(
+        "DeepInfra",
+        "DeepInfra",
+        "/v1/inference/{model}",
+        {"inputs": "$TEXTS"},
+        read.rows_at("embeddings"),
+        comparison="direction",
+    ),
+    vectors(
+        "TextEmbed",
+        "langchain TextEmbed",
+        "/v1/embedding",
+        {"input": "$TEXTS", "model": "$MODEL"},
+        read.openai_float_vectors,
+    ),
+    vectors(
+        "vLLM",
+        "mteb (messages of one text)",
+        "/v1/embeddings",
+        {
+            "model": "$MODEL",
+            "messages": Each("texts", [{"role": "user", "content": [{"type": "text", "text": "$ITEM"}]}]),
+        },
+        read.openai_vectors,
+        comparison="nearest",
+    ),
+    vectors(
+        "vLLM",
+        "requests, /pooling",
+        "/pooling",
+        {"model": "$MODEL", "input": "$TEXTS", "task": "embed"},
+        read.each_at(["data"], ["data"]),
+    ),
+    other("vLLM", "tokenize", "/tokenize", {"model": "$MODEL", "prompt": "$TEXT"}, read.has(("tokens", 0), ("count",))),
+)
