@@ -8,10 +8,10 @@ SERVING := $(VENV)/.serving
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c)
 PORT ?= 8000
 
-.PHONY: help setup serve check test docs bench gpu dist clean
+.PHONY: help setup serve check test test-ray docs bench gpu dist clean
 
 help: ## list the targets
-	@awk -F ': .*## ' '/^[a-z]+: .*## /{printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with Cenote, the test tools and the default model
 
@@ -57,6 +57,20 @@ test: check ## check, then all tests
 	@echo "== tests with servers, timing and threads, in one process =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%)
 
+# Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
+RAY_VENV := .venv-ray
+RAY_READY := $(RAY_VENV)/.ready
+$(RAY_READY): $(READY)
+	@echo "== creating $(RAY_VENV) and installing Ray =="
+	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(RAY_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
+	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt "ray[data,serve]>=2.54" "pyarrow>=17"
+	touch $(RAY_READY)
+
+test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; RAY_TESTS=full for all rows
+	@echo "== tests on a Ray cluster =="
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=. $(RAY_VENV)/bin/python -m pytest tests/ray
+
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup ## compare with other engines; ARGS as for cenote bench compare
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
@@ -77,4 +91,4 @@ dist: setup ## build the sdist and this machine's wheel into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RAY_VENV) build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,6 +17,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.flags import add_flags, add_ignored_flags
 from cenote.config.model_table import ModelTable
 from cenote.config.options import normalize_log_level, option_fields
+from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import MultiValue, UsageError
 
@@ -35,6 +36,12 @@ VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-lo
 
 def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     settings, options = parse_config(argv, environment)
+    ray_config = take_ray_config(options)
+    if ray_config.is_ray:
+        from cenote.ray.serve import run_serve
+
+        run_serve(settings, make_table(settings, options), ray_config)
+        return 0
 
     from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
@@ -131,6 +138,13 @@ def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     return settings, {**engine_options, "served_model_name": settings.served_model_name}
 
 
+def take_ray_config(options: dict[str, Any]) -> RayConfig:
+    """Remove the options of Ray from those of the engine and return them."""
+    return RayConfig(
+        **{option.name: options.pop(option.name) for option in option_fields(RayConfig) if option.name in options}
+    )
+
+
 def make_table(settings: ServerConfig, options: Mapping[str, Any]) -> ModelTable:
     """Return the models of the command line, or of the file that it names."""
     options = dict(options)
@@ -187,6 +201,7 @@ def make_parser() -> CommandParser:
         "--config", metavar="FILE", help="YAML file with any of these options; the command line overrides it"
     )
     add_flags(group, ServerConfig)
+    add_flags(parser.add_argument_group("Ray cluster"), RayConfig)
     add_engine_flags(parser, without=("served_model_name",))
     parser.add_argument(
         "--replicas",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from cenote.files.result_table import make_columns
 from cenote.files.sources import InputRow
 from cenote.protocol.results import EntityResult
 from cenote.ray.row_task import SCHEMAS, RankResult, RowTask
+from cenote.ray.threads import set_threads
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
@@ -27,16 +27,9 @@ BATCH_TOKENS, BATCH_TOKENS_OF_TOKEN_TASKS = 128 * 1024, 32 * 1024  # results of 
 
 def load_llm(engine_options: Mapping[str, Any], threads: int | None) -> LLM:
     """Load the model in this process, with so many threads."""
-    if threads is not None:
-        # torch reads the first when it is imported; threads that spin take cores from the other actors of the node
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
+    set_threads(threads)
     from cenote.llm import LLM
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     return LLM(**engine_options)
 
 

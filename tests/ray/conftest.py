@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +39,15 @@ def cluster() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+def find_workers(cluster: Any, title: str) -> list[int]:
+    """Return the process ids of the workers of this cluster that run an actor of this class."""
+    raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
+    pids = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdecimal() and (folder / "cmdline").read_text().startswith(f"ray::{title}"):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                pids += [int(folder.name)] if parent in raylets else []
+    return pids

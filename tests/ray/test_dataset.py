@@ -1,0 +1,35 @@
+"""Tasks on datasets, on a cluster of two nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import cenote.ray
+from cenote import LLM
+from tests.ray.checks import check_embeddings, collect
+from tests.ray.conftest import IS_FULL
+from tests.ray.rows import make_rows
+
+NUM_ROWS = 20_000 if IS_FULL else 1500
+
+
+@pytest.mark.usefixtures("cluster")
+def test_every_row_comes_out_once_with_the_vector_of_llm_embed(default_folder: Path, llm: LLM) -> None:
+    rows = make_rows(NUM_ROWS)
+    dataset = ray.data.from_items(rows, override_num_blocks=16)
+
+    done = cenote.ray.embed(dataset, model=str(default_folder), dtype="float32", concurrency=(1, 2), batch_size=256)
+
+    check_embeddings(collect(done), rows, llm)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_model_that_cannot_be_loaded_fails_the_job_with_its_reason(tmp_path: Path) -> None:
+    dataset: Any = ray.data.from_items([{"text": "a"}])
+
+    with pytest.raises(Exception, match="config.json"):
+        collect(cenote.ray.embed(dataset, model=str(tmp_path), concurrency=1))
