@@ -57,6 +57,7 @@ def run_files(
     inputs: str | Sequence[str],
     output: str,
     task: str = "embed",
+    /,
     *,
     columns: Sequence[str] | None = None,
     id_column: str | None = None,

@@ -27,7 +27,7 @@ MAX_ONGOING_REQUESTS = 1024
 MAX_QUEUED_REQUESTS = 4096  # while no replica runs
 DRAIN_MARGIN_S = 5.0
 POLICY = "cenote.ray.autoscaling:scale_on_queue"
-SCALE_UP_DELAY_S, SCALE_DOWN_DELAY_S, LOOK_BACK_S = 5.0, 120.0, 10.0
+SCALE_UP_DELAY_S, SCALE_DOWN_DELAY_S, LOOK_BACK_S = 5.0, 120.0, 30.0
 # options of servers whose processes are not Ray's
 LOCAL_OPTIONS = (
     *("uds", "api_server_count", "in_process_engine", "memory_budget", "gpu_memory_budget"),

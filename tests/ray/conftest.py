@@ -19,10 +19,9 @@ STORE_BYTES = 200 * 1024**2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray's own code warns; a test of the cluster may wait for several actors to start."""
+    """A test of the cluster may wait for several actors to start."""
     for item in items:
         if "tests/ray" in str(item.path):
-            item.add_marker(pytest.mark.filterwarnings("default"))
             item.add_marker(pytest.mark.timeout(900 if IS_FULL else 170))
 
 
