@@ -1,4 +1,4 @@
-"""Call an ASGI app in this process, with a request that has been read completely."""
+"""Call an ASGI app in this process with a request that has been read completely; adapt one to Ray Serve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -65,3 +65,17 @@ async def call_app(app: ASGIApp, request: HttpRequest) -> HttpResponse:
 
     await app(scope, receive, send)
     return HttpResponse(status, headers, b"".join(parts))
+
+
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """Return the app without its header `x-request-id`: the proxy of Ray Serve adds the same one."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_others(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [item for item in message["headers"] if item[0] != b"x-request-id"]
+            await send(message)
+
+        await app(scope, receive, send_others)
+
+    return call

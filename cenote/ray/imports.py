@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -17,8 +18,10 @@ def import_ray(module: str = "ray") -> Any:
 
 
 def connect(address: str | None = None) -> Any:
-    """Connect to a cluster unless this process is connected; without an address, start one on this machine."""
+    """Connect to a cluster unless this process is connected; without an address or RAY_ADDRESS, start one here."""
     ray = import_ray()
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+        # not None: Ray would look for a cluster that an earlier process has left behind
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
     return ray

@@ -12,7 +12,7 @@ from cenote.api.app_state import AppState
 from cenote.api.served_models import EngineUse, ServedModel
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
-from cenote.ray.asgi_calls import HttpRequest, HttpResponse, call_app
+from cenote.ray.asgi_calls import HttpRequest, HttpResponse, call_app, without_request_id
 from cenote.ray.ray_metrics import RayMetrics
 from cenote.ray.threads import set_threads
 
@@ -42,7 +42,7 @@ class ModelReplica:
     async def __serve_build_asgi_app__(self) -> Any:
         """Return the app that Ray Serve calls for HTTP requests; it runs in the event loop of the replica."""
         self._start_export()
-        return self.asgi_app
+        return without_request_id(self.asgi_app)
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer a request that the router of several models sends."""

@@ -21,7 +21,7 @@ from cenote.api.system_routes import ModelCard, ModelList, Permission
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.errors import NotReady, PoolingError
-from cenote.ray.asgi_calls import HttpRequest, HttpResponse
+from cenote.ray.asgi_calls import HttpRequest, HttpResponse, without_request_id
 from cenote.ray.imports import import_ray
 
 MAX_ATTEMPTS = 3  # a request may be computed again: replicas keep no state
@@ -56,7 +56,7 @@ class ModelRouter:
             *(Route(path, self.health) for path in ("/health", "/health/live", "/health/ready", "/ping")),
             Route("/{path:path}", self.forward, methods=ANY_METHOD),
         ]
-        return RequestMiddleware(Starlette(routes=routes), self.app_state)
+        return without_request_id(RequestMiddleware(Starlette(routes=routes), self.app_state))
 
     async def health(self, request: Request) -> Response:
         """The router is up; a model without replicas starts one with its next request."""

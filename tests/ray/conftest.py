@@ -16,6 +16,8 @@ NEEDS_CLUSTER = ["test_dataset.py", "test_run_files.py", "test_commands.py", "te
 collect_ignore = [] if HAS_RAY else NEEDS_CLUSTER
 IS_FULL = os.environ.get("RAY_TESTS") == "full"
 STORE_BYTES = 200 * 1024**2
+# a killed node is noticed within seconds
+HEALTH_CHECKS = {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000, "health_check_failure_threshold": 3}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,7 +34,9 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**node, "include_dashboard": False, "_system_config": HEALTH_CHECKS}
+    )
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster

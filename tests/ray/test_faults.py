@@ -21,7 +21,7 @@ from tests.ray.checks import check_embeddings
 from tests.ray.conftest import IS_FULL, STORE_BYTES, find_workers
 from tests.ray.rows import make_rows
 
-NUM_ROWS = 20_000 if IS_FULL else 3000
+NUM_ROWS = 20_000 if IS_FULL else 2000
 
 
 class Killer(threading.Thread):
@@ -54,7 +54,8 @@ def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(cluster: Any, defau
     tables: list[Any] = []
     killer = Killer(cluster, lambda: sum(map(len, tables)))
     dataset = ray.data.from_items(rows, override_num_blocks=NUM_ROWS // 100)
-    done = cenote.ray.embed(dataset, model=str(default_folder), dtype="float32", concurrency=2, num_cpus=0.9)
+    options = {"model": str(default_folder), "dtype": "float32"}
+    done = cenote.ray.embed(dataset, concurrency=2, num_cpus=0.9, batch_size=100, **options)
     killer.start()
 
     for table in done.iter_batches(batch_format="pyarrow", batch_size=None):

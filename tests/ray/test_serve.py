@@ -103,14 +103,16 @@ def test_several_models_are_served_by_name_and_start_with_their_first_request(
     assert [model.id for model in client.models.list()] == ["mini", "tiny"]
     with pytest.raises(NotFoundError, match="`other` does not exist"):
         client.embeddings.create(model="other", input="a")
-    assert request_id(port, "secret") == "my-id"
+    assert request_ids(port, "secret") == ["my-id"]
     serve.delete("cenote")
 
 
-def request_id(port: int, key: str) -> str:
+def request_ids(port: int, key: str) -> list[str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"content-type": "application/json", "x-request-id": "my-id", "authorization": f"Bearer {key}"}
     connection.request("POST", "/v1/embeddings", json.dumps({"input": "a", "model": "tiny"}), headers)
     response = connection.getresponse()
     assert response.status == 200
-    return response.headers["x-request-id"]
+    response.read()
+    connection.close()
+    return response.headers.get_all("x-request-id") or []
