@@ -19,17 +19,24 @@ NATIVE = Extension(
 )
 
 # plain C that any compiler takes
-WORDPIECE = Extension(
-    "cenote.inputs._wordpiece",
-    ["cenote/inputs/wordpiece.c"],
-    extra_compile_args=["-O3", "-std=gnu11"],
-    py_limited_api=True,
-    optional=True,
-)
+TOKENIZERS = [
+    Extension(
+        f"cenote.inputs.{name}",
+        sources,
+        depends=glob("cenote/inputs/subword/*.h"),
+        extra_compile_args=["-O3", "-std=gnu11"],
+        py_limited_api=True,
+        optional=True,
+    )
+    for name, sources in (
+        ("_wordpiece", ["cenote/inputs/wordpiece.c"]),
+        ("_subword", sorted(glob("cenote/inputs/subword/*.c"))),
+    )
+]
 
 native = [NATIVE] if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else []
-# both are loaded by ctypes and use nothing of Python's C API: one wheel per platform serves all versions
+# all are loaded by ctypes and use nothing of Python's C API: one wheel per platform serves all versions
 setup(
-    ext_modules=native + ([WORDPIECE] if sys.platform != "win32" else []),
+    ext_modules=native + (TOKENIZERS if sys.platform != "win32" else []),
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -14,7 +14,6 @@ from cenote.explain.flops import AttentionShape, count_flops
 from cenote.explain.hardware import count_usable_cores
 from cenote.explain.microbenchmarks import LinearFactory, make_random_qkv
 from cenote.explain.results import ResolvedSettings, Setting
-from cenote.inputs.wordpiece import load_native_wordpiece
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
@@ -68,8 +67,8 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         max_num_seqs=engine.loop.scheduler.max_num_seqs,
         cores=count_usable_cores(),
         threads=torch.get_num_threads(),
-        word_pieces=type(engine.tokenizer.raw.model).__name__ == "WordPiece",
-        own_tokenizer=load_native_wordpiece(engine.tokenizer.raw) is not None,
+        word_pieces=engine.tokenizer.native.is_known,
+        own_tokenizer=engine.tokenizer.native.encoder is not None,
     )
 
 
@@ -136,7 +135,7 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
     reason = "--max-num-batched-tokens" if given else f"default for {resolved.device}"
     yield Setting(name="tokens per batch", value=f"at most {resolved.budget}", reason=reason)
     yield Setting(name="sequences per batch", value=f"at most {resolved.max_num_seqs}", reason="--max-num-seqs")
-    yield _tokenizer_setting(resolved)
+    yield _tokenizer_setting(engine)
     if description.late_interaction is not None:
         summary = description.late_interaction.summary
         yield Setting(name="late interaction", value=summary.value, reason=f"from {summary.source}")
@@ -223,11 +222,10 @@ def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
     return Setting(name="CUDA graphs", value="none", reason="layers or dtype of this model")
 
 
-def _tokenizer_setting(chosen: ResolvedSettings) -> Setting:
-    if chosen.own_tokenizer:
-        return Setting(name="tokenizer", value="native code", reason="WordPiece")
-    reason = "no compiler was found at install" if chosen.word_pieces else "not WordPiece"
-    return Setting(name="tokenizer", value="the tokenizers library", reason=reason)
+def _tokenizer_setting(engine: PoolingEngine) -> Setting:
+    native = engine.tokenizer.native
+    value = "the tokenizers library" if native.encoder is None else "native code"
+    return Setting(name="tokenizer", value=value, reason=native.reason)
 
 
 def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> Setting:

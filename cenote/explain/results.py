@@ -58,7 +58,7 @@ class ResolvedSettings:
     max_num_seqs: int
     cores: int
     threads: int
-    word_pieces: bool  # whether the native tokenizer supports the model
+    word_pieces: bool  # whether native code exists for the tokenizer of the model
     own_tokenizer: bool  # whether it is used
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest
-from cenote.inputs.wordpiece import load_native_wordpiece
+from cenote.inputs.native_encoding import insert_encodings, to_cu_seqlens
+from cenote.inputs.native_tokenizer import choose_encoder
 from cenote.protocol.input_types import ScoreInput
 from cenote.protocol.params import TruncationSide
 
@@ -98,7 +99,7 @@ class Tokenizer:
         self.max_chars_per_token = max(map(len, vocabulary), default=1)
         self._is_known_id = np.zeros(self.max_token_id + 1, dtype=bool)  # vocabularies may have gaps
         self._is_known_id[list(vocabulary.values())] = True
-        self._native_wordpiece = load_native_wordpiece(raw)
+        self.native = choose_encoder(raw)
         # whether the space before a word belongs to its token, so that splitting before a space is exact
         joint_ids, first_ids, second_ids = (
             raw.encode(text, add_special_tokens=False).ids for text in ("alpha beta", "alpha", " beta")
@@ -203,19 +204,13 @@ class Tokenizer:
         return text
 
     def _encode(self, texts: Sequence[str]) -> FlatEncoding:
-        if self._native_wordpiece is None:
+        if self.native.encoder is None:
             return _concat_encodings(self._encode_with_library(texts))
-        ids, cu_seqlens, fallback = self._native_wordpiece.encode(texts)
+        ids, cu_seqlens, fallback = self.native.encoder.encode(texts)
         if not fallback:
             return FlatEncoding(ids, cu_seqlens)
-        # insert the ids of the texts that the library had to encode; their native encodings are empty
-        fallback_ids, fallback_cu_seqlens = _concat_encodings(
-            self._encode_with_library([texts[index] for index in fallback])
-        )
-        lengths, fallback_lengths = np.diff(cu_seqlens), np.diff(fallback_cu_seqlens)
-        lengths[fallback] = fallback_lengths
-        ids = np.insert(ids, np.repeat(cu_seqlens[fallback], fallback_lengths), fallback_ids)
-        return FlatEncoding(ids, _to_cu_seqlens(lengths))
+        library_encodings = _concat_encodings(self._encode_with_library([texts[index] for index in fallback]))
+        return FlatEncoding(*insert_encodings(ids, cu_seqlens, fallback, *library_encodings))
 
     def _encode_with_library(self, texts: Sequence[str]) -> list[TokenIds]:
         short = [text for text in texts if len(text) <= CHUNK_CHARS]
@@ -303,11 +298,7 @@ def _encoding_ids(encoding: tokenizers.Encoding) -> TokenIds:
 
 def _concat_encodings(parts: Sequence[TokenIds]) -> FlatEncoding:
     lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-    return FlatEncoding(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), _to_cu_seqlens(lengths))
-
-
-def _to_cu_seqlens(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+    return FlatEncoding(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), to_cu_seqlens(lengths))
 
 
 def _merge_offset_encodings(

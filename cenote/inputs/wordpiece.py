@@ -18,10 +18,11 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
+
+from cenote.inputs.native_encoding import NativeEncoding
 
 logger = logging.getLogger("cenote")
 
@@ -30,12 +31,7 @@ IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # classes of code poi
 MAX_NORMALIZED_BYTES = 11  # UTF-8 bytes of one normalized code point
 CHAR_INFO = struct.Struct(f"5B{MAX_NORMALIZED_BYTES}s")
 PAGES_MISSING, OUT_OF_MEMORY = -1, -2
-
-
-class NativeEncoding(NamedTuple):
-    ids: np.ndarray[Any, np.dtype[np.int32]]
-    cu_seqlens: np.ndarray[Any, np.dtype[np.int64]]  # the start of every text in `ids`, and the end
-    fallback_indices: list[int]  # texts that the library must encode; they have no ids here
+PADDING = "\x00" * 64  # after the texts, as in subword/text.h
 
 
 class NativeWordPiece:
@@ -65,7 +61,7 @@ class NativeWordPiece:
 
     def encode(self, texts: Sequence[str]) -> NativeEncoding:
         """Return the ids of all texts; releases the GIL."""
-        joined = "".join(texts)
+        joined = "".join((*texts, PADDING))
         data = joined.encode()
         lengths, offsets = array("q", map(len, texts)), array("q", bytes(8 * len(texts) + 8))
         ids = np.empty(len(data) + 1, dtype=np.int32)  # every id is for at least one byte
@@ -148,6 +144,10 @@ def load_native_wordpiece(raw: tokenizers.Tokenizer) -> NativeWordPiece | None:
     vocabulary = {} if library is None else raw.get_vocab(with_added_tokens=False)
     # without an unknown token, the library raises its own error
     return NativeWordPiece(raw, library, vocabulary) if library and raw.model.unk_token in vocabulary else None
+
+
+def is_compiled() -> bool:
+    return _load_library() is not None
 
 
 def _normalize_added_tokens(raw: tokenizers.Tokenizer) -> list[str]:

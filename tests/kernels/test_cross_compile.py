@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from cenote.inputs import wordpiece
+from cenote.inputs.subword import library as subword_library
 from cenote.kernels import native_library
 from cenote.kernels.cpu import library as level_library
 from tests.inputs.test_wordpiece import encode_with_library, make_texts, make_tokenizer
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "cenote/kernels"
 NATIVE = [*sorted(KERNELS.glob("native_*.c")), *sorted((KERNELS / "cpu").glob("*.c"))]
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
+SUBWORD = sorted((ROOT / "cenote/inputs/subword").glob("*.c"))
 DRIVER = Path(__file__).with_name("wordpiece_driver.c")
 PRODUCT_DRIVER = Path(__file__).with_name("product_driver.c")
 # the flags of setup.py
@@ -36,6 +38,7 @@ FUNCTIONS = {*native_library.SIGNATURES, *level_library.SIGNATURES}
 STRUCTURES = {
     native_library: ["Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"],
     level_library: ["Norm", "PackedLinear", "LevelLayer", "LevelEmbedding", "LevelEncoder", "LevelInput"],
+    subword_library: ["SubwordSpec"],
 }
 MACHINES = {  # compiler, emulator, Debian package of the compiler
     "x86_64": ("x86_64-linux-gnu-gcc", "qemu-x86_64", "gcc-x86-64-linux-gnu"),
@@ -157,6 +160,7 @@ def c_kind(type_: Any) -> str:
         ctypes.c_int64: "int64_t",
         ctypes.c_int32: "int32_t",
         ctypes.c_float: "float",
+        ctypes.c_double: "double",
     }
     return scalars.get(type_) or str(type_.__name__)
 
@@ -266,6 +270,11 @@ def emulated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Emulate
         run_command(request.param, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         yield EmulatedLibrary(process)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_bpe_and_unigram_encoders_compile_without_warnings(machine: str, tmp_path: Path) -> None:
+    compile_c(machine, SUBWORD, tmp_path / "subword.so", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
