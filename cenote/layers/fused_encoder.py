@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from cenote.kernels import native_encoder
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu import encoder as level_encoder
-from cenote.kernels.cpu.encoder import EncoderShape, LayerNorms, LayerWeights, LevelEncoder, RotaryRows, TableWeights
+from cenote.kernels.cpu.encoder import (
+    EncoderShape,
+    LayerWeights,
+    LevelEncoder,
+    PositionTables,
+    RotaryRows,
+    TableWeights,
+)
+from cenote.kernels.cpu.encoder import NormWeights as LevelNorm
 from cenote.kernels.cpu.library import ACTIVATION_CODES
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.native_encoder import BlockWeights, EmbeddingTables, NativeEncoder, NormWeights
@@ -18,7 +24,8 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import LayerNorm, Norm, RMSNorm
-from cenote.layers.rotary import CosSin
+from cenote.layers.rotary import RotaryEmbedding
+from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch
 
 
@@ -54,26 +61,36 @@ class FusedLevelEncoder:
     """Run all layers of a backbone with the kernels of a CPU level, and its embedding if it is an InputEmbedding."""
 
     def __init__(self, backbone: Backbone, layers: list[LayerWeights], shape: EncoderShape) -> None:
-        self.embed, self.rotary, self.local_rotary = backbone.embed, backbone.rotary, backbone.local_rotary
+        self.embed, self.bias = backbone.embed, backbone.bias
+        self.rotary, self.local_rotary = backbone.rotary, backbone.local_rotary
         tables = _embedding_tables(backbone.embed, torch.float32)
         self.encoder = LevelEncoder(
             layers,
             shape,
             None
             if tables is None
-            else TableWeights(tables.tokens, tables.positions, tables.types, tables.position_offset, tables.norm),
-            None if backbone.norm is None else _norm_weights(backbone.norm),
+            else TableWeights(
+                tables.tokens,
+                tables.positions,
+                tables.types,
+                tables.position_offset,
+                LevelNorm(tables.norm.weight, tables.norm.bias, tables.norm.eps, is_rms=False),
+            ),
+            _level_norm(backbone.norm),
         )
 
     def __call__(self, batch: PackedBatch) -> Tensor | None:
         """Return the hidden states, or None if the C code does not support this batch."""
         if batch.attended_lens_cpu is not None or batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
             return None
-        tables = [table for table in (self.rotary, self.local_rotary) if table is not None]
-        rotary = [_rotary_rows(table(batch.positions, batch.mrope_positions)) for table in tables]
+        tables = PositionTables(
+            _rotary_rows(self.rotary, batch),
+            _rotary_rows(self.local_rotary, batch),
+            None if self.bias is None else self.bias(batch.max_seqlen, batch.device),
+        )
         if self.encoder.tables is None or batch.inputs_embeds is not None:
-            return self.encoder.encode_embeds(self.embed(batch), batch, *rotary)
-        return self.encoder.encode_ids(batch, *rotary)
+            return self.encoder.encode_embeds(self.embed(batch), batch, tables)
+        return self.encoder.encode_ids(batch, tables)
 
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
@@ -83,15 +100,15 @@ def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | N
 
 def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
     spec = backbone.spec
-    has_other_parts = backbone.bias is not None or spec.norm_order not in ("pre", "post") or spec.residual_scale != 1.0
     is_post_norm = spec.norm_order == "post"
-    if type(backbone) is not Backbone or not len(backbone.layers) or has_other_parts:
+    if type(backbone) is not Backbone or not len(backbone.layers):
         return None
     if is_post_norm and (backbone.norm is not None or not spec.has_first_norm):
         return None
-    if any(table is not None and table.spec.interleaved for table in (backbone.rotary, backbone.local_rotary)):
+    rotary = [table for table in (backbone.rotary, backbone.local_rotary) if table is not None]
+    if len({table.spec.interleaved for table in rotary}) > 1:
         return None
-    rope = (level_encoder.NO_ROPE, level_encoder.ROPE)[backbone.rotary is not None]
+    rope = level_encoder.NO_ROPE if backbone.rotary is None else level_encoder.ROPE
     local_rope = rope if backbone.local_rotary is None else level_encoder.LOCAL_ROPE
     layers = [
         _layer_weights(layer, local_rope if spec.is_local(index) else rope)
@@ -100,29 +117,27 @@ def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
     supported = [layer for layer in layers if layer is not None]
     if len(supported) < len(layers) or not level_encoder.supports(supported):
         return None
-    mixer, mlp = backbone.layers[0].mixer, backbone.layers[0].mlp
+    shapes = {_encoder_shape(layer, spec) for layer in backbone.layers if isinstance(layer, Block)}
+    return FusedLevelEncoder(backbone, supported, shapes.pop()) if len(shapes) == 1 else None
+
+
+def _encoder_shape(layer: Block, spec: BackboneSpec) -> EncoderShape:
+    """Return what all layers of an encoder have in common, according to this one."""
+    mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mixer, Attention)
-    layers_of_model: list[Any] = list(backbone.layers)
-    if any(
-        (x.mixer.scale, x.mixer.causal, type(x.mlp)) != (mixer.scale, mixer.causal, type(mlp)) for x in layers_of_model
-    ):
-        return None
-    norm_type = RMSNorm if spec.norm == "rms" else LayerNorm
-    norms = [backbone.norm, *(norm for layer in layers_of_model for norm in (layer.mixer_norm, layer.mlp_norm))]
-    if any(norm is not None and type(norm) not in (Norm, norm_type) for norm in norms):
-        return None
-    shape = EncoderShape(
+    return EncoderShape(
         num_heads=mixer.num_qkv_heads[0],
         num_kv_heads=mixer.num_qkv_heads[1],
         head_dim=mixer.head_dim,
         scale=mixer.scale,
+        softcap=mixer.softcap,
         causal=mixer.causal,
-        is_post_norm=is_post_norm,
-        rms=spec.norm == "rms",
-        norm_offset=spec.norm_offset if spec.norm == "rms" else 0.0,
+        is_post_norm=layer.is_post_norm,
+        residual_scale=1.0 if layer.is_post_norm else layer.residual_scale,
+        has_interleaved_rope=spec.rope is not None and spec.rope.interleaved,
+        has_full_width_qk_norm=mixer.has_full_width_qk_norm,
         gate_activation=mlp.activation if isinstance(mlp, GatedMLP) else None,
     )
-    return FusedLevelEncoder(backbone, supported, shape)
 
 
 def _layer_weights(layer: object, rope: int) -> LayerWeights | None:
@@ -131,38 +146,41 @@ def _layer_weights(layer: object, rope: int) -> LayerWeights | None:
     mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mlp, MLP | GatedMLP)
     linears = (mixer.qkv, mixer.out, mlp.up, mlp.down)
-    norms = (layer.mixer_norm, layer.mlp_norm)
+    norms = (
+        layer.mixer_norm,
+        layer.mlp_norm,
+        layer.mixer_out_norm,
+        layer.mlp_out_norm,
+        mixer.query_norm,
+        mixer.key_norm,
+    )
     if not all(isinstance(linear, PackedLinear) for linear in linears):
         return None
-    if not all(type(norm) in (Norm, LayerNorm, RMSNorm) for norm in norms) or type(layer.mlp_norm) is Norm:
+    if not all(norm is None or type(norm) in (Norm, LayerNorm, RMSNorm) for norm in norms):
         return None
-    if mixer.softcap is not None or mixer.sinks is not None:
+    if mixer.sinks is not None or (isinstance(mlp, GatedMLP) and mlp.activation not in ACTIVATION_CODES):
         return None
-    if isinstance(mlp, GatedMLP) and mlp.activation not in ACTIVATION_CODES:
-        return None
-    if mixer.query_norm is not None and (rope == level_encoder.NO_ROPE or not mixer.can_fuse_qk_norm_rope):
-        return None
-    qk_norm = None
-    if mixer.query_norm is not None and mixer.key_norm is not None:
-        if type(mixer.query_norm) is not RMSNorm or type(mixer.key_norm) is not RMSNorm:
-            return None
-        qk_norm = LayerNorms(mixer.query_norm.weight, mixer.key_norm.weight, mixer.query_norm.eps)
     return LayerWeights(
         *linears,  # type: ignore[arg-type]
-        None if type(layer.mixer_norm) is Norm else _norm_weights(layer.mixer_norm),
-        _norm_weights(layer.mlp_norm),
-        qk_norm,
+        tuple(_level_norm(norm) for norm in norms),
         rope,
         mixer.window,
     )
 
 
-def _norm_weights(norm: Norm) -> NormWeights:
-    assert isinstance(norm, LayerNorm | RMSNorm)
-    return NormWeights(norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.eps)
+def _level_norm(norm: Norm | None) -> LevelNorm | None:
+    """Return the weights of a norm; None for the identity."""
+    if isinstance(norm, RMSNorm):
+        return LevelNorm(norm.weight.float() + norm.offset, None, norm.eps, is_rms=True)
+    if isinstance(norm, LayerNorm):
+        return LevelNorm(norm.weight, norm.bias, norm.eps, is_rms=False)
+    return None
 
 
-def _rotary_rows(cos_sin: CosSin) -> RotaryRows:
+def _rotary_rows(table: RotaryEmbedding | None, batch: PackedBatch) -> RotaryRows | None:
+    if table is None:
+        return None
+    cos_sin = table(batch.positions, batch.mrope_positions)
     return RotaryRows(cos_sin.cos.flatten(1), cos_sin.sin.flatten(1))
 
 

@@ -34,6 +34,7 @@ from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.packed_heads import pack_heads
 from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tensor_parallel import StartRanks, check_can_split, split_heads
@@ -168,6 +169,8 @@ def _load_described(
         sample = _make_sample(backbone, tokenizer)
         quantization = description.quantization.value if quantizer is None else None  # the others are done
         products = prepare_products(model, backbone, device, quantization, matmul_dtype, sample)
+        if products is not None:
+            pack_heads(heads, products.format)
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()

@@ -124,6 +124,7 @@ class SpladeHead(nn.Module):
         self.head = head
         self.strategy = strategy  # "max" or "sum"
         self.num_logs = num_logs
+        self.packed_vocabulary: nn.Module | None = None  # the product with the vocabulary, without bias
 
     def forward(self, hidden: Tensor, batch: PackedBatch, seq_indices: list[int]) -> Tensor:
         """Return sparse vectors in dense form, [seq_indices, vocabulary]."""
@@ -131,7 +132,8 @@ class SpladeHead(nn.Module):
         pool = torch.amax if self.strategy == "max" else torch.sum
 
         def compute_logits(states: Tensor) -> Tensor:
-            return F.linear(self.head.first_layers(states), last.weight)
+            states = self.head.first_layers(states)
+            return F.linear(states, last.weight) if self.packed_vocabulary is None else self.packed_vocabulary(states)
 
         def compute_weights(states: Tensor) -> Tensor:
             return self._compute_weights(compute_logits(states))

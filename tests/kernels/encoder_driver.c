@@ -55,7 +55,7 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
     };
 }
 
-static Norm make_norm(int is_rms) { return (Norm){random_floats(HIDDEN, 1.0f), is_rms ? NULL : random_floats(HIDDEN, 0.0f), 1e-5f, is_rms}; }
+static Norm make_norm(int is_rms) { return (Norm){random_floats(HIDDEN, 1.0f), is_rms ? NULL : random_floats(HIDDEN, 0.0f), 1e-5f, is_rms ? RMS_NORM : LAYER_NORM}; }
 
 static int run(const Level *level, int64_t format, int is_decoder, int64_t activation) {
     static float cosine[TOKENS * HALF], sine[TOKENS * HALF], out[TOKENS * HIDDEN];
@@ -70,18 +70,22 @@ static int run(const Level *level, int64_t format, int is_decoder, int64_t activ
         layers[i].mixer_norm = make_norm(is_decoder), layers[i].mlp_norm = make_norm(is_decoder);
         layers[i].window = i ? 1 << 20 : 9;
         if (!is_decoder) continue;
-        layers[i].rope = ROPE, layers[i].qk_eps = 1e-6f;
-        layers[i].query_weight = random_floats(HEAD_DIM, 1.0f), layers[i].key_weight = random_floats(HEAD_DIM, 1.0f);
+        layers[i].rope = ROPE, layers[i].mixer_out_norm = make_norm(1), layers[i].mlp_out_norm = make_norm(1);
+        layers[i].query_norm = (Norm){random_floats(HEAD_DIM, 1.0f), NULL, 1e-6f, RMS_NORM};
+        layers[i].key_norm = (Norm){random_floats(HEAD_DIM, 1.0f), NULL, 1e-6f, RMS_NORM};
     }
     for (int64_t i = 0; i < TOKENS * HALF; i++) cosine[i] = next_random(), sine[i] = next_random();
     LevelEncoder encoder = {
         .level = level, .layers = layers, .num_layers = NUM_LAYERS, .hidden = HIDDEN, .intermediate = INTERMEDIATE, .heads = HEADS,
-        .kv_heads = kv_heads, .head_dim = HEAD_DIM, .attention_format = FLOAT32, .scale = 0.3f, .causal = is_decoder,
-        .is_post_norm = !is_decoder, .has_first_norm = 1, .has_final_norm = is_decoder, .is_gated = is_decoder,
-        .gate_activation = (int32_t)activation,
+        .kv_heads = kv_heads, .head_dim = HEAD_DIM, .attention_format = FLOAT32, .scale = 0.3f, .softcap = is_decoder ? 5.0f : 0.0f,
+        .residual_scale = 1.0f, .causal = is_decoder, .is_post_norm = !is_decoder, .is_gated = is_decoder,
+        .gate_activation = (int32_t)activation, .is_interleaved = activation == SILU,
     };
     if (is_decoder) encoder.final_norm = make_norm(1);
-    const LevelInput input = {.rows = random_floats(TOKENS * HIDDEN, 0.0f), .cosine = cosine, .sine = sine, .rotary_half = HALF, .out = out};
+    const LevelInput input = {
+        .rows = random_floats(TOKENS * HIDDEN, 0.0f), .cosine = cosine, .sine = sine, .rotary_half = HALF, .out = out, .max_length = TOKENS,
+        .bias = is_decoder ? NULL : random_floats(HEADS * (2 * TOKENS - 1), 0.0f),
+    };
     if (cenote_level_encode(&encoder, &input, OFFSETS, 5, 1)) return 3;
     for (int64_t i = 0; i < TOKENS * HIDDEN; i++) printf("%.9g\n", out[i]);
     return 0;

@@ -7,6 +7,8 @@
 #include "scratch.h"
 #include <string.h>
 
+#define LOG2_E 1.44269504f /* the softmax uses powers of two */
+
 /* Scratch buffers of one thread, sized for the longest sequence. */
 typedef struct {
     uint8_t *keys, *values, *queries, *weights;
@@ -55,9 +57,11 @@ static void pack_columns(const Product *product, const float *from, int64_t stri
 }
 
 static void attend_tile(
-    const Level *level, const Product *product, const HeadGroup *heads, const float *query, float *out, int64_t first, int64_t length,
-    const Buffers *buffers
+    const Level *level, const Product *product, const HeadGroup *heads, int64_t head, int64_t first, int64_t length, const Buffers *buffers
 ) {
+    const float *query = heads->query + head * heads->head_dim, *bias = heads->bias ? heads->bias + head * heads->bias_stride : NULL;
+    float *out = heads->out + head * heads->head_dim;
+    const int is_adjusted = bias || heads->softcap != 0.0f;
     const int64_t dim = heads->head_dim, columns = product->columns, rows = min_of(product->rows, length - first);
     const int64_t window = min_of(heads->window, length), stride = padded_keys(product, length);
     const int64_t low = max_of(0, first - window), high = heads->causal ? first + rows : min_of(length, first + rows + window);
@@ -74,7 +78,10 @@ static void attend_tile(
         const int64_t position = first + row, from = max_of(0, position - window) - begin;
         const int64_t until = (heads->causal ? position + 1 : min_of(length, position + window + 1)) - begin;
         float *scores = buffers->scores + row * stride;
-        inverse[row] = 1.0f / level->rows->softmax(scores, heads->scale, from, until, last_panel * columns - begin);
+        if (is_adjusted)
+            level->rows->adjust(scores + from, until - from, heads->scale, heads->softcap, bias ? bias + begin + from - position : NULL);
+        const float scale = is_adjusted ? LOG2_E : heads->scale * LOG2_E;
+        inverse[row] = 1.0f / level->rows->softmax(scores, scale, from, until, last_panel * columns - begin);
     }
     const Rows weight_rows = {buffers->scores, stride, rows, keys};
     product->pack(&weight_rows, NULL, buffers->weights, NULL);
@@ -123,5 +130,5 @@ void cenote_level_attend(const Level *level, const HeadGroup *heads, int64_t len
     pack_values(product, heads, length, buffers.values);
     for (int64_t head = 0; head < heads->group; head++)
         for (int64_t first = 0; first < length; first += product->rows)
-            attend_tile(level, product, heads, heads->query + head * dim, heads->out + head * dim, first, length, &buffers);
+            attend_tile(level, product, heads, head, first, length, &buffers);
 }

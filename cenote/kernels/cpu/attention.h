@@ -11,7 +11,9 @@ typedef struct {
     int64_t query_stride, key_stride, value_stride, out_stride;
     int64_t head_dim, group; /* group: number of adjacent query heads that share the keys */
     int64_t window;          /* largest distance between a query and its keys */
-    float scale;             /* multiplied by log2(e): the softmax uses powers of two */
+    const float *bias;       /* [group][bias_stride], by the distance of the key from the query; points at distance 0; or NULL */
+    int64_t bias_stride;
+    float scale, softcap; /* softcap: soft limit of the scores; 0: none */
     int causal;
 } HeadGroup;
 

@@ -13,19 +13,15 @@
 int omp_get_thread_num(void); /* declared here: omp.h is not installed with every compiler */
 int omp_get_num_threads(void);
 
-#define LOG2_E 1.44269504f
-
 enum { CHUNK_ROWS = 96 };
 enum { NO_ROPE, ROPE, LOCAL_ROPE }; /* which table of the input rotates queries and keys */
 
-/* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm. */
+/* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm; the out norms come after the
+ * sublayers, before the residual add. Query and key norms are of heads, or of the width of all heads. */
 typedef struct {
     PackedLinear qkv, out, up, down;
-    Norm mixer_norm, mlp_norm;
-    const float *query_weight, *key_weight; /* RMS norms of heads; or NULL */
-    float qk_eps;
-    int32_t rope;
-    int64_t window;
+    Norm mixer_norm, mlp_norm, mixer_out_norm, mlp_out_norm, query_norm, key_norm;
+    int64_t rope, window;
 } LevelLayer;
 
 /* Embedding tables, whose rows are summed and normalized; positions and types may be NULL. */
@@ -39,8 +35,8 @@ typedef struct {
     const Level *level;
     const LevelLayer *layers;
     int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, attention_format;
-    float scale;
-    int32_t causal, is_post_norm, has_first_norm, has_final_norm, is_gated, gate_activation;
+    float scale, softcap, residual_scale; /* softcap 0: none; residual_scale: of the results of sublayers */
+    int32_t causal, is_post_norm, is_gated, gate_activation, is_interleaved, has_full_width_qk_norm;
     Norm final_norm;
     LevelEmbedding embedding;
 } LevelEncoder;
@@ -49,7 +45,8 @@ typedef struct {
     const float *rows; /* input embeddings; NULL: they are looked up from the ids below */
     const int64_t *token_ids, *positions, *types;
     const float *cosine, *sine, *local_cosine, *local_sine; /* [tokens][rotary_half] */
-    int64_t rotary_half, local_rotary_half;
+    const float *bias; /* of attention: [heads][2 * max_length - 1], by the distance of the key from the query; or NULL */
+    int64_t rotary_half, local_rotary_half, max_length;
     float *out;
 } LevelInput;
 
@@ -69,7 +66,7 @@ static void wait_for_team(Team *team) {
 
 /* Buffers of one chunk: [rows][...] each. */
 typedef struct {
-    float *x, *normed, *qkv, *attn_out, *intermediate;
+    float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
     PackedRows packed;
 } Chunk;
 
@@ -87,6 +84,7 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     }
     chunk.x = arena_take(memory, rows * e->hidden * sizeof(float));
     chunk.normed = e->is_post_norm ? chunk.x : arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.branch = arena_take(memory, rows * e->hidden * sizeof(float));
     chunk.qkv = arena_take(memory, rows * e->layers->qkv.outputs * sizeof(float));
     chunk.attn_out = arena_take(memory, rows * attention_width(e) * sizeof(float));
     chunk.intermediate = arena_take(memory, rows * e->layers->up.outputs * sizeof(float));
@@ -95,17 +93,19 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     return chunk;
 }
 
-/* This thread's row tiles: norm (unless NULL) from `x` to `normed`, then pack them for the layer (unless NULL). */
+static const Norm NOTHING = {.kind = NO_NORM};
+
+/* This thread's row tiles: norm from `x` to `normed`, then pack them for the layer (unless NULL). */
 static void norm_and_pack(
     const LevelEncoder *e, const Norm *norm, const PackedLinear *layer, const float *x, float *normed, int64_t rows, const Chunk *chunk, Team *team
 ) {
     const int64_t tile = product_of(e->level, layer ? layer : &e->layers->qkv)->rows, hidden = e->hidden;
     for (int64_t i = team->share.index; i < divide_up(rows, tile); i += team->share.count) {
-        if (norm)
+        if (norm->kind != NO_NORM)
             for (int64_t row = i * tile; row < min_of(rows, (i + 1) * tile); row++)
                 e->level->rows->norm(norm, x + row * hidden, hidden, normed + row * hidden);
         if (layer) {
-            const Rows all = {norm ? normed : x, hidden, rows, hidden};
+            const Rows all = {norm->kind != NO_NORM ? normed : x, hidden, rows, hidden};
             cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
         }
     }
@@ -124,29 +124,59 @@ static void run_linear(const LevelEncoder *e, const PackedLinear *layer, int64_t
     wait_for_team(team);
 }
 
-/* Norms and rotary embedding of the query and key heads. */
-static void rotate(const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
-    if (layer->rope == NO_ROPE) return;
-    const int is_local = layer->rope == LOCAL_ROPE;
-    const int64_t dim = e->head_dim, half = is_local ? batch->local_rotary_half : batch->rotary_half;
+/* x += residual_scale * out_norm(rows x weights) */
+static void add_linear(const LevelEncoder *e, const PackedLinear *layer, const Norm *out_norm, int64_t rows, const Chunk *chunk, Team *team) {
+    const int is_plain = out_norm->kind == NO_NORM && e->residual_scale == 1.0f;
+    run_linear(e, layer, rows, is_plain, is_plain ? chunk->x : chunk->branch, chunk, team);
+    if (is_plain) return;
+    for (int64_t row = team->share.index; row < rows; row += team->share.count) {
+        float *branch = chunk->branch + row * e->hidden;
+        if (out_norm->kind != NO_NORM) e->level->rows->norm(out_norm, branch, e->hidden, branch);
+        e->level->rows->add_scaled(chunk->x + row * e->hidden, branch, e->residual_scale, e->hidden);
+    }
+    wait_for_team(team);
+}
+
+/* Norms and rotary embedding of the query and key heads of a row. */
+static void prepare_row(const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, int64_t token, float *row) {
+    const RowKernels *kernels = e->level->rows;
+    const int is_local = layer->rope == LOCAL_ROPE, has_norms = layer->query_norm.kind != NO_NORM;
+    const int64_t dim = e->head_dim, half = is_local ? batch->local_rotary_half : batch->rotary_half, keys = attention_width(e);
     const float *cosine = is_local ? batch->local_cosine : batch->cosine, *sine = is_local ? batch->local_sine : batch->sine;
+    if (has_norms && e->has_full_width_qk_norm) {
+        kernels->norm(&layer->query_norm, row, keys, row);
+        kernels->norm(&layer->key_norm, row + keys, e->kv_heads * dim, row + keys);
+    }
+    for (int64_t index = 0; index < e->heads + e->kv_heads; index++) {
+        float *head = row + index * dim;
+        if (has_norms && !e->has_full_width_qk_norm)
+            kernels->norm(index < e->heads ? &layer->query_norm : &layer->key_norm, head, dim, head);
+        if (layer->rope != NO_ROPE) kernels->rope(head, half, cosine + token * half, sine + token * half, e->is_interleaved);
+    }
+}
+
+static void prepare_heads(const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
+    if (layer->rope == NO_ROPE && layer->query_norm.kind == NO_NORM) return;
     for (int64_t row = team->share.index; row < rows; row += team->share.count)
-        for (int64_t head = 0; head < e->heads + e->kv_heads; head++)
-            e->level->rows->rope(chunk->qkv + row * layer->qkv.outputs + head * dim, dim, half, cosine + (start + row) * half,
-                sine + (start + row) * half, head < e->heads ? layer->query_weight : layer->key_weight, layer->qk_eps);
+        prepare_row(e, layer, batch, start + row, chunk->qkv + row * layer->qkv.outputs);
     wait_for_team(team);
 }
 
 static void attend(
-    const LevelEncoder *e, const LevelLayer *layer, const Chunk *chunk, const int64_t *offsets, int64_t members, uint8_t *memory, Team *team
+    const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, const Chunk *chunk, const int64_t *offsets, int64_t members,
+    uint8_t *memory, Team *team
 ) {
     const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
+    const int64_t distances = 2 * batch->max_length - 1;
     for (int64_t unit = team->share.index; unit < members * e->kv_heads; unit += team->share.count) {
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
         const float *first = chunk->qkv + start * row;
         const HeadGroup heads = {
-            first + head * group * dim, first + query + head * dim, first + query + keys + head * dim,
-            chunk->attn_out + start * query + head * group * dim, row, row, row, query, dim, group, layer->window, e->scale * LOG2_E, e->causal,
+            .query = first + head * group * dim, .key = first + query + head * dim, .value = first + query + keys + head * dim,
+            .out = chunk->attn_out + start * query + head * group * dim, .query_stride = row, .key_stride = row, .value_stride = row,
+            .out_stride = query, .head_dim = dim, .group = group, .window = layer->window,
+            .bias = batch->bias ? batch->bias + head * group * distances + batch->max_length - 1 : NULL, .bias_stride = distances,
+            .scale = e->scale, .softcap = e->softcap, .causal = e->causal,
         };
         cenote_level_attend(e->level, &heads, offsets[member + 1] - offsets[member], e->attention_format, memory);
     }
@@ -163,7 +193,7 @@ static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows
         wait_for_team(team);
     }
     pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
-    run_linear(e, &layer->down, rows, 1, chunk->x, chunk, team);
+    add_linear(e, &layer->down, &layer->mlp_out_norm, rows, chunk, team);
 }
 
 /* Sum of the token, type and position embeddings, normalized. */
@@ -192,21 +222,19 @@ static void encode_chunk(
     const int64_t rows = offsets[members] - offsets[0];
     float *out = batch->out + offsets[0] * e->hidden;
     load_rows(e, batch, offsets[0], rows, chunk, team);
-    const Norm *norm = e->is_post_norm || !e->has_first_norm ? NULL : &e->layers->mixer_norm;
-    norm_and_pack(e, norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
+    norm_and_pack(e, e->is_post_norm ? &NOTHING : &e->layers->mixer_norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
     for (const LevelLayer *layer = e->layers, *next = layer + 1, *end = layer + e->num_layers; layer < end; layer++, next++) {
         run_linear(e, &layer->qkv, rows, 0, chunk->qkv, chunk, team);
-        rotate(e, layer, batch, offsets[0], rows, chunk, team);
-        attend(e, layer, chunk, offsets, members, memory, team);
+        prepare_heads(e, layer, batch, offsets[0], rows, chunk, team);
+        attend(e, layer, batch, chunk, offsets, members, memory, team);
         pack_rows(e, &layer->out, chunk->attn_out, attention_width(e), rows, chunk, team);
-        run_linear(e, &layer->out, rows, 1, chunk->x, chunk, team);
+        add_linear(e, &layer->out, &layer->mixer_out_norm, rows, chunk, team);
         norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, chunk->x, chunk->normed, rows, chunk, team);
         run_mlp(e, layer, rows, chunk, team);
-        if (e->is_post_norm) norm = &layer->mlp_norm;
-        else norm = next < end ? &next->mixer_norm : e->has_final_norm ? &e->final_norm : NULL;
+        const Norm *norm = e->is_post_norm ? &layer->mlp_norm : next < end ? &next->mixer_norm : &e->final_norm;
         norm_and_pack(e, norm, next < end ? &next->qkv : NULL, chunk->x, next < end ? chunk->normed : out, rows, chunk, team);
     }
-    if (!e->is_post_norm && !e->has_final_norm)
+    if (!e->is_post_norm && e->final_norm.kind == NO_NORM)
         for (int64_t row = team->share.index; row < rows; row += team->share.count)
             memcpy(out + row * e->hidden, chunk->x + row * e->hidden, e->hidden * sizeof(float));
     wait_for_team(team);

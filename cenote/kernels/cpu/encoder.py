@@ -12,7 +12,6 @@ from torch import Tensor
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.native_encoder import NormWeights
 from cenote.packed_batch import PackedBatch
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
@@ -21,27 +20,30 @@ MIN_WORK_PER_THREAD = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNorms:
-    """RMS norms of query and key heads."""
+class NormWeights:
+    """A LayerNorm or RMSNorm in float32; the weight of an RMSNorm includes its offset."""
 
-    query: Tensor
-    key: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
     eps: float
+    is_rms: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms come before the sublayers, or after their residual adds if the encoder is post-norm."""
+    """One layer. `norms` are those of LevelLayer in encoder.c, in this order; None: the layer has no such norm.
+
+    The norms of mixer and MLP come before them, or after their residual adds if the encoder is post-norm; the out norms
+    come after them, before their residual adds.
+    """
 
     qkv: PackedLinear
     out: PackedLinear
     up: PackedLinear
     down: PackedLinear
-    mixer_norm: NormWeights | None
-    mlp_norm: NormWeights
-    qk_norm: LayerNorms | None = None
-    rope: int = NO_ROPE
-    window: int | None = None
+    norms: tuple[NormWeights | None, ...]  # mixer, MLP, mixer out, MLP out, query, key
+    rope: int  # NO_ROPE, ROPE or LOCAL_ROPE
+    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,10 @@ class EncoderShape:
     scale: float
     causal: bool
     is_post_norm: bool
-    rms: bool
-    norm_offset: float  # added to the weights of RMS norms
+    softcap: float | None = None
+    residual_scale: float = 1.0
+    has_interleaved_rope: bool = False
+    has_full_width_qk_norm: bool = False
     gate_activation: str | None = None  # None: the MLP is not gated
 
 
@@ -74,6 +78,15 @@ class RotaryRows:
 
     cosine: Tensor
     sine: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTables:
+    """What the positions of a batch give to its layers; None: the model has no such table."""
+
+    rotary: RotaryRows | None
+    local_rotary: RotaryRows | None
+    bias: Tensor | None  # of attention: [heads, 2 * longest sequence - 1], by the distance key - query
 
 
 class LevelEncoder:
@@ -108,42 +121,49 @@ class LevelEncoder:
             head_dim=shape.head_dim,
             attention_format=library.FORMATS.index(attention_format),
             scale=shape.scale,
+            softcap=shape.softcap or 0.0,
+            residual_scale=shape.residual_scale,
             causal=shape.causal,
             is_post_norm=shape.is_post_norm,
-            has_first_norm=first.mixer_norm is not None,
-            has_final_norm=final_norm is not None,
             is_gated=shape.gate_activation is not None,
             gate_activation=library.ACTIVATION_CODES.index(shape.gate_activation),
+            is_interleaved=shape.has_interleaved_rope,
+            has_full_width_qk_norm=shape.has_full_width_qk_norm,
             final_norm=self._make_norm(final_norm),
             embedding=library.LevelEmbedding() if tables is None else self._make_embedding(tables),
         )
 
-    def encode_ids(self, batch: PackedBatch, *rotary: RotaryRows) -> Tensor | None:
+    def encode_ids(self, batch: PackedBatch, positions: PositionTables) -> Tensor | None:
         """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table."""
         types = batch.token_type_ids
         if types is not None and (self.tables is None or self.tables.types is None or len(self.tables.types) == 1):
             types = None  # some tokenizers return a second type for a model that has only one
         return self._run(
             batch,
-            rotary,
+            positions,
             token_ids=batch.token_ids.data_ptr(),
             positions=batch.positions.data_ptr(),
             types=None if types is None else types.data_ptr(),
         )
 
-    def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch, *rotary: RotaryRows) -> Tensor:
+    def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch, positions: PositionTables) -> Tensor:
         """Return the hidden states [tokens, hidden] for given input embeddings."""
         inputs_embeds = inputs_embeds.contiguous()  # this reference keeps the copy alive during the call
-        states = self._run(batch, rotary, rows=inputs_embeds.data_ptr())
+        states = self._run(batch, positions, rows=inputs_embeds.data_ptr())
         assert states is not None
         return states
 
-    def _run(self, batch: PackedBatch, rotary: Sequence[RotaryRows], **inputs: int | None) -> Tensor | None:
+    def _run(self, batch: PackedBatch, tables: PositionTables, **inputs: int | None) -> Tensor | None:
         out = torch.empty((batch.num_tokens, self.hidden_size))
-        rows = [RotaryRows(x.cosine.contiguous(), x.sine.contiguous()) for x in rotary]
-        for prefix, table in zip(("", "local_"), rows, strict=False):
-            inputs[f"{prefix}cosine"], inputs[f"{prefix}sine"] = table.cosine.data_ptr(), table.sine.data_ptr()
-            inputs[f"{prefix}rotary_half"] = table.cosine.shape[-1]
+        retained: list[Tensor] = []  # copies that the C code reads during the call
+        for prefix, rotary in (("", tables.rotary), ("local_", tables.local_rotary)):
+            if rotary is not None:
+                retained += (rotary.cosine.contiguous(), rotary.sine.contiguous())
+                inputs[f"{prefix}cosine"], inputs[f"{prefix}sine"] = (x.data_ptr() for x in retained[-2:])
+                inputs[f"{prefix}rotary_half"] = rotary.cosine.shape[-1]
+        if tables.bias is not None:
+            retained.append(tables.bias.contiguous())
+            inputs["bias"], inputs["max_length"] = retained[-1].data_ptr(), (tables.bias.shape[1] + 1) // 2
         work = batch.num_tokens * self._work_per_token
         failed = self.level.library.cenote_level_encode(
             ctypes.byref(self._encoder),
@@ -159,26 +179,21 @@ class LevelEncoder:
         return out if failed == 0 else None
 
     def _make_layer(self, layer: LayerWeights) -> library.LevelLayer:
-        norm = layer.qk_norm
         return library.LevelLayer(
             *(linear.descriptor for linear in _linears(layer)),
-            self._make_norm(layer.mixer_norm),
-            self._make_norm(layer.mlp_norm),
-            None if norm is None else self._retain(norm.query.float() + self.shape.norm_offset),
-            None if norm is None else self._retain(norm.key.float() + self.shape.norm_offset),
-            0.0 if norm is None else norm.eps,
+            *(self._make_norm(norm) for norm in layer.norms),
             layer.rope,
             library.NO_WINDOW if layer.window is None else layer.window,
         )
 
     def _make_norm(self, norm: NormWeights | None) -> library.Norm:
         if norm is None:
-            return library.Norm()
+            return library.Norm(kind=library.NO_NORM)
         return library.Norm(
-            weight=None if norm.weight is None else self._retain(norm.weight.float() + self.shape.norm_offset),
-            bias=None if norm.bias is None else self._retain(norm.bias.float()),
+            weight=None if norm.weight is None else self._retain(norm.weight),
+            bias=None if norm.bias is None else self._retain(norm.bias),
             eps=norm.eps,
-            rms=self.shape.rms,
+            kind=library.RMS_NORM if norm.is_rms else library.LAYER_NORM,
         )
 
     def _make_embedding(self, tables: TableWeights) -> library.LevelEmbedding:

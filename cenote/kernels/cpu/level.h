@@ -33,10 +33,12 @@ typedef struct {
     int64_t input_offset; /* added to packed int8 rows: sums have this times the sum of the weights too much */
 } Product;
 
+enum { NO_NORM, LAYER_NORM, RMS_NORM };
+
 typedef struct {
     const float *weight, *bias; /* NULL: 1 and 0 */
     float eps;
-    int32_t rms; /* RMSNorm: the mean is not subtracted */
+    int32_t kind;
 } Norm;
 
 /* What follows a product: out = activation(sums * scales + bias), added to `out` if `add`. */
@@ -55,8 +57,11 @@ typedef struct {
     float (*softmax)(float *scores, float scale, int64_t low, int64_t high, int64_t padded);
     float (*max_absolute)(const float *row, int64_t width);
     void (*gate)(const float *gate_and_up, int64_t width, int64_t activation, float *out);
-    /* rotate the first 2 * half dimensions, in pairs (i, half + i), after an RMS norm if there is a weight */
-    void (*rope)(float *head, int64_t dim, int64_t half, const float *cosine, const float *sine, const float *weight, float eps);
+    /* rotate the first 2 * half dimensions, in pairs (i, half + i), or (2i, 2i + 1) if interleaved */
+    void (*rope)(float *head, int64_t half, const float *cosine, const float *sine, int interleaved);
+    /* scores -> softcap * tanh(scale * scores / softcap) + bias; softcap 0: no limit, bias NULL: 0 */
+    void (*adjust)(float *scores, int64_t count, float scale, float softcap, const float *bias);
+    void (*add_scaled)(float *sum, const float *row, float scale, int64_t width);
 } RowKernels;
 
 typedef struct {

@@ -15,6 +15,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)  # in the order of the enum in le
 # in the order of the enum in level.h
 ACTIVATION_CODES = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
 NO_WINDOW = 1 << 40  # larger than any sequence
+NO_NORM, LAYER_NORM, RMS_NORM = range(3)  # as in level.h
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -23,7 +24,7 @@ _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 class Norm(ctypes.Structure):
-    _fields_ = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("rms", _int32)]
+    _fields_ = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("kind", _int32)]
 
 
 class PackedLinear(ctypes.Structure):
@@ -36,11 +37,11 @@ class PackedLinear(ctypes.Structure):
 class LevelLayer(ctypes.Structure):
     _fields_ = [
         *((name, PackedLinear) for name in ("qkv", "out", "up", "down")),
-        *((name, Norm) for name in ("mixer_norm", "mlp_norm")),
-        *((name, _pointer) for name in ("query_weight", "key_weight")),
-        ("qk_eps", _float),
-        ("rope", _int32),
-        ("window", _int64),
+        *(
+            (name, Norm)
+            for name in ("mixer_norm", "mlp_norm", "mixer_out_norm", "mlp_out_norm", "query_norm", "key_norm")
+        ),
+        *((name, _int64) for name in ("rope", "window")),
     ]
 
 
@@ -59,16 +60,16 @@ class LevelEncoder(ctypes.Structure):
             (name, _int64)
             for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "attention_format")
         ),
-        ("scale", _float),
+        *((name, _float) for name in ("scale", "softcap", "residual_scale")),
         *(
             (name, _int32)
             for name in (
                 "causal",
                 "is_post_norm",
-                "has_first_norm",
-                "has_final_norm",
                 "is_gated",
                 "gate_activation",
+                "is_interleaved",
+                "has_full_width_qk_norm",
             )
         ),
         ("final_norm", Norm),
@@ -80,7 +81,8 @@ class LevelInput(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("rows", "token_ids", "positions", "types")),
         *((name, _pointer) for name in ("cosine", "sine", "local_cosine", "local_sine")),
-        *((name, _int64) for name in ("rotary_half", "local_rotary_half")),
+        ("bias", _pointer),
+        *((name, _int64) for name in ("rotary_half", "local_rotary_half", "max_length")),
         ("out", _pointer),
     ]
 

@@ -133,7 +133,7 @@ static void norm_row(const Norm *norm, const float *x, int64_t width, float *out
     const int64_t whole = width / WIDTH * WIDTH;
     vfloat sums = {0}, squares = {0};
     float mean = 0.0f, rest = 0.0f;
-    if (!norm->rms) {
+    if (norm->kind == LAYER_NORM) {
         for (int64_t c = 0; c < whole; c += WIDTH) sums += load(x + c);
         for (int64_t c = whole; c < width; c++) rest += x[c];
         mean = (sum_lanes(sums) + rest) / width, rest = 0.0f;
@@ -206,10 +206,14 @@ static void gate_row(const float *gate, int64_t width, int64_t activation, float
     }
 }
 
-static void rope_head(float *head, int64_t dim, int64_t half, const float *cosine, const float *sine, const float *weight, float eps) {
-    if (weight) {
-        const Norm norm = {weight, NULL, eps, 1};
-        norm_row(&norm, head, dim, head);
+static void rope_head(float *head, int64_t half, const float *cosine, const float *sine, int interleaved) {
+    if (interleaved) {
+        for (int64_t c = 0; c < half; c++) {
+            const float first = head[2 * c], second = head[2 * c + 1];
+            head[2 * c] = first * cosine[c] - second * sine[c];
+            head[2 * c + 1] = second * cosine[c] + first * sine[c];
+        }
+        return;
     }
     int64_t c = 0;
     for (; c + WIDTH <= half; c += WIDTH) {
@@ -224,4 +228,19 @@ static void rope_head(float *head, int64_t dim, int64_t half, const float *cosin
     }
 }
 
-#define ROW_KERNELS {finish, norm_row, softmax, max_absolute_of, gate_row, rope_head}
+static void adjust_scores(float *scores, int64_t count, float scale, float softcap, const float *bias) {
+    for (int64_t c = 0; c < count; c += WIDTH) {
+        const int64_t num = min_of(WIDTH, count - c);
+        vfloat value = (num == WIDTH ? load(scores + c) : load_tail(scores + c, num)) * splat(scale);
+        if (softcap != 0.0f) value = splat(2.0f * softcap) * sigmoid(value * splat(2.0f / softcap)) - splat(softcap); /* tanh */
+        if (bias) value += num == WIDTH ? load(bias + c) : load_tail(bias + c, num);
+        if (num == WIDTH) store(scores + c, value);
+        else store_tail(scores + c, value, num);
+    }
+}
+
+static void add_scaled_row(float *sum, const float *row, float scale, int64_t width) {
+    for (int64_t c = 0; c < width; c++) sum[c] += scale * row[c];
+}
+
+#define ROW_KERNELS {finish, norm_row, softmax, max_absolute_of, gate_row, rope_head, adjust_scores, add_scaled_row}

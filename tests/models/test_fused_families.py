@@ -1,0 +1,87 @@
+"""On a CPU with kernels of ours, all layers of these families run in one call and equal Transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from cenote.config.engine import EngineConfig
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.layers.backbone import Backbone
+from cenote.layers.fused_encoder import FusedLevelEncoder
+from cenote.layers.linear import Linear
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
+from cenote.pooling.heads import SpladeHead
+from tests.kernels.levels import needs_level
+from tests.models.test_parity import TOLERANCE, loaded, run
+from tests.tiny import compute_hidden_states, save_tiny, tiny_bert_classifier, tiny_splade
+
+pytestmark = needs_level
+
+FAMILIES = [
+    "BertModel",
+    "MPNetModel",
+    "AlbertModel",
+    "T5EncoderModel",
+    "ModernBertModel",
+    "EuroBertModel",
+    "LlamaModel",
+    "Qwen2Model",
+    "Qwen3Model",
+    "MistralModel",
+    "GlmModel",
+    "GPT2Model",
+    "GraniteModel",
+    "GemmaModel",
+    "Gemma2Model",
+    "Gemma3TextModel",
+    "Olmo2Model",
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_runs_in_one_call_and_equals_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, family)
+    backbone = loaded(tmp_path).backbone
+
+    assert isinstance(backbone, Backbone) and isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert_close(run(backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+
+
+def load_pooler(folder: Path, **options: Any) -> nn.Module:
+    return load_model(EngineConfig.from_kwargs(str(folder), device="cpu", **options)).pooler
+
+
+def test_the_layers_of_a_cross_encoder_head_are_packed(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path, num_labels=1)
+
+    pooler = load_pooler(tmp_path, dtype="float32")
+
+    layers = [layer for layer in pooler.modules() if isinstance(layer, Linear)]
+    assert len(layers) == 2 and all(isinstance(layer.packed, PackedLinear) for layer in layers)
+    states = torch.randn(5, 32)
+    for layer in layers:
+        packed, layer.packed = layer.packed, None
+        expected = layer(states)
+        layer.packed = packed
+        assert_close(layer(states), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_the_vocabulary_of_splade_is_packed(dtype: str, tmp_path: Path) -> None:
+    tiny_splade(tmp_path)
+    head = load_pooler(tmp_path, dtype=dtype).heads.splade
+    assert isinstance(head, SpladeHead) and isinstance(head.packed_vocabulary, PackedLinear)
+    batch = pack_sequences([[5, 6, 7], [8]])
+    states = torch.randn(4, 32)
+
+    found = head(states, batch, [0, 1])
+
+    head.packed_vocabulary = None
+    assert_close(found, head(states, batch, [0, 1]), atol=1e-5 if dtype == "float32" else 5e-3, rtol=0)
