@@ -109,7 +109,10 @@ def pull(argv: Sequence[str]) -> int:
         ["cenote pull BAAI/bge-m3", "cenote pull BAAI/bge-m3 --revision main --json", "cenote pull FOLDER"],
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_flags(parser, without=("model",))

@@ -209,7 +209,10 @@ def inspect(argv: Sequence[str]) -> int:
         ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN", "cenote inspect --json"],
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
     )
     parser.add_argument("--json", action="store_true", help="print value and source of every setting as JSON")
     parser.add_argument(
@@ -245,7 +248,10 @@ def explain(argv: Sequence[str]) -> int:
         "others of its own: cenote explain --http --help",
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
     )
     lengths = "length in tokens of the texts to measure with; may be repeated (default: 16 50 128 512)"
     parser.add_argument("--length", type=parse_positive_int, action="append", default=[], metavar="N", help=lengths)

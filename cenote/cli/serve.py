@@ -194,7 +194,7 @@ def make_parser() -> CommandParser:
         "model_tags",
         nargs="*",
         metavar="MODEL",
-        help="hub name or folder; a bundled default model if unset. Options apply to all models",
+        help="folder, hub name or s3://bucket/path; a bundled default model if unset. Options apply to all models",
     )
     group = parser.add_argument_group("server")
     group.add_argument(

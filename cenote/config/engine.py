@@ -33,6 +33,7 @@ EXTRA_VARIABLES = {
     "CENOTE_CACHE_DIR": "folder for files that are kept between runs, instead of ~/.cache/cenote",
     "CENOTE_MAX_CPU_ISA": "use no CPU instructions above this level",
 }
+HUB_SCHEME = "hf://"  # optional before a hub name, as KServe writes it
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller SQLite file would consist mostly of its own overhead
 MIN_CACHE_DISK_BYTES = 1024**2
@@ -50,7 +51,10 @@ DEFAULT_MAX_IMAGES = 999
 class EngineConfig:
     """The model to load and how to run it."""
 
-    model: str | None = option("hub name or folder; a bundled default model if unset", default=None)
+    model: str | None = option(
+        "folder, hub name (hf:// before it is optional) or s3://bucket/path; a bundled default model if unset",
+        default=None,
+    )
     runner: Runner = option(
         "accepted for compatibility with vLLM; always pooling", default="auto", choices=("auto", "pooling")
     )
@@ -201,6 +205,7 @@ class EngineConfig:
     task: str | None = None  # deprecated option of vLLM: the default task; `convert` is derived from it
 
     def __post_init__(self) -> None:
+        self._strip_hub_scheme()
         check_choices(self, unlisted=("generate",))  # rejected later, with the reason
         if not isinstance(self.result_cache_bytes, int) or self.result_cache_bytes < 0:
             raise BadRequest(
@@ -216,6 +221,17 @@ class EngineConfig:
             )
         check_positive(self, ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s", "bulk_max_wait_s"))
         self._check_processes()
+
+    def _strip_hub_scheme(self) -> None:
+        """Read `hf://owner/name` as `owner/name`, and `hf://owner/name:main` with that revision."""
+        for option_name, revision_name in (("model", "revision"), ("tokenizer", "tokenizer_revision")):
+            source = getattr(self, option_name)
+            if not isinstance(source, str) or not source.startswith(HUB_SCHEME):
+                continue
+            name, _, revision = source.removeprefix(HUB_SCHEME).partition(":")
+            object.__setattr__(self, option_name, name)
+            if revision and getattr(self, revision_name) is None:
+                object.__setattr__(self, revision_name, revision)
 
     def _check_processes(self) -> None:
         """Check the numbers of replicas and of the processes of each, and that there is a device for every one."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cenote.config.engine import DEFAULT_MODEL
+from cenote.config.engine import DEFAULT_MODEL, HUB_SCHEME
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
+from cenote.loading.object_store import S3_SCHEME, download_from_s3
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -112,10 +113,13 @@ def find_checkpoint(
     needs_config: bool = True,
     needs_weights: bool = True,
 ) -> Checkpoint:
-    """Return a local folder or download from the hub; `needs_config=False` is for tokenizers, without weights."""
-    folder = Path(model).expanduser()
+    """Return a local folder, or download from the hub or S3; `needs_config=False` is for tokenizers: no weights."""
     if not model:
         raise LoadError("the model name is empty; expected a folder with config.json or a hub name like owner/name")
+    if model.startswith(S3_SCHEME):
+        stored = Checkpoint(model, _download_from_s3(model, needs_weights=needs_config and needs_weights))
+        return _require_config(stored) if needs_config else stored
+    folder = Path(model).expanduser()
     if folder.is_dir():
         return _require_config(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
     if folder.exists():
@@ -138,7 +142,10 @@ def find_checkpoint(
 
 
 def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
-    """Return a local folder or download an adapter from the hub."""
+    """Return a local folder, or download an adapter from the hub or S3."""
+    if name.startswith(S3_SCHEME):
+        return Checkpoint(name, _download_from_s3(name, needs_weights=True))
+    name = name.removeprefix(HUB_SCHEME)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return Checkpoint(name, folder)
@@ -208,6 +215,15 @@ def _download_model(name: str, revision: str | None, token: str | None) -> Path:
     if (folder / ADAPTER_CONFIG).exists() and not (folder / ADAPTER_WEIGHTS[0]).exists():
         missing.append(ADAPTER_WEIGHTS[1])
     return _download_snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
+
+
+def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
+    patterns = [*DOWNLOAD_PATTERNS, *HEAD_FILES]
+    if not needs_weights:
+        return download_from_s3(uri, patterns, IGNORE_PATTERNS, ())
+    return download_from_s3(
+        uri, [*patterns, WEIGHT_PATTERN], IGNORE_PATTERNS, (f"*{PICKLE_PATTERN}", "*adapter_model.bin")
+    )
 
 
 def _download_snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
