@@ -10,15 +10,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cenote.bench.shapes import SHAPES, VOCABULARY, ModelShape, write_checkpoint
-from cenote.config.llm_options import LLMOptions
+from cenote.config.engine import Quantization
 from cenote.engine.execution.executor import Executor
 from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.result_delivery import BatchOutput
@@ -250,11 +252,11 @@ def _measure_model(
     if not path.exists():
         write_checkpoint(path, shape, "cuda")
     label = f"{name} {quantization or 'bf16'}"
-    common: LLMOptions = {"device": "cuda", "pooler_config": {"pooling_type": "MEAN"}}
-    with LLM(str(path), dtype="bfloat16", quantization=quantization, **common) as llm:
+    load = partial(LLM, str(path), device="cuda", pooler_config={"pooling_type": "MEAN"})
+    with load(dtype="bfloat16", quantization=cast("Quantization | None", quantization)) as llm:
         figures = measure_speed(llm, label, shape, lengths, options.rounds, peak, options.levels)
         notes[label] = {"query_ms": round(measure_query_latency(llm), 3)}
-        with LLM(str(path), dtype="float32", **common) as exact:
+        with load(dtype="float32") as exact:
             mean, worst = compare_vectors(llm, exact)
         notes[label].update(cosine_mean=round(mean, 6), cosine_worst=round(worst, 6))
         if options.linear:

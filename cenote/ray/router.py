@@ -14,10 +14,12 @@ from starlette.routing import Route
 
 from cenote.api.app import body_too_large_error, check_content_length
 from cenote.api.app_state import AppState
+from cenote.api.dialects import DIALECTS
 from cenote.api.middleware import RequestMiddleware
 from cenote.api.replies import error_reply, json_reply, to_response
+from cenote.api.route_table import RouteTable
 from cenote.api.served_models import ServedModel
-from cenote.api.system_routes import ModelCard, ModelList, Permission
+from cenote.api.system_routes import HealthCheck, ModelCard, ModelList, Permission
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.errors import NotReady, PoolingError
@@ -43,6 +45,7 @@ class ModelRouter:
         self.exceptions = import_ray("ray.exceptions")
         self.backpressure: type[Exception] = import_ray("ray.serve.exceptions").BackPressureError
         self.app_state = AppState(settings)
+        self.table = RouteTable(DIALECTS)
         models = [ServedModel(entry.name, entry.aliases, entry.source) for entry in entries]
         for model, entry in zip(models, entries, strict=True):
             model.accepts_source_names = entry.accepts_source_names
@@ -56,11 +59,11 @@ class ModelRouter:
             *(Route(path, self.health) for path in ("/health", "/health/live", "/health/ready", "/ping")),
             Route("/{path:path}", self.forward, methods=ANY_METHOD),
         ]
-        return without_request_id(RequestMiddleware(Starlette(routes=routes), self.app_state))
+        return without_request_id(RequestMiddleware(Starlette(routes=routes), self.app_state, self.table))
 
     async def health(self, request: Request) -> Response:
         """The router is up; a model without replicas starts one with its next request."""
-        return Response(b"")
+        return Response(b"") if request.url.path == "/ping" else to_response(json_reply(HealthCheck(time.time())))
 
     async def list_models(self, request: Request) -> Response:
         cards: list[ModelCard] = []
@@ -81,7 +84,8 @@ class ModelRouter:
             )
             reply = await self._call(model, call)
         except PoolingError as error:
-            return to_response(error_reply(error, request.scope["request_id"]))
+            encode_error = self.table.find_error_encoder(request.scope["path"])
+            return to_response(error_reply(error, request.scope["request_id"], encode_error=encode_error))
         response = Response(reply.body, reply.status)
         response.raw_headers = [item for item in reply.headers if item[0] not in HOP_HEADERS]
         response.raw_headers.append((b"content-length", b"%d" % len(reply.body)))
@@ -99,9 +103,10 @@ class ModelRouter:
         return b"".join(parts)
 
     def _find_model(self, request: Request, body: bytes) -> str:
-        """Return the model that the body or the header names; the replica reports a body that is not valid."""
-        name = request.headers.get(MODEL_HEADER)
-        if body:
+        """Return the model that the path, body or header names; the replica reports a body that is not valid."""
+        found = self.table.match(request.scope["path"])
+        name = request.headers.get(MODEL_HEADER) if found is None else found[1]
+        if body and found is None:
             try:
                 name = msgspec.json.decode(body, type=NamedBody).model or name
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
