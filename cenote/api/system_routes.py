@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_res
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.params import Task
+from cenote.protocol.params import ScoreType, Task
 from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
 
@@ -82,6 +82,13 @@ class ModelCard(msgspec.Struct):
     fingerprint: str | None = None  # changes with everything that changes results
     tasks: tuple[Task, ...] = ()
     model_type: ModelType | None = None  # Xinference's client reads it
+    score_types: tuple[ScoreType, ...] = ()  # the default first
+    embedding_size: int | None = None
+    pooling: str | None = None  # of the default task
+    prompts: tuple[str, ...] = ()  # names
+    labels: list[str] | None = None  # of a classifier, in the order of its probabilities
+    supports_entities: bool = False
+    supports_images: bool = False
 
 
 class ModelList(msgspec.Struct):
@@ -207,9 +214,25 @@ def make_card(
         parent=parent,
         state=app_state.status if app_state.models.sole is not None else model.status,
         fingerprint=None if model_info is None else model_info.fingerprint or None,
-        tasks=() if model_info is None else model_info.tasks,
-        model_type=None if model_info is None else select_model_type(model_info),
+        **describe_abilities(model_info),
     )
+
+
+def describe_abilities(model_info: ModelInfo | None) -> dict[str, Any]:
+    """Return the fields of a card that say what a loaded model can do."""
+    if model_info is None:
+        return {}
+    return {
+        "tasks": model_info.tasks,
+        "score_types": model_info.score_types,
+        "embedding_size": model_info.embedding_size,
+        "pooling": model_info.pooling,
+        "prompts": tuple(sorted({*model_info.prompts, *model_info.instructions})),
+        "labels": model_info.labels,
+        "supports_entities": model_info.supports_entities,
+        "supports_images": model_info.supports_images,
+        "model_type": select_model_type(model_info),
+    }
 
 
 def select_model_type(model_info: ModelInfo) -> ModelType | None:
