@@ -22,8 +22,9 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
-from cenote.api.docs import make_docs_routes
+from cenote.api.docs import make_docs_file_routes, make_docs_routes
 from cenote.api.middleware import RequestMiddleware, get_header
+from cenote.api.playground import make_playground_routes
 from cenote.api.replies import (
     ErrorEncoder,
     Reply,
@@ -55,6 +56,7 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
         StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), endpoint, methods=["POST"])
         for path, endpoint in endpoints.items()
     ]
+    page_routes = [*make_docs_file_routes(app_state), *make_playground_routes(app_state)]
     app = Starlette(
         routes=[
             *post_routes,
@@ -62,6 +64,7 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
             *(make_get_route(app_state, route, path) for route in table.get_routes for path in route.paths),
             *make_admin_routes(app_state),
             *make_docs_routes(app_state, table),
+            *page_routes,
         ],
         exception_handlers={
             HTTPException: _handle_http_error,
@@ -70,7 +73,8 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
         },
     )
     app.state.table = table
-    return RequestMiddleware(FastRouter(endpoints, table, app), app_state, table)
+    page_paths = frozenset(route.path for route in page_routes)
+    return RequestMiddleware(FastRouter(endpoints, table, app), app_state, table, page_paths)
 
 
 def make_get_route(app_state: AppState, route: GetRoute, path: str) -> StarletteRoute:

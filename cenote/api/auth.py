@@ -1,4 +1,4 @@
-"""API key authentication: keys from options and files, compared in constant time; health routes are public."""
+"""API key authentication: keys from options and files, compared in constant time; pages and health routes need none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -31,7 +31,12 @@ PUBLIC_ROUTES: dict[str, tuple[str, ...]] = {
     "/health/live": READ_METHODS,
     "/health/ready": READ_METHODS,
     "/ping": (*READ_METHODS, "POST"),
+    # a page without data: what it shows, it fetches with a key
+    "/docs": READ_METHODS,
+    "/redoc": READ_METHODS,
 }
+PLAYGROUND = "/"
+PAGE_FILES = ("/ui/", "/docs/")  # prefixes
 UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the header Authorization: Bearer KEY"
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -121,8 +126,12 @@ class ApiKeyStore:
 class AuthMiddleware:
     """Reject requests without a valid API key, for every path except the public routes."""
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeyStore, table: RouteTable) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: ApiKeyStore, table: RouteTable, page_paths: Collection[str] = ()
+    ) -> None:
+        """`page_paths`: the playground, and the files of pages, which are the same for everybody."""
         self.app = app
+        self.page_paths = page_paths
         self.api_keys = api_keys
         self.table = table
         self.public_routes = PUBLIC_ROUTES | dict.fromkeys(table.public_paths, READ_METHODS)
@@ -131,12 +140,24 @@ class AuthMiddleware:
         if scope["type"] == "http":
             key = scope["api_key"] = self.api_keys.find(scope["headers"], scope["query_string"])
             scope["key"] = None if key is None else key.tenant[:8]  # for logs
-            if key is None and scope["method"] not in self.public_routes.get(scope["path"], ()):
+            if key is None and not self._is_public(scope):
                 encode_error = self.table.find_error_encoder(scope["path"])
                 reply = error_reply(Unauthorized(UNAUTHORIZED_MESSAGE), encode_error=encode_error)
                 await to_response(reply)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        path, method = scope["path"], scope["method"]
+        if method in self.public_routes.get(path, ()):
+            return True
+        is_page = path in self.page_paths and (path != PLAYGROUND or asks_for_html(scope))
+        return is_page and method in READ_METHODS
+
+
+def asks_for_html(scope: Scope) -> bool:
+    """Whether a browser asks for a page: other clients use the same paths for other things."""
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
 
 
 def _iter_candidate_keys(headers: Headers, query_string: bytes) -> Iterator[bytes]:

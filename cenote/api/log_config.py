@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+from cenote.api.auth import PAGE_FILES
 from cenote.config.server import ServerConfig
 from cenote.utils.log_limits import LineLimit
 
@@ -52,8 +53,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_reply(scope: Scope, status: int, seconds: float) -> None:
-    """Write the access log line of a response; responses to probes are logged at debug level."""
-    level = logging.DEBUG if scope["path"] in PROBE_PATHS else logging.INFO
+    """Write the access log line of a response; those of probes and files of pages are logged at debug level."""
+    is_routine = scope["path"] in PROBE_PATHS or scope["path"].startswith(PAGE_FILES)
+    level = logging.DEBUG if is_routine else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
     # the undecoded path: a decoded one could contain line breaks

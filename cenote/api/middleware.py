@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Collection
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,12 +44,13 @@ EXPOSED_HEADERS = (
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, app_state: AppState, table: RouteTable) -> None:
+    def __init__(self, app: ASGIApp, app_state: AppState, table: RouteTable, page_paths: Collection[str] = ()) -> None:
+        """`page_paths`: files of pages, which need no API key."""
         self.app_state = app_state
         self.table = table
-        self.app = add_cors(
-            AuthMiddleware(app, app_state.api_keys, table) if app_state.api_keys.is_required else app, app_state
-        )
+        if app_state.api_keys.is_required:
+            app = AuthMiddleware(app, app_state.api_keys, table, page_paths)
+        self.app = add_cors(app, app_state)
         self.root_path = app_state.settings.root_path.rstrip("/")
         self.has_warned = False
 

@@ -14,6 +14,7 @@ from cenote.api.admin_routes import LoadBody, ModelRows, ReloadBody, ShuttingDow
 from cenote.api.app_state import AppState
 from cenote.api.auth import PUBLIC_ROUTES, READ_METHODS
 from cenote.api.model_admin import ModelRow
+from cenote.api.openapi_groups import add_groups
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.route_table import DialectRoute, RouteTable
 from cenote.api.system_routes import Health, HealthCheck, Load, ModelCard, ModelList, Version
@@ -37,6 +38,7 @@ class SystemOperation:
     error_type: Any = ErrorBody
 
 
+DOCS_SUMMARY = "Documentation page, from which requests can be sent"
 PING_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
 SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
     "/health": SystemOperation("Return 200 when the server is ready, 503 otherwise", HealthCheck),
@@ -81,8 +83,8 @@ SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
         status=202,
     ),
     "/openapi.json": SystemOperation("Return this OpenAPI document", dict[str, Any], errors=()),
-    "/docs": SystemOperation("Documentation page from which requests can be sent", media_type="text/html", errors=()),
-    "/redoc": SystemOperation("Documentation page, the same as /docs", media_type="text/html", errors=()),
+    "/docs": SystemOperation(DOCS_SUMMARY, media_type="text/html", errors=()),
+    "/redoc": SystemOperation(DOCS_SUMMARY, media_type="text/html", errors=()),
 }
 ERROR_DESCRIPTIONS = {
     400: "Invalid request; the response names the field and the reason",
@@ -156,7 +158,7 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
     }
     if app_state.api_keys.is_required:
         _add_security(document, {**PUBLIC_ROUTES, **dict.fromkeys(table.public_paths, READ_METHODS)})
-    return document
+    return add_groups(document, table, supported)
 
 
 def _body_type(entry: DialectRoute) -> Any:

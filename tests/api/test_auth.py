@@ -19,14 +19,14 @@ from cenote import LLM
 from cenote.api import auth as module
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.auth import ApiKeyStore
+from cenote.api.auth import PAGE_FILES, ApiKeyStore
 from cenote.api.system_routes import make_system_routes
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
 
 from .app_client import make_client
 
-PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping"]
+PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping", "/docs", "/redoc"]
 DIALECT_ROUTES = [
     "/v1/health/live",
     "/v1/health/ready",
@@ -87,7 +87,7 @@ def test_requests_without_a_key_are_refused(headers: dict[str, str], protected: 
     assert reply.headers["x-request-id"]
 
 
-def test_every_route_except_health_needs_a_key(llm: LLM) -> None:
+def test_every_route_except_health_and_pages_needs_a_key(llm: LLM) -> None:
     app_state = AppState(ServerConfig(api_key=("k",), enable_tokenizer_info_endpoint=True))
     app_state.set_engine(llm.engine)
     client = TestClient(build_app(app_state))
@@ -103,7 +103,8 @@ def test_every_route_except_health_needs_a_key(llm: LLM) -> None:
     }
 
     public = {path for (_, path), status in statuses.items() if status != 401}
-    assert len(paths) > len(make_system_routes(app_state)) and public == {*PUBLIC_ROUTES, *DIALECT_ROUTES}
+    files = {path for path in paths if path.startswith(PAGE_FILES)}
+    assert len(paths) > len(make_system_routes(app_state)) and public == {*PUBLIC_ROUTES, *DIALECT_ROUTES, *files}
     assert all(statuses["POST", path] == 401 for path in PUBLIC_ROUTES if path != "/ping")
 
 

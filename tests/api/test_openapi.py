@@ -70,10 +70,14 @@ def get_document(client: TestClient) -> dict[str, Any]:
     return document
 
 
+def list_examples(path: str, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the example of the default route of a path, then those of its other routes."""
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    return [entry["value"] for entry in content["examples"].values()] if "examples" in content else [content["example"]]
+
+
 def get_example(path: str, document: dict[str, Any]) -> dict[str, Any]:
-    content = document["paths"][path]["post"]["requestBody"]["content"]
-    example: dict[str, Any] = content["application/json"]["example"]
-    return example
+    return list_examples(path, document)[0]
 
 
 def assert_documented(reply: Any, path: str, method: str, document: dict[str, Any]) -> None:
@@ -151,8 +155,26 @@ def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
 def test_docs_can_be_disabled(llm: LLM) -> None:
     client = make_client(llm, disable_docs=True)
 
-    assert client.get("/openapi.json").status_code == 404
-    assert client.get("/docs").status_code == 404
+    for path in ("/openapi.json", "/docs", "/redoc", "/docs/swagger-ui-bundle.js"):
+        assert client.get(path).status_code == 404
+
+
+def test_operations_are_grouped_by_dialect_and_aliases_name_the_path_that_they_repeat(llm: LLM) -> None:
+    document = get_document(make_client(llm))
+
+    titles = [tag["name"] for tag in document["tags"]]
+    assert titles[0] == "OpenAI" and titles[-2:] == ["Server", "Administration"]
+    for path, entry in document["paths"].items():
+        for method, operation in entry.items():
+            assert operation["tags"] and set(operation["tags"]) <= set(titles), path
+            if (target := operation.get("x-alias-of")) is not None:
+                repeated = document["paths"][target][method]
+                assert "x-alias-of" not in repeated
+                assert (operation["summary"], operation["tags"]) == (repeated["summary"], repeated["tags"])
+    assert document["paths"]["/embeddings"]["post"]["x-alias-of"] == "/v1/embeddings"
+    assert "x-alias-of" not in document["paths"]["/v1/rerank"]["post"]
+    assert list(document["paths"]["/rerank"]["post"]["tags"])[0].startswith("Rerank")
+    assert {"Text Embeddings Inference", "Weaviate"} <= set(document["paths"]["/rerank"]["post"]["tags"])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -164,10 +186,11 @@ def test_every_example_works_and_its_response_is_documented(models: Models, path
             continue
         num_supporting += 1
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        Draft202012Validator(content["schema"] | {"components": document["components"]}).validate(content["example"])
-        reply = client.post(path, json=content["example"])
-        assert reply.status_code == 200, reply.text
-        assert_documented(reply, path, "post", document)
+        for example in list_examples(path, document):
+            Draft202012Validator(content["schema"] | {"components": document["components"]}).validate(example)
+            reply = client.post(path, json=example)
+            assert reply.status_code == 200, reply.text
+            assert_documented(reply, path, "post", document)
     assert num_supporting
 
 

@@ -91,13 +91,13 @@ def test_the_sdist_has_the_sources_for_every_platform(dist_folder: Path) -> None
 
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= files
     assert package_files(".c", ".h") >= {"cenote/kernels/native.h"}
-    assert package_files(".py", ".c", ".h", ".jinja", "py.typed") <= files
+    assert package_files(".py", ".c", ".h", ".jinja", "py.typed", ".html", ".js", ".css", ".gz") <= files
 
 
 def test_the_wheel_has_the_package_and_no_c_sources(dist_folder: Path) -> None:
     files = archive_files(next(dist_folder.glob("*.whl")))
 
-    assert package_files(".py", ".jinja", "py.typed") <= files
+    assert package_files(".py", ".jinja", "py.typed", ".html", ".js", ".css", ".svg", ".gz", ".txt") <= files
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
     assert not [name for name in files if name.endswith((".c", ".h")) or name.startswith("tests")]
 
