@@ -34,11 +34,15 @@ class PartOutput:
         return any(folder.is_dir() and any(folder.iterdir()) for folder in (self.folder, self.state_folder))
 
     def remove(self) -> None:
-        """Remove the results of an earlier job; a folder with other files is not touched."""
-        if self.format != "lance" and self.has_files() and not self.manifest_path.exists():
-            raise BadRequest(f"{self.folder} has files that are not of such a job; remove them, or use another folder")
-        remove_path(self.folder)
-        remove_path(self.state_folder)
+        """Remove the results of an earlier job, and no other file."""
+        if self.format == "lance":
+            if (self.folder / "_versions").is_dir() or self.manifest_path.exists():
+                remove_path(self.folder)
+                remove_path(self.state_folder)
+        elif self.manifest_path.exists():
+            for path in self.folder.glob("*part-*"):
+                path.unlink()
+            self.manifest_path.unlink()
 
     def write_bytes(self, number: int, content: bytes) -> None:
         path = self._part_path(number)

@@ -37,21 +37,34 @@ LOCAL_OPTIONS = (
 
 def app(args: Mapping[str, Any]) -> Any:
     """Return the application of Ray Serve for options by name, as `serve run` and its configuration files give them."""
-    options = {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in args.items()}
     groups = [{option.name for option in option_fields(config)} for config in (ServerConfig, RayConfig, EngineConfig)]
-    check_known_names(options, set.union(*groups), "option")
+    check_known_names(args, set.union(*groups), "option")
+    options = {name: convert_value(name, value) for name, value in args.items()}
     server, ray_options, engine = (
         {name: value for name, value in options.items() if name in names} for names in groups
     )
-    names = server.pop("served_model_name", ())
-    settings = ServerConfig(**server, served_model_name=(names,) if isinstance(names, str) else tuple(names))
-    engine = {name: value for name, value in engine.items() if name not in server and name != "served_model_name"}
+    settings = ServerConfig(**server)
+    engine = {name: value for name, value in engine.items() if name not in server}
     if settings.models is not None:
         table = ModelTable.from_file(settings.models, engine)
     else:
         config = EngineConfig.from_kwargs(**engine, served_model_name=settings.served_model_name or None)
         table = ModelTable.of(config, settings.served_model_name, engine)
     return build(settings, table, RayConfig(**{"engine": "ray", **ray_options}))
+
+
+def convert_value(name: str, value: Any) -> Any:
+    """Return the value of an option: `serve run` gives texts, configuration files also lists and numbers."""
+    for config in (ServerConfig, RayConfig, EngineConfig):
+        for option in option_fields(config):
+            if option.name != name:
+                continue
+            if isinstance(option.default, tuple):
+                return tuple(value.split(",") if isinstance(value, str) else map(str, value))
+            if isinstance(value, str) and option.metadata["parse"] is not None:
+                return option.metadata["parse"](value)
+            return yaml.safe_load(value) if isinstance(value, str) else value
+    raise AssertionError(f"unknown option {name}")
 
 
 def build(settings: ServerConfig, table: ModelTable, config: RayConfig) -> Any:

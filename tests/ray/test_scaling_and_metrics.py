@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from cenote.errors import BadRequest
 from cenote.ray.autoscaling import scale_on_queue
 from cenote.ray.ray_metrics import RayMetrics
+from cenote.ray.serve import app, convert_value
 from cenote.utils.metrics import MetricsRegistry
 
 
@@ -66,3 +68,18 @@ def test_counters_are_exported_by_what_they_gain(monkeypatch: pytest.MonkeyPatch
         "seconds_count": 2,
         "waiting": 7,
     }
+
+
+def test_options_of_an_application_are_converted_as_on_the_command_line() -> None:
+    given = {"api_key": "007,b", "port": "0", "min_replicas": "2", "max_model_len": "1k", "dtype": "float32"}
+
+    assert {name: convert_value(name, value) for name, value in given.items()} == {
+        "api_key": ("007", "b"),
+        "port": 0,
+        "min_replicas": 2,
+        "max_model_len": 1000,
+        "dtype": "float32",
+    }
+    assert convert_value("served_model_name", ["a", "b"]) == ("a", "b")
+    with pytest.raises(BadRequest, match="min_replica"):
+        app({"min_replica": 1})
