@@ -14,7 +14,7 @@ from tests.ray.checks import check_embeddings, collect
 from tests.ray.conftest import IS_FULL
 from tests.ray.rows import make_rows
 
-NUM_ROWS = 20_000 if IS_FULL else 1500
+NUM_ROWS = 20_000 if IS_FULL else 800
 
 
 @pytest.mark.usefixtures("cluster")

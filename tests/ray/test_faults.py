@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+import pytest
 import ray
 
 import cenote.ray
@@ -21,7 +22,7 @@ from tests.ray.checks import check_embeddings
 from tests.ray.conftest import IS_FULL, STORE_BYTES, find_workers
 from tests.ray.rows import make_rows
 
-NUM_ROWS = 20_000 if IS_FULL else 2000
+NUM_ROWS = 20_000 if IS_FULL else 1000
 
 
 class Killer(threading.Thread):
@@ -46,16 +47,23 @@ class Killer(threading.Thread):
             (node, *_) = self.cluster.worker_nodes
             self.cluster.remove_node(node, allow_graceful=False)  # kills the raylet and with it the actors of the node
             self.killed.append("node")
-            self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
 
-def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(cluster: Any, default_folder: Path, llm: LLM) -> None:
+@pytest.fixture
+def two_nodes(cluster: Any) -> Any:
+    """The cluster, with a second node in place of one that another test has killed."""
+    if len(cluster.list_all_nodes()) < 2:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    return cluster
+
+
+def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     tables: list[Any] = []
-    killer = Killer(cluster, lambda: sum(map(len, tables)))
-    dataset = ray.data.from_items(rows, override_num_blocks=NUM_ROWS // 100)
+    killer = Killer(two_nodes, lambda: sum(map(len, tables)))
+    dataset = ray.data.from_items(rows, override_num_blocks=NUM_ROWS // 50)
     options = {"model": str(default_folder), "dtype": "float32"}
-    done = cenote.ray.embed(dataset, concurrency=2, num_cpus=0.9, batch_size=100, **options)
+    done = cenote.ray.embed(dataset, concurrency=2, num_cpus=0.9, batch_size=50, **options)
     killer.start()
 
     for table in done.iter_batches(batch_format="pyarrow", batch_size=None):
@@ -67,7 +75,8 @@ def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(cluster: Any, defau
     check_embeddings(pyarrow.concat_tables(tables), rows, llm)
 
 
-def test_a_job_on_files_outlives_them_too(cluster: Any, tmp_path: Path, default_folder: Path, llm: LLM) -> None:
+@pytest.mark.skipif(not IS_FULL, reason="only with RAY_TESTS=full")
+def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -78,7 +87,7 @@ def test_a_job_on_files_outlives_them_too(cluster: Any, tmp_path: Path, default_
         nonlocal num_done
         num_done += summary.num_rows
 
-    killer = Killer(cluster, lambda: num_done)
+    killer = Killer(two_nodes, lambda: num_done)
     killer.start()
 
     summary = cenote.ray.run_files(
