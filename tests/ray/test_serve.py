@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -105,6 +107,26 @@ def test_several_models_are_served_by_name_and_start_with_their_first_request(
         client.embeddings.create(model="other", input="a")
     assert request_ids(port, "secret") == ["my-id"]
     serve.delete("cenote")
+
+
+def test_the_command_serves_on_this_machine_until_a_signal(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "cenote", "serve", str(tmp_path), "--engine", "ray", "--port", str(PORT + 1)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "with Ray on port" in line:
+            break
+    client = OpenAI(base_url=f"http://127.0.0.1:{PORT + 1}/v1", api_key="none", timeout=60)
+    try:
+        assert len(client.embeddings.create(model=str(tmp_path), input="a").data[0].embedding) == 32
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.stderr.close()
+    assert process.wait(60) == 0, lines
 
 
 def request_ids(port: int, key: str) -> list[str]:
