@@ -69,7 +69,7 @@ $(RAY_READY): $(READY)
 
 test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; RAY_TESTS=full for all rows
 	@echo "== tests on a Ray cluster =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=. $(RAY_VENV)/bin/python -m pytest -W default tests/ray  # Ray itself warns
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" $(RAY_VENV)/bin/python -m pytest -W default tests/ray  # Ray itself warns
 
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup ## compare with other engines; ARGS as for cenote bench compare

@@ -60,6 +60,7 @@ def index_folder(args: argparse.Namespace) -> int:
         ray_config=RayConfig(
             engine="ray", address=args.address, max_replicas=args.max_replicas, num_gpus=args.num_gpus
         ),
+        part_rows=max(16, min(4096, num_chunks // 64)),
         on_part=timeline.add,
         tokenization_kwargs={"truncate_prompt_tokens": -1},
         **options,
@@ -134,13 +135,14 @@ def search_store(args: argparse.Namespace) -> int:
 
 
 class Timeline:
-    """Rows done over time."""
+    """Rows done over time, from the start of the first part: without the time to start actors and load the model."""
 
     def __init__(self) -> None:
-        self.started_at = time.monotonic()
+        self.started_at = 0.0
         self.points: list[tuple[float, int]] = []
 
     def add(self, summary: PartSummary) -> None:
+        self.started_at = self.started_at or time.monotonic() - summary.seconds
         done = self.points[-1][1] if self.points else 0
         self.points.append((time.monotonic() - self.started_at, done + summary.num_rows))
 
