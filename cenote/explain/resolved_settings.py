@@ -94,7 +94,7 @@ def is_fused(backbone: torch.nn.Module) -> bool:
 def _native_code_status(tiles: bool) -> str:
     if native_library.is_available() or load_level() is not None:
         return IN_USE
-    if not tiles and cpu_features().architecture != "arm":
+    if not tiles and not cpu_features().has_level:
         return "not for this processor"
     return "cannot be loaded" if any(Path(native_library.__file__).parent.glob("_native*")) else NOT_BUILT
 
@@ -197,9 +197,9 @@ def _products_reason(engine: PoolingEngine) -> str:
 def _native_reason(chosen: ResolvedSettings) -> str:
     if (level := load_level()) is not None and not chosen.tiles:
         return f"level {level.name} of this CPU"
-    if not chosen.tiles:
+    if not chosen.tiles and not cpu_features().has_level:
         set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
-        return " and ".join(["no AMX in this CPU", *set_by])
+        return " and ".join(["no AMX and no AVX2 in this CPU", *set_by])
     reasons = {IN_USE: "amx_bf16 in this CPU", NOT_BUILT: "no compiler was found at install"}
     return reasons.get(chosen.native, "it was built from another version, or libraries are missing")
 

@@ -132,6 +132,11 @@ class CPUFeatures:
         return not self.flags.isdisjoint({"amx_int8", "avx512_vnni"})
 
     @property
+    def has_level(self) -> bool:
+        """Whether there are C kernels for this CPU: those of a level above the baseline."""
+        return any(flags and flags <= self.flags for flags in ISA_LEVELS[self.architecture].values())
+
+    @property
     def has_amx(self) -> bool:
         return self.flags >= ISA_LEVELS["x86"]["amx"]
 

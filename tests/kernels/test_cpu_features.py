@@ -127,6 +127,7 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
 
     library._find_level.cache_clear()
     assert (None if level is None else level.name) == expected
+    assert found.has_level == (expected is not None or found.has_amx)
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from cenote.layers.linear import Linear
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import SpladeHead
-from tests.kernels.levels import needs_level
+from tests.kernels.levels import LEVELS, needs_level, use_level
 from tests.models.test_parity import TOLERANCE, loaded, run
 from tests.tiny import compute_hidden_states, save_tiny, tiny_bert_classifier, tiny_splade
 
-pytestmark = needs_level
+pytestmark = [needs_level, pytest.mark.usefixtures("highest_level")]
 
 FAMILIES = [
     "BertModel",
@@ -43,6 +44,13 @@ FAMILIES = [
     "Gemma3TextModel",
     "Olmo2Model",
 ]
+
+
+@pytest.fixture
+def highest_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPUs with AMX use a level only if the instruction sets are limited."""
+    with use_level(LEVELS[-1], monkeypatch):
+        yield
 
 
 @pytest.mark.parametrize("family", FAMILIES)

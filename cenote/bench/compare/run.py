@@ -10,7 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cenote.bench.compare.engines import CENOTE, EMBED_IMAGES, SCORE, TOKEN_CLASSIFY, PeerEngine, select_engines
+import torch
+
+from cenote.bench.compare.engines import (
+    CENOTE,
+    EMBED_IMAGES,
+    SCORE,
+    TOKEN_CLASSIFY,
+    PeerEngine,
+    select_engines,
+    split_by_emulated,
+)
 from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_command, install_environment
 from cenote.bench.compare.http import run_http
 from cenote.bench.compare.models import ComparedModel, export_model, prepare_model
@@ -22,6 +32,7 @@ from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import WorkloadSpec, prepare_image_workload, prepare_workload, select_workloads
 from cenote.bench.report import write_json
 from cenote.bench.workloads import load_tokenizer
+from cenote.kernels.cpu_features import cpu_features
 from cenote.utils.progress import print_note
 
 
@@ -29,10 +40,14 @@ def run_compare(args: argparse.Namespace) -> int:
     root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
     engines, kinds = select_engines(args.peers), select_workloads(args.workloads)
     began = time.monotonic()
+    report = CompareReport(args.rounds)
+    if args.peers is None:
+        has_bfloat16 = torch.cuda.is_available() or cpu_features().has_bfloat16
+        engines, report.left_out = split_by_emulated(engines, has_bfloat16=has_bfloat16)
     if args.install_peers:
         install_missing(engines, root)
-    report = CompareReport(args.rounds)
-    installed, report.left_out = split_by_installed(engines, root)
+    installed, not_installed = split_by_installed(engines, root)
+    report.left_out += not_installed
     for line in report.left_out:
         print_note(f"left out: {line}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -164,9 +179,9 @@ def start_engine(
     settings = {**common_settings, **engine.settings}
     if engine.needs_export:
         model = exports.get()
-        if engine.environment == "onnx":
-            settings["pooling"], settings["dimensions"] = model.pooling_settings()
-            settings["file_name"] = "onnx/model.onnx"
+        settings["file_name"] = "onnx/model.onnx"
+    if engine.needs_pooling:
+        settings["pooling"], settings["dimensions"] = model.pooling_settings()
     python = engine.find_python(root)
     assert python is not None
     worker = WorkerProcess.from_script(engine.name, python, engine.script, engine.environment_variables)

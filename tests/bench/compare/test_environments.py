@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cenote.bench.compare.engines import ENGINES
+from cenote.bench.compare.engines import ENGINES, split_by_emulated
 from cenote.bench.compare.environments import (
     ENVIRONMENTS,
     default_peers_dir,
@@ -104,7 +104,21 @@ def test_missing_engines_are_left_out_with_the_install_command(tmp_path: Path) -
     assert left_out == [
         f"st-onnx, st-openvino: not installed; `{install_command(['openvino'], tmp_path)}` installs it",
         f"onnxruntime, fastembed: not installed; `cenote bench peers install onnx --peers-dir {tmp_path}` installs it",
+        f"llama-cpp, llama-cpp-q8: not installed; `{install_command(['llama-cpp'], tmp_path)}` installs it",
     ]
+
+
+def test_engines_that_this_cpu_would_emulate_are_left_out_with_the_reason() -> None:
+    engines = list(ENGINES.values())
+
+    kept, lines = split_by_emulated(engines, has_bfloat16=False)
+
+    assert {engine.name for engine in engines if engine not in kept} == {"st-bfloat16", "vllm", "vllm-all-cores"}
+    assert lines == [
+        "st-bfloat16, vllm, vllm-all-cores: this CPU has no bfloat16 instructions and would emulate them; "
+        "`--peers` with their names runs them"
+    ]
+    assert split_by_emulated(engines, has_bfloat16=True) == (engines, [])
 
 
 def test_the_install_command_omits_the_default_folder() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
+from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement, kernel_level
 from cenote.bench.compare.workload_specs import WORKLOADS, PreparedWorkload
 from cenote.bench.load_stats import Ratio
 
@@ -57,7 +57,8 @@ def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -
     assert "1.00x (1.00-1.00)" in ours and "0.999900" in ours
     assert "3.00x (2.00-4.00)" in theirs and "10" in theirs
     assert third.split()[-2:] == ["-", "-"]
-    assert "3 interleaved rounds" in shown[0] and shown[-1] == "left out: fastembed: not installed"
+    assert f"level {kernel_level()}; 3 interleaved rounds" in shown[0]
+    assert shown[-1] == "left out: fastembed: not installed"
 
 
 def test_the_json_report_has_every_round_and_every_setting() -> None:
@@ -68,7 +69,7 @@ def test_the_json_report_has_every_round_and_every_setting() -> None:
     assert mixed["engines"][1]["cenote_is_faster"] == {"median": 3.0, "least": 2.0, "most": 4.0}
     assert mixed["engines"][0]["settings"] == {"threads": 2, "dtype": "bfloat16"}
     assert mixed["engines"][0]["tokens_per_s"] == 40.0 and query["engines"][0]["p50_ms"] == 2000.0
-    assert "processor" in saved["machine"]
+    assert {"processor", "level"} <= saved["machine"].keys()
 
 
 def test_agreement_is_the_minimum_cosine_of_sequence_and_token_vectors() -> None:
