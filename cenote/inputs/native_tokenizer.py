@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+import msgspec
 import tokenizers
 
 from cenote.inputs.native_encoding import NativeEncoder
@@ -47,6 +48,8 @@ def choose_encoder(raw: tokenizers.Tokenizer) -> NativeChoice:
         choice = _load_native_encoder(raw)
     except UnknownTokenizer as error:
         choice = NativeChoice(None, str(error), False)
+    except (KeyError, msgspec.MsgspecError) as error:  # of another version of the library
+        choice = NativeChoice(None, f"its state cannot be read: {error!r}", False)
     if choice.encoder is None:
         _log_once(f"texts are tokenized by the tokenizers library, more slowly than by native code: {choice.reason}")
     return choice

@@ -133,8 +133,8 @@ static int32_t *encode(const Vocabulary *v, const uint8_t *text, const uint8_t *
     return contains_added_token(&v->raw_added, text, end) || contains_added_token(&v->normalized_added, scratch, to) ? NULL : ids;
 }
 
-/* Encode concatenated UTF-8 texts, which are followed by PADDING_BYTES bytes; `lengths` are in characters. `ids` has space for one id per byte.
- * Sets the length of every text that the library must encode to -1, and returns the number of those texts;
+/* Encode concatenated UTF-8 texts, which are followed by PADDING_BYTES bytes; `lengths` are in characters. `ids` has
+ * space for one id per byte. Sets the length of every text that the library must encode to -1, and returns the number of those texts;
  * returns -1 if pages are missing (set in `missing_pages`), -2 if out of memory. */
 int64_t cenote_wordpiece_encode(const Vocabulary *v, const uint8_t *text, int64_t *lengths, int64_t count, int ascii,
                                  int32_t *ids, int64_t *offsets, uint8_t *missing_pages) {

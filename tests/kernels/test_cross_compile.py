@@ -12,17 +12,24 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from cenote.inputs import wordpiece
 from cenote.inputs.subword import library as subword_library
+from cenote.inputs.subword.encoder import NativeSubword
+from cenote.inputs.subword.vocabulary import read_vocabulary
 from cenote.kernels import native_library
 from cenote.kernels.cpu import library as level_library
+from tests.inputs.subword_texts import make_texts as make_subword_texts
+from tests.inputs.test_subword import make_byte_bpe, make_char_bpe, make_unigram
 from tests.inputs.test_wordpiece import encode_with_library, make_texts, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +38,7 @@ NATIVE = [*sorted(KERNELS.glob("native_*.c")), *sorted((KERNELS / "cpu").glob("*
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
 SUBWORD = sorted((ROOT / "cenote/inputs/subword").glob("*.c"))
 DRIVER = Path(__file__).with_name("wordpiece_driver.c")
+SUBWORD_DRIVER = Path(__file__).with_name("subword_driver.c")
 PRODUCT_DRIVER = Path(__file__).with_name("product_driver.c")
 # the flags of setup.py
 FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno"]
@@ -232,10 +240,14 @@ class EmulatedLibrary:
         missing_pages: Any,
     ) -> int:
         self._send(b"e", (count, ascii, len(data) + 1), (data, ctypes.string_at(lengths, 8 * count)))
+        return self._read_encoding(lengths, count, ids, offsets, missing_pages)
+
+    def _read_encoding(self, lengths: int, count: int, ids: int, offsets: int, missing_pages: Any) -> int:
         result = self._read_integer()
         ctypes.memmove(lengths, self._read(8 * count), 8 * count)
         ctypes.memmove(offsets, self._read(8 * count + 8), 8 * count + 8)
-        ctypes.memmove(missing_pages, self._read(wordpiece.NUM_PAGES), wordpiece.NUM_PAGES)
+        pages = self._read(wordpiece.NUM_PAGES)
+        ctypes.memmove(missing_pages, pages, min(len(pages), len(missing_pages)))
         num_ids = ctypes.c_int64.from_address(offsets + 8 * count).value
         ctypes.memmove(ids, self._read(4 * num_ids), 4 * num_ids)
         return result
@@ -261,20 +273,58 @@ class EmulatedLibrary:
         return data
 
 
+class EmulatedSubwordLibrary(EmulatedLibrary):
+    """The BPE and Unigram code in an emulated process."""
+
+    arrays: Mapping[str, bytes] = {}
+
+    def cenote_subword_new(self, spec: Any) -> int:
+        names = [name for name, type_ in subword_library.SubwordSpec._fields_ if type_ is ctypes.c_void_p]
+        self._send(b"n", (), (bytes(spec.contents), *(self.arrays.get(name, b"") for name in names)))
+        return self._read_integer()
+
+    def cenote_subword_page(self, encoder: int, page: int, infos: bytes) -> int:
+        return self.cenote_wordpiece_page(encoder, page, infos)
+
+    def cenote_subword_encode(
+        self,
+        encoder: int,
+        data: bytes,
+        lengths: int,
+        count: int,
+        ascii: bool,
+        is_normalized: bool,
+        ids: int,
+        max_ids: int,
+        offsets: int,
+        missing_pages: Any,
+    ) -> int:
+        self._send(b"e", (count, ascii, is_normalized, max_ids), (data, ctypes.string_at(lengths, 8 * count)))
+        return self._read_encoding(lengths, count, ids, offsets, missing_pages)
+
+    def cenote_subword_free(self, encoder: int) -> None:
+        """Do nothing: the process frees it when it exits."""
+
+
+@contextmanager
+def start_program(machine: str, sources: list[Path], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # shared libraries of the emulated machine are not installed
+    static = [] if is_host(machine) else ["-static"]
+    program = compile_c(machine, sources, folder / sources[-1].stem, "-Wall", "-Wextra", "-Werror", *static)
+    with subprocess.Popen(run_command(machine, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+
+
 @pytest.fixture(params=list(MACHINES))
 def emulated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedLibrary]:
-    # shared libraries of the emulated machine are not installed
-    static = [] if is_host(request.param) else ["-static"]
-    program = compile_c(request.param, [WORD_PIECE, DRIVER], tmp_path / "word_piece", *static)
-    with subprocess.Popen(
-        run_command(request.param, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with start_program(request.param, [WORD_PIECE, DRIVER], tmp_path) as process:
         yield EmulatedLibrary(process)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_bpe_and_unigram_encoders_compile_without_warnings(machine: str, tmp_path: Path) -> None:
-    compile_c(machine, SUBWORD, tmp_path / "subword.so", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+@pytest.fixture(params=list(MACHINES))
+def emulated_subword(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedSubwordLibrary]:
+    with start_program(request.param, [*SUBWORD, SUBWORD_DRIVER], tmp_path) as process:
+        yield EmulatedSubwordLibrary(process)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -291,3 +341,28 @@ def test_word_pieces_equal_those_of_tokenizers_on_either_machine(emulated: Emula
         assert ours.ids[ours.cu_seqlens[row] : ours.cu_seqlens[row + 1]].tolist() == theirs[row], texts[row]
     if (native := wordpiece.load_native_wordpiece(raw)) is not None:
         assert native.encode(texts).fallback_indices == ours.fallback_indices
+
+
+def make_nfc_bpe() -> tokenizers.Tokenizer:
+    return make_byte_bpe(pre_tokenizers.ByteLevel(add_prefix_space=True), normalizers.NFC())
+
+
+def make_gemma_bpe() -> tokenizers.Tokenizer:
+    return make_char_bpe(normalizer=normalizers.Replace(" ", "\u2581"), pre_tokenizer=None)
+
+
+@pytest.mark.parametrize("make_raw", [make_nfc_bpe, make_gemma_bpe, make_unigram])
+def test_bpe_and_unigram_ids_equal_those_of_tokenizers_on_either_machine(
+    emulated_subword: EmulatedSubwordLibrary, make_raw: Callable[[], tokenizers.Tokenizer]
+) -> None:
+    raw, texts = make_raw(), make_subword_texts(8, 400)
+    vocabulary = read_vocabulary(raw)
+    emulated_subword.arrays = vocabulary.arrays
+
+    ours = NativeSubword(raw, emulated_subword, vocabulary).encode(texts)  # type: ignore[arg-type]
+
+    theirs = encode_with_library(raw, texts)
+    encoded = [row for row in range(len(texts)) if row not in set(ours.fallback_indices)]
+    assert len(encoded) > len(texts) // 2
+    for row in encoded:
+        assert ours.ids[ours.cu_seqlens[row] : ours.cu_seqlens[row + 1]].tolist() == theirs[row], texts[row]

@@ -1,11 +1,5 @@
-/* Runs functions of the WordPiece code on requests from standard input, so that the test can call it in an emulated process.
- *
- * A request is one letter, its integer arguments, then its arrays, each preceded by its size in bytes. Integers are 64-bit
- * little-endian. Results are written to standard output. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* Runs functions of the WordPiece code on requests from standard input, so that the test can call it in an emulated process. */
+#include "driver.h"
 
 typedef struct Vocabulary Vocabulary;
 Vocabulary *cenote_wordpiece_new(const uint8_t *, const uint64_t *, const int32_t *, uint64_t, const uint8_t *, uint64_t, int32_t,
@@ -15,30 +9,6 @@ int64_t cenote_wordpiece_encode(const Vocabulary *, const uint8_t *, int64_t *, 
 void cenote_wordpiece_free(Vocabulary *);
 
 enum { PAGES = 0x1100 };
-
-static void read_all(void *to, size_t bytes) {
-    if (fread(to, 1, bytes, stdin) != bytes) exit(2);
-}
-
-static int64_t read_integer(void) {
-    int64_t value;
-    read_all(&value, sizeof value);
-    return value;
-}
-
-static void *read_array(void) {
-    const int64_t bytes = read_integer();
-    void *data = malloc(bytes + 1);
-    if (!data) exit(3);
-    read_all(data, bytes);
-    return data;
-}
-
-static void write_all(const void *data, size_t bytes) {
-    if (fwrite(data, 1, bytes, stdout) != bytes) exit(4);
-}
-
-static void write_integer(int64_t value) { write_all(&value, sizeof value); }
 
 static Vocabulary *create(void) {
     const int64_t count = read_integer(), prefix_length = read_integer(), unk_id = read_integer(), max_word_chars = read_integer();

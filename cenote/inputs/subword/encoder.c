@@ -3,6 +3,7 @@
  * Calls share the vocabulary, which they do not modify; each takes a workspace of its own from a pool. Inside SentencePiece
  * tokenizers a space stands for U+2581: no other spaces are left in their texts.
  */
+#include "encoder.h"
 #include "added_tokens.h"
 #include "bpe.h"
 #include "normalize.h"
@@ -15,30 +16,7 @@ enum { MAX_WORKSPACES = 16 };
 enum { USE_LIBRARY = -1, NORMALIZE_FIRST = -2 };                     /* of one text */
 enum { PAGES_MISSING = -1, OUT_OF_MEMORY = -2, IDS_TOO_SMALL = -3 }; /* of a call */
 
-/* Arguments of cenote_subword_new; encoder.py has the same structure. */
-typedef struct {
-    int32_t algorithm, pattern, adds_prefix_space, is_nfc, matches_words, splits;
-    int32_t has_char_map, strips_before, strips_after, collapses_spaces, splits_spaces, prefix;
-    int32_t unk_id, has_byte_fallback;
-    double unk_score;
-    const uint8_t *pieces;
-    const uint64_t *piece_ends;
-    const double *scores;
-    const int32_t *piece_ids, *byte_ids, *merges;
-    const uint32_t *char_codes;
-    const int32_t *char_ids;
-    int64_t num_pieces, num_merges, num_chars;
-    const uint8_t *raw_added;
-    const uint64_t *raw_added_ends;
-    const int32_t *raw_added_ids;
-    int64_t num_raw_added;
-    const uint8_t *normalized_added;
-    const uint64_t *normalized_added_ends;
-    const int32_t *normalized_added_ids;
-    int64_t num_normalized_added;
-} SubwordSpec;
-
-typedef struct {
+struct Encoder {
     int algorithm, pattern, adds_prefix_space, is_nfc, splits;
     Normalization normalization, spaces_only; /* the latter: for texts that the library has normalized */
     Bpe bpe;
@@ -46,7 +24,7 @@ typedef struct {
     CharTable chars;
     AddedTokens raw_added, normalized_added; /* matched in the text, and in the normalized text */
     Workspace *workspaces[MAX_WORKSPACES];
-} Encoder;
+};
 
 /* One call. */
 typedef struct {
@@ -83,7 +61,6 @@ static int init_model(Encoder *encoder, const SubwordSpec *spec) {
     return init_bpe(bpe, spec->merges, (uint64_t)spec->num_merges, spec->char_codes, spec->char_ids, (uint64_t)spec->num_chars);
 }
 
-/* Returns NULL if out of memory. */
 Encoder *cenote_subword_new(const SubwordSpec *spec) {
     Encoder *encoder = calloc(1, sizeof *encoder);
     if (!encoder) return NULL;
@@ -104,7 +81,7 @@ Encoder *cenote_subword_new(const SubwordSpec *spec) {
     return encoder;
 }
 
-int cenote_subword_page(Encoder *encoder, uint64_t page, const CharInfo *infos) { return set_page(&encoder->chars, page, infos); }
+int cenote_subword_page(Encoder *encoder, uint64_t page, const void *infos) { return set_page(&encoder->chars, page, infos); }
 
 static Workspace *take_workspace(Encoder *encoder) {
     for (int i = 0; i < MAX_WORKSPACES; i++) {
@@ -187,7 +164,8 @@ static int encode_spaced(Call *call, const uint8_t *at, const uint8_t *end) {
 typedef int EncodePart(Call *call, const uint8_t *at, const uint8_t *end, int is_first);
 
 /* Encode the parts of a text between added tokens, and the tokens. */
-static int encode_between(Call *call, const AddedTokens *tokens, const uint8_t *at, const uint8_t *end, int is_first, EncodePart *encode_part) {
+static int encode_between(Call *call, const AddedTokens *tokens, const uint8_t *at, const uint8_t *end, int is_first,
+                          EncodePart *encode_part) {
     AddedMatch match;
     for (; at < end && find_added_token(tokens, at, end, &match); at = match.end, is_first = 0) {
         if (match.start > at && !encode_part(call, at, match.start, is_first)) return 0;
@@ -228,10 +206,6 @@ static int encode_text(Call *call, const uint8_t *at, const uint8_t *end) {
     return call->is_uncertain && !contains_added_token(tokens, at, end) ? NORMALIZE_FIRST : USE_LIBRARY;
 }
 
-/* Encode concatenated UTF-8 texts, which are followed by PADDING_BYTES bytes; `lengths` are in characters. `is_normalized`:
- * the library has normalized them. Sets the length of every text that cannot be encoded here to USE_LIBRARY or
- * NORMALIZE_FIRST, and returns the number of those texts; PAGES_MISSING (set in `missing_pages`), OUT_OF_MEMORY or
- * IDS_TOO_SMALL (`max_ids` ids are too few) if the call has to be repeated. */
 int64_t cenote_subword_encode(Encoder *encoder, const uint8_t *text, int64_t *lengths, int64_t count, int ascii, int is_normalized,
                               int32_t *ids, int64_t max_ids, int64_t *offsets, uint8_t *missing_pages) {
     Call call = {.encoder = encoder, .workspace = take_workspace(encoder), .missing = {missing_pages, 0}, .ids = ids,

@@ -58,6 +58,6 @@ def parse_pre_tokenizer(state: Mapping[str, Any] | None) -> ByteLevelSplit | Met
                 return MetaspaceSplit(prefix, splits, splits_spaces=True)
         case []:
             return MetaspaceSplit(needs_meta_spaces=True)
-        case ["Split"] if steps[0]["pattern"] == {"String": " "}:
+        case ["Split"] if steps[0]["pattern"] == {"String": " "} and not steps[0]["invert"]:
             return MetaspaceSplit(needs_meta_spaces=True)
     raise UnknownTokenizer(f"pre-tokenizer {' + '.join(step['type'] for step in steps)}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,6 +28,9 @@ BYTE_BPE, CHAR_BPE, UNIGRAM = range(3)
 EVERY_SPACE, AFTER_WORDS, NOWHERE = range(3)
 UNKNOWN_PENALTY = 10.0  # subtracted from the lowest score for unknown characters
 NO_ID = -1
+
+ModelFields: TypeAlias = tuple[dict[str, float], dict[str, bytes]]  # numbers and arrays
+ModelReader: TypeAlias = Callable[[tokenizers.Tokenizer, MetaspaceSplit], ModelFields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,14 @@ class UnigramModel(msgspec.Struct):
 
 def check_algorithm(raw: tokenizers.Tokenizer) -> str:
     """Return a description of the tokenizer; raise UnknownTokenizer if its model or pre-tokenizer is not known."""
-    split = parse_pre_tokenizer(_state(raw.pre_tokenizer))
+    if not isinstance(raw.model, tokenizers.models.BPE | tokenizers.models.Unigram):
+        raise UnknownTokenizer(f"model {type(raw.model).__name__}")
+    is_byte_level = isinstance(parse_pre_tokenizer(_state(raw.pre_tokenizer)), ByteLevelSplit)
     if isinstance(raw.model, tokenizers.models.BPE):
-        return "byte-level BPE" if isinstance(split, ByteLevelSplit) else "SentencePiece BPE"
-    if isinstance(raw.model, tokenizers.models.Unigram) and isinstance(split, MetaspaceSplit):
-        return "Unigram"
-    raise UnknownTokenizer(f"{type(raw.model).__name__} with this pre-tokenizer")
+        return "byte-level BPE" if is_byte_level else "SentencePiece BPE"
+    if is_byte_level:
+        raise UnknownTokenizer("Unigram with the pre-tokenizer ByteLevel")
+    return "Unigram"
 
 
 def read_vocabulary(raw: tokenizers.Tokenizer) -> Vocabulary:
@@ -136,7 +141,7 @@ def _pack_merges(model: BPEModel) -> dict[str, bytes]:
     return {"merges": ids.tobytes()}
 
 
-def _read_sentencepiece(raw: tokenizers.Tokenizer, split: MetaspaceSplit, read_model: Any) -> Vocabulary:
+def _read_sentencepiece(raw: tokenizers.Tokenizer, split: MetaspaceSplit, read_model: ModelReader) -> Vocabulary:
     normalizer = parse_sentencepiece_normalizer(_state(raw.normalizer))
     if split.needs_meta_spaces and not normalizer.replaces_spaces:
         raise UnknownTokenizer("spaces are not replaced by U+2581")
@@ -159,7 +164,7 @@ def _read_sentencepiece(raw: tokenizers.Tokenizer, split: MetaspaceSplit, read_m
     return Vocabulary(numbers, make_sentencepiece_pages(normalizer.char_map), arrays)
 
 
-def _read_char_bpe(raw: tokenizers.Tokenizer, split: MetaspaceSplit) -> tuple[dict[str, float], dict[str, bytes]]:
+def _read_char_bpe(raw: tokenizers.Tokenizer, split: MetaspaceSplit) -> ModelFields:
     model = _read_bpe_model(raw)
     vocabulary = model.vocab
     if model.ignore_merges:
@@ -179,7 +184,7 @@ def _keeps_words_apart(merges: Iterable[Sequence[str]]) -> bool:
     return not any(right.startswith(META_SPACE) and not left.endswith(META_SPACE) for left, right in merges)
 
 
-def _read_unigram(raw: tokenizers.Tokenizer, split: MetaspaceSplit) -> tuple[dict[str, float], dict[str, bytes]]:
+def _read_unigram(raw: tokenizers.Tokenizer, split: MetaspaceSplit) -> ModelFields:
     model = msgspec.json.decode(raw.model.__getstate__(), type=UnigramModel)
     if model.unk_id is None:
         raise UnknownTokenizer("Unigram without an unknown token")
@@ -209,7 +214,7 @@ def _pack_byte_ids(vocabulary: Mapping[str, int], has_byte_fallback: bool) -> by
     return _ints(ids if has_byte_fallback else [NO_ID] * 256)
 
 
-def _pack_added_tokens(raw: tokenizers.Tokenizer, convert: Any) -> dict[str, bytes]:
+def _pack_added_tokens(raw: tokenizers.Tokenizer, convert: Callable[[str], str]) -> dict[str, bytes]:
     """Pack the tokens matched in texts and in normalized texts; -1 where a match depends on the text around it."""
     added = raw.get_added_tokens_decoder()
     kinds: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
