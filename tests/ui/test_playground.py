@@ -99,9 +99,9 @@ def test_late_interaction_compares_every_two_tokens(page: Watched, api: httpx.Cl
     matrix = encode("the cat", "query") @ encode("a dog, the old cat", "document").T
     pair = {"queries": "the cat", "documents": ["a dog, the old cat"], "score_type": "late-interaction"}
     (scored,) = post(api, "/score", model=model, **pair)["data"]
-    assert page.numbers(".heat tbody td") == pytest.approx(matrix.ravel(), abs=0.0051)
-    assert page.numbers(".score") == pytest.approx([matrix.max(axis=1).sum(), scored["score"]], abs=0.001)
-    assert page.numbers(".score")[0] == pytest.approx(scored["score"], abs=0.001)
+    assert page.numbers(".heat tbody td") == pytest.approx(matrix.ravel(), abs=0.006)
+    assert page.numbers(".score") == pytest.approx([matrix.max(axis=1).sum(), scored["score"]], rel=1e-3)
+    assert page.numbers(".score")[0] == pytest.approx(scored["score"], rel=1e-3)
     columns = page.page.locator(".heat thead th").all_text_contents()
     marker = ["[marker]"] if model == "colbert" else []
     comma = [] if model == "colbert" else [","]  # in the skiplist of ColBERT
@@ -111,7 +111,7 @@ def test_late_interaction_compares_every_two_tokens(page: Watched, api: httpx.Cl
     assert set(rows[4 + len(marker) :]) == ({"[expansion]"} if model == "colbert" else set())
 
 
-def test_late_interaction_shows_the_patches_of_an_image(page: Watched, tmp_path: Path) -> None:
+def test_late_interaction_shows_the_patches_of_an_image(page: Watched, api: httpx.Client, tmp_path: Path) -> None:
     image = tmp_path / f"{HOSTILE_NAME}.png"
     Image.effect_noise((64, 32), 90).convert("RGB").save(image)
     page.open("late")
@@ -119,12 +119,12 @@ def test_late_interaction_shows_the_patches_of_an_image(page: Watched, tmp_path:
     page.page.get_by_label("Image instead of the text").set_input_files(image)
     page.run()
 
-    (_, pooled) = bodies(page, "/pooling")
+    query, pooled = bodies(page, "/pooling")
     assert pooled["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
     page.page.get_by_text("8 patches, shown as 2 rows of 4").wait_for()
     assert page.page.locator(".patches .grid span").count() == 8
-    shown, scored = page.numbers(".score")
-    assert shown == pytest.approx(scored, abs=0.001)
+    vectors = [np.array(post(api, "/pooling", **body)["data"][0]["data"]) for body in (query, pooled)]
+    assert page.numbers(".score")[0] == pytest.approx((vectors[0] @ vectors[1].T).max(axis=1).sum(), rel=1e-3)
     assert page.page.get_by_text(image.name).count() == 1
 
 

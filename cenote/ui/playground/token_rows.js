@@ -4,7 +4,7 @@ import { call } from "./api.js";
 export const pathOfPooling = "/pooling";
 
 export function makePoolingBody(model, input, role) {
-  const common = { model: model.id, task: "token_embed", role };
+  const common = { model: model.id, task: "token_embed", role, return_token_counts: true };
   return input.image ? { ...common, messages: toMessages(input.image) } : { ...common, input: [input.text], truncate_prompt_tokens: -1 };
 }
 
@@ -19,23 +19,22 @@ export async function fetchRows(model, input, role, signal) {
     call(pathOfPooling, makePoolingBody(model, input, role), { signal }),
     call("/tokenize", { model: model.id, return_token_strs: true, ...prompt }, { signal }),
   ]);
-  const vectors = pooled.data.data[0].data;
-  const labels = labelRows(tokenized.data.token_strs, vectors.length);
+  const { data: vectors, token_counts: counts } = pooled.data.data[0];
+  const labels = labelRows(tokenized.data.token_strs, vectors.length, counts.given);
   return { vectors, labels, patches: input.image ? findPatches(labels) : [] };
 }
 
 const isPunctuation = (token) => /^[!-/:-@[-`{-~]$/.test(token.replace(/^[▁Ġ]/, ""));
 
-/** Label the rows of a model that may add a marker and expansion tokens, and leave out punctuation (ColBERT). */
-export function labelRows(tokens, count) {
-  const mark = (strings) => [strings[0], "[marker]", ...strings.slice(1)];
-  const words = tokens.filter((token) => !isPunctuation(token));
-  const candidates = [tokens, mark(tokens), words, mark(words)];
-  const exact = candidates.find((labels) => labels.length === count);
-  if (exact) return exact;
-  const known = count > tokens.length + 1 ? mark(tokens) : [];
-  const rest = Array.from({ length: count - known.length }, (_, i) => (known.length ? "[expansion]" : `token ${i + 1}`));
-  return [...known, ...rest];
+/**
+ * Label the rows of a model that may add a marker and expansion tokens, and leave out punctuation (ColBERT).
+ * `given`: number of tokens of the input as the model counts them, with the marker.
+ */
+export function labelRows(tokens, count, given) {
+  const marked = given === tokens.length + 1 ? [tokens[0], "[marker]", ...tokens.slice(1)] : tokens;
+  if (count >= marked.length) return [...marked, ...Array.from({ length: count - marked.length }, () => "[expansion]")];
+  const words = marked.filter((token) => !isPunctuation(token));
+  return words.length === count ? words : Array.from({ length: count }, (_, i) => `token ${i + 1}`);
 }
 
 /** Return the positions of the longest run of equal tokens: the placeholders of the image. */

@@ -72,7 +72,7 @@ function Results({ queryRows, documentRows, image, score }) {
   const matrix = similarityMatrix(queryRows.vectors, documentRows.vectors, dot);
   const columns = documentRows.labels.slice(0, MAX_COLUMNS);
   return html`<${Card} title="Score" hint="The sum of the best match of every query token.">
-      <p><strong class="score">${format(maxSim(matrix))}</strong> here, <strong class="score">${format(score)}</strong> from /score</p>
+      <p><strong class="score">${format(maxSim(matrix))}</strong> here, <strong class="score">${format(score)}</strong> from /score${image && ", which does not use the chat template"}</p>
     <//>
     ${image &&
     documentRows.patches.length > 0 &&
