@@ -44,6 +44,14 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
+@pytest.fixture
+def two_nodes(cluster: Any) -> Any:
+    """The cluster, with a second node in place of one that another test has killed."""
+    if len(cluster.list_all_nodes()) < 2:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    return cluster
+
+
 def find_workers(cluster: Any, title: str) -> list[int]:
     """Return the process ids of the workers of this cluster that run an actor of this class."""
     raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}

@@ -19,7 +19,7 @@ import cenote.ray
 from cenote import LLM
 from cenote.config.ray import RayConfig
 from tests.ray.checks import check_embeddings
-from tests.ray.conftest import IS_FULL, STORE_BYTES, find_workers
+from tests.ray.conftest import IS_FULL, find_workers
 from tests.ray.rows import make_rows
 
 NUM_ROWS = 20_000 if IS_FULL else 1000
@@ -47,14 +47,6 @@ class Killer(threading.Thread):
             (node, *_) = self.cluster.worker_nodes
             self.cluster.remove_node(node, allow_graceful=False)  # kills the raylet and with it the actors of the node
             self.killed.append("node")
-
-
-@pytest.fixture
-def two_nodes(cluster: Any) -> Any:
-    """The cluster, with a second node in place of one that another test has killed."""
-    if len(cluster.list_all_nodes()) < 2:
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-    return cluster
 
 
 def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, default_folder: Path, llm: LLM) -> None:

@@ -26,8 +26,8 @@ PORT = 18_940
 LOAD_S = 20.0 if IS_FULL else 4.0  # before and after each event
 
 
-@pytest.fixture(scope="module")
-def port(cluster: Any) -> Iterator[int]:
+@pytest.fixture
+def port(two_nodes: Any) -> Iterator[int]:
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
     yield PORT
     serve.shutdown()
