@@ -1,0 +1,87 @@
+"""ServiceTime: how long a replica computes a batch, and what a request takes beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cenote.errors import BadRequest
+
+NUM_REFITS = 20  # of least squares without the coefficients that came out negative
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWindow:
+    """What a server computed in a few seconds of load: totals of its metrics."""
+
+    batches: float
+    sequences: float
+    tokens: float
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTime:
+    """Seconds of a batch: `batch_s + sequence_s * sequences + token_s * tokens`, times a random factor."""
+
+    batch_s: float
+    sequence_s: float
+    token_s: float
+    overhead_s: float = 0.0  # of a request, before and after its batch: HTTP, tokenization, delivery
+    factors: tuple[float, ...] = (1.0,)  # measured time of a batch divided by the expected one; one is drawn
+
+    def expected_s(self, sequences: int, tokens: int) -> float:
+        return self.batch_s + self.sequence_s * sequences + self.token_s * tokens
+
+    def tokens_per_s(self, sequences: int, tokens: int) -> float:
+        """Return the speed with batches of this size."""
+        return tokens / (self.expected_s(sequences, tokens) * float(np.mean(self.factors)))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> ServiceTime:
+        try:
+            values = json.loads(path.read_bytes())
+            return cls(**{**values, "factors": tuple(values["factors"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadRequest(f"{path} is not a service time as --measure writes it: {error}") from error
+
+
+def fit_service_time(
+    windows: Sequence[LoadWindow], overhead_s: float, factors: Sequence[float] = (1.0,)
+) -> ServiceTime:
+    """Fit the three coefficients by least squares of relative errors; none is negative."""
+    if len(windows) < 3:
+        raise BadRequest(f"3 coefficients cannot be fitted to {len(windows)} windows; measure at least 3")
+    counts = np.array([(window.batches, window.sequences, window.tokens) for window in windows])
+    seconds = np.array([window.device_s for window in windows])
+    if (seconds <= 0).any():
+        raise BadRequest("a window has no device seconds: the server computed nothing in it")
+    matrix, ones = counts / seconds[:, None], np.ones(len(windows))
+    used = [0, 1, 2]
+    coefficients = np.zeros(3)
+    for _ in range(NUM_REFITS):
+        found = np.linalg.lstsq(matrix[:, used], ones, rcond=None)[0]
+        if (found >= 0).all():
+            coefficients[used] = found
+            break
+        used.remove(used[int(found.argmin())])
+    batch_s, sequence_s, token_s = map(float, coefficients)
+    return ServiceTime(batch_s, sequence_s, token_s, overhead_s, tuple(factors))
+
+
+def relative_errors(service: ServiceTime, windows: Sequence[LoadWindow]) -> list[float]:
+    """Return by how much the fit differs from each window."""
+    errors = []
+    for window in windows:
+        fitted = (
+            service.batch_s * window.batches + service.sequence_s * window.sequences + service.token_s * window.tokens
+        )
+        errors.append(fitted / window.device_s - 1)
+    return errors
