@@ -70,10 +70,11 @@ class Watched:
     def numbers(self, selector: str) -> list[float]:
         return [float(text) for text in self.page.locator(selector).all_text_contents()]
 
-    def find_faults(self) -> list[str]:
-        """Return the serious and critical faults of accessibility that axe finds."""
-        self.page.evaluate(AXE)
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    def find_faults(self, **options: Any) -> list[str]:
+        """Return the serious and critical faults of accessibility that axe finds; `options`: of axe.run."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE)
+        found = self.page.evaluate("options => axe.run(document, options)", {"resultTypes": ["violations"], **options})
         return [
             f"{fault['id']}: {fault['help']}: {[node['html'][:120] for node in fault['nodes'][:3]]}"
             for fault in found["violations"]
