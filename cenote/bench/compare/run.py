@@ -179,6 +179,7 @@ def start_engine(
     settings = {**common_settings, **engine.settings}
     if engine.needs_export:
         model = exports.get()
+    if engine.environment == "onnx":
         settings["file_name"] = "onnx/model.onnx"
     if engine.needs_pooling:
         settings["pooling"], settings["dimensions"] = model.pooling_settings()
