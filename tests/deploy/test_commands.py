@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from cenote.cli.serve import make_table, parse_config
 from tests.deploy.chart import DEPLOY, read_all_yaml, read_yaml
@@ -123,6 +125,21 @@ def test_every_command_and_variable_is_accepted_by_the_server(tmp_path: Path) ->
         assert make_table(settings, options).entries
     assert sky_words[:4] == ["exec", "~/venv/bin/cenote", "serve", "$MODEL"]
     assert set(sky["envs"]) == {"MODEL", "CENOTE_API_KEY"}
+
+
+def test_the_ray_service_runs_an_application_that_exists_with_options_that_exist() -> None:
+    service = read_yaml(DEPLOY / "ray" / "rayservice.yaml")["spec"]
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    module, _, name = application["import_path"].partition(":")
+    options = application["args"]
+    scaling = {option: options.pop(option) for option in ("min_replicas", "max_replicas", "num_gpus")}
+
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    assert f"def {name}(" in Path(spec.origin).read_text()
+    settings, _ = parse_config([f"--{option.replace('_', '-')}={value}" for option, value in options.items()], {})
+    (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
+    assert scaling["max_replicas"] == group["maxReplicas"] and settings.api_key_file == "/etc/cenote/keys"
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
