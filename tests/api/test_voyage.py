@@ -93,6 +93,15 @@ def test_rerank_has_its_results_in_data_and_in_results(client: TestClient) -> No
     assert client.post("/v1/rerank", json=body | {"truncation": False}).status_code == 400
 
 
+def test_rerank_has_data_also_if_the_client_sends_only_the_required_fields(client: TestClient) -> None:
+    """The JavaScript client sends no field that only Voyage has."""
+    reply = post(client, "/v1/rerank", query="which bird is red?", documents=TEXTS, model="mini")
+
+    ranked = [(item["index"], item["relevance_score"]) for item in reply["results"]]
+    assert [(item["index"], item["relevance_score"]) for item in reply["data"]] == ranked
+    assert reply["object"] == "list" and reply["results"][0]["document"]["text"] in TEXTS
+
+
 def test_multimodal_inputs_of_text_are_embedded(client: TestClient, by_type: Any) -> None:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
 

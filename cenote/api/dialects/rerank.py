@@ -1,4 +1,4 @@
-"""Rerank API, compatible with clients of vLLM, Jina and Cohere (versions 1 and 2)."""
+"""Rerank API, compatible with clients of vLLM, Jina, Voyage and Cohere (versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -73,6 +73,19 @@ class Reranked(msgspec.Struct):
     meta: cohere_meta.Meta
 
 
+class VoyageResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: str | UnsetType = UNSET
+
+
+class RerankedV1(Reranked):
+    """Ranked documents, best first: in `results` for Cohere and Jina clients, in `data` for Voyage clients."""
+
+    data: list[VoyageResult]  # with documents only if return_documents is true
+    object: str = msgspec.field(default_factory=lambda: "list")
+
+
 async def rerank(body: RerankBody, context: RequestContext) -> Reply:
     """Rerank; pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's."""
     is_cohere = body.rank_fields is not None or body.max_chunks_per_doc is not None
@@ -81,8 +94,8 @@ async def rerank(body: RerankBody, context: RequestContext) -> Reply:
 
 
 async def rerank_v1(body: RerankBody, context: RequestContext) -> Reply:
-    """Rerank for Cohere and Jina clients, which have no field to ask for truncation."""
-    return await _rerank(body, context, version="1", truncate_by_default=True)
+    """Rerank for Cohere, Jina and Voyage clients, which expect long documents to be truncated."""
+    return await _rerank(body, context, version="1", truncate_by_default=True, has_voyage_data=True)
 
 
 async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
@@ -97,6 +110,7 @@ async def _rerank(
     version: str,
     truncate_by_default: bool,
     document_shape: Literal["object", "string"] = "object",
+    has_voyage_data: bool = False,
 ) -> Reply:
     await context.select_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
@@ -110,18 +124,26 @@ async def _rerank(
     request = make_score_request(body, context, inputs, truncate_by_default=truncate_by_default)
     scores = await score_as(request, body.raw_scores, context)
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
-    return json_reply(
-        Reranked(
-            context.make_response_id("score"),
-            context.model,
-            [
-                make_result(body, context, index, scores[index], documents[index], inputs[index], document_shape)
-                for index in rank_indices(scores, body)
-            ],
-            RerankUsage(context.num_tokens, context.num_tokens),
-            make_meta(context, version, units),
-        )
+    ranked = rank_indices(scores, body)
+    reply = Reranked(
+        context.make_response_id("score"),
+        context.model,
+        [
+            make_result(body, context, index, scores[index], documents[index], inputs[index], document_shape)
+            for index in ranked
+        ],
+        RerankUsage(context.num_tokens, context.num_tokens),
+        make_meta(context, version, units),
     )
+    if not has_voyage_data:
+        return json_reply(reply)
+    data = [
+        VoyageResult(
+            index, scores[index].score, make_document_string(inputs[index]) if body.return_documents else UNSET
+        )
+        for index in ranked
+    ]
+    return json_reply(RerankedV1(**msgspec.structs.asdict(reply), data=data))
 
 
 def make_score_request(
@@ -209,13 +231,13 @@ def make_document_string(score_input: ScoreInput) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _make_route(paths: Sequence[str], handler: Any, summary: str) -> Route:
+def _make_route(paths: Sequence[str], handler: Any, summary: str, reply_type: Any = Reranked) -> Route:
     return Route(
         paths=paths,
         body_type=RerankBody,
         handler=handler,
         summary=summary,
-        reply_type=Reranked,
+        reply_type=reply_type,
         api_name="Rerank (Score)",
         is_supported=lambda model_info: bool(model_info.score_types),
         is_absent_if_unsupported=True,
@@ -235,6 +257,7 @@ RERANK = Dialect(
             ("/v1/rerank",),
             rerank_v1,
             "Rank documents by relevance to a query, best first; long documents are truncated",
+            RerankedV1,
         ),
         _make_route(
             ("/v2/rerank",),

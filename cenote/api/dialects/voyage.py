@@ -1,38 +1,22 @@
-"""Voyage AI API: multimodal embeddings, and rerank with results in `data`; embeddings are on the OpenAI route."""
+"""Voyage AI API: multimodal embeddings. Embeddings of texts are on the OpenAI route, rerank is /v1/rerank."""
 
 from __future__ import annotations
 
-from dataclasses import replace as replace_fields
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import count_images, make_image_part, replace_inputs
-from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.openai import Embedding
-from cenote.api.dialects.rerank import (
-    RerankBody,
-    RerankResult,
-    RerankUsage,
-    make_document_input,
-    make_document_string,
-    make_result,
-    make_score_request,
-    rank_indices,
-)
 from cenote.api.dialects.text_requests import (
     check_not_empty,
     make_embed_request,
     make_truncation,
     supports_embed,
-    supports_scores,
 )
 from cenote.api.encoding import QuantizedType
 from cenote.api.quantized_response import encode_embeddings
-from cenote.api.raw_scores import score_as
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
@@ -82,24 +66,6 @@ class MultimodalAnswer(msgspec.Struct):
     usage: MultimodalUsage
 
 
-class VoyageResult(msgspec.Struct):
-    index: int
-    relevance_score: float
-    document: str | UnsetType = UNSET
-
-
-class VoyageReranked(msgspec.Struct):
-    """Ranked documents, best first: in `data` for Voyage clients, in `results` for others that send `top_k`."""
-
-    id: str
-    object: str
-    model: str
-    data: list[VoyageResult]
-    results: list[RerankResult]
-    usage: RerankUsage
-    meta: cohere_meta.Meta
-
-
 async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     check_not_empty(body.inputs, "inputs")
@@ -142,57 +108,9 @@ def make_content_parts(item: MultimodalInput, index: int, model_info: ModelInfo)
     return ContentParts(parts, name)
 
 
-async def rerank(body: RerankBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    documents = body.documents if isinstance(body.documents, list) else [body.documents]
-    check_not_empty(documents, "documents")
-    context.check_num_items(len(documents), "documents")
-    inputs = [
-        make_document_input(document, body.rank_fields, index, context.model_info)
-        for index, document in enumerate(documents)
-    ]
-    request = make_score_request(body, context, inputs, truncate_by_default=True)
-    scores = await score_as(request, body.raw_scores, context)
-    ranked = rank_indices(scores, body)
-    data = [
-        VoyageResult(
-            index, scores[index].score, make_document_string(inputs[index]) if body.return_documents else UNSET
-        )
-        for index in ranked
-    ]
-    results = [
-        make_result(body, context, index, scores[index], documents[index], inputs[index], "object") for index in ranked
-    ]
-    return json_reply(
-        VoyageReranked(
-            context.make_response_id("score"),
-            "list",
-            context.model,
-            data,
-            results,
-            RerankUsage(context.num_tokens, context.num_tokens),
-            make_meta(context, "1", BilledUnits(search_units=1)),
-        )
-    )
-
-
-RERANK_ROUTE = Route(
-    paths=("/v1/rerank",),
-    body_type=RerankBody,
-    handler=rerank,
-    summary="Rank documents by relevance to a query, in Voyage's format",
-    reply_type=VoyageReranked,
-    api_name="Rerank (Score)",
-    is_supported=supports_scores,
-    is_absent_if_unsupported=True,
-    example={"query": "Who is old?", "documents": ["The river is old.", "The fish is red."], "top_k": 1},
-)
-
 VOYAGE = Dialect(
     "voyage",
     [
-        replace_fields(RERANK_ROUTE, body_keys=has_keys(top_k="number")),
-        replace_fields(RERANK_ROUTE, body_keys=has_keys(truncation="boolean")),
         Route(
             paths=("/v1/multimodalembeddings",),
             body_type=MultimodalBody,
