@@ -20,14 +20,22 @@ from cenote.errors import BadRequest
 VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding")
 
 
-EmbeddingFormat = EncodingFormat | Literal["base64_int8", "base64_binary"]
-# formats of Perplexity: base64 of the values as int8, or of one bit for each
-QUANTIZED_FORMATS: dict[str, QuantizedType] = {"base64_int8": "int8", "base64_binary": "ubinary"}
+EmbeddingFormat = EncodingFormat | QuantizedType | Literal["base64_int8", "base64_binary"]
+# formats that are dtypes as well, with the encoding of the values: those of Perplexity, then those of Mixedbread
+QUANTIZED_FORMATS: dict[str, tuple[QuantizedType, EncodingFormat]] = {
+    "base64_int8": ("int8", "base64"),
+    "base64_binary": ("ubinary", "base64"),
+    "int8": ("int8", "float"),
+    "uint8": ("uint8", "float"),
+    "binary": ("binary", "float"),
+    "ubinary": ("ubinary", "float"),
+}
 
 
 class EmbeddingsBody(EmbeddingTypeFields, kw_only=True):
     encoding_format: Annotated[
-        EmbeddingFormat | None, doc("Default: float. bytes_only is bytes without the metadata header.")
+        EmbeddingFormat | None,
+        doc("Default: float. bytes_only is bytes without the metadata header; int8 and others as output_dtype."),
     ] = None  # type: ignore[assignment]  # more formats than on other routes
     task: Annotated[str | None, TASK_DOC] = None
 
@@ -46,13 +54,8 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     # clients may send the pooling task "embed", which this route always runs
     embedding_task = None if body.task == "embed" else body.task
     body.check_options()
-    if (encoding_format := body.encoding_format) in QUANTIZED_FORMATS:
-        body.output_dtype, body.encoding_format = body.output_dtype or QUANTIZED_FORMATS[encoding_format], "base64"
-        if body.output_dtype != QUANTIZED_FORMATS[encoding_format]:
-            raise BadRequest(
-                f"encoding_format={encoding_format} conflicts with output_dtype={body.output_dtype}; set one of them",
-                param="encoding_format",
-            )
+    if body.encoding_format in QUANTIZED_FORMATS:
+        split_format(body, body.encoding_format)
     dimensions, dtype = body.resolve_dimensions(), body.resolve_type()
     request = body.to_pool_request("embed", context, dimensions=dimensions, embedding_task=embedding_task)
     if body.truncate is not None or body.truncation is not None:
@@ -62,6 +65,17 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
         return await late_chunking_reply(body, request, context, VECTOR_FORMAT, dtype)
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT, dtype)
+
+
+def split_format(body: EmbeddingsBody, encoding_format: str) -> None:
+    """Set `output_dtype` and `encoding_format` to what a format of Perplexity or Mixedbread means."""
+    dtype, encoding = QUANTIZED_FORMATS[encoding_format]
+    if body.output_dtype not in (None, dtype):
+        raise BadRequest(
+            f"encoding_format={encoding_format} conflicts with output_dtype={body.output_dtype}; set one of them",
+            param="encoding_format",
+        )
+    body.output_dtype, body.encoding_format = dtype, encoding
 
 
 OPENAI = Dialect(
