@@ -10,7 +10,7 @@ from msgspec import Meta
 from cenote.api.encoding import CohereEmbeddingType, QuantizedType
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, PromptTextFields, doc
-from cenote.errors import BadRequest
+from cenote.errors import BadRequest, InvalidBody
 from cenote.protocol.params import TokenizationParams
 
 ChunkSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -21,9 +21,13 @@ TYPE_DOC = "Type of the values: int8, uint8, or bits in bytes, as /v2/embed retu
 
 
 class EmbeddingTypeFields(PromptTextFields, kw_only=True):
-    """Types, size and truncation of embeddings, as Voyage, Jina and NIM name them."""
+    """Types, size and truncation of embeddings, as Voyage, Jina, NIM and Infinity name them."""
 
-    dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
+        doc("Embedding size, for Matryoshka models; with modality, 0 for the model's own."),
+    ] = None
+    modality: Annotated[Literal["text"] | None, doc("Field of Infinity.")] = None
     output_dimension: Annotated[Dimensions | None, doc("Alias of dimensions.")] = None
     output_dtype: Annotated[CohereEmbeddingType | None, doc(TYPE_DOC)] = None
     embedding_type: Annotated[
@@ -76,6 +80,12 @@ class EmbeddingTypeFields(PromptTextFields, kw_only=True):
         return cast("QuantizedType", types.pop()) if types else None
 
     def resolve_dimensions(self) -> int | None:
+        if self.dimensions == 0:
+            if self.modality is None:
+                raise InvalidBody(
+                    "dimensions: expected int >= 1", param="body.dimensions", value=0, kind="greater_than_equal"
+                )
+            self.dimensions = None  # the default of Infinity's client
         if self.output_dimension is None:
             return self.dimensions
         if self.dimensions not in (None, self.output_dimension):

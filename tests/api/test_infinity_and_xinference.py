@@ -29,6 +29,19 @@ def test_models_have_the_stats_that_infinity_clients_parse(llm: LLM) -> None:
     assert card["backend"] == "torch"
 
 
+@pytest.mark.parametrize("path", ["/embeddings", "/v1/embeddings"])
+def test_zero_dimensions_of_infinity_clients_are_all_dimensions(llm: LLM, path: str) -> None:
+    client = make_client(llm)
+    body = {"input": ["a cat", "the old city"], "dimensions": 0}
+
+    reply = client.post(path, json=body | {"modality": "text"})
+
+    plain = client.post(path, json=body | {"dimensions": None})
+    assert [item["embedding"] for item in reply.json()["data"]] == [item["embedding"] for item in plain.json()["data"]]
+    assert client.post(path, json=body).status_code == 400
+    assert client.post(path, json=body | {"modality": "image"}).status_code == 400
+
+
 def test_health_has_a_json_body(llm: LLM) -> None:
     body = make_client(llm).get("/health").json()
 
