@@ -8,7 +8,7 @@ SERVING := $(VENV)/.serving
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c cenote/inputs/subword/*.c cenote/inputs/subword/*.h)
 PORT ?= 8000
 
-.PHONY: help setup serve check test test-ray docs bench gpu dist clean
+.PHONY: help setup serve check test test-ray clients docs bench gpu dist clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; R
 	@echo "== tests on a Ray cluster =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" $(RAY_VENV)/bin/python -m pytest -W default tests/ray  # Ray itself warns
 
+# each group of clients has an environment of its own in .venv-clients; JavaScript clients need node and npm
+clients: setup ## check published client libraries; ARGS="--groups cohere javascript --upgrade"
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients.matrix $(ARGS)
+
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup ## compare with other engines; ARGS as for cenote bench compare
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
@@ -91,4 +95,4 @@ dist: setup ## build the sdist and this machine's wheel into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(RAY_VENV) build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RAY_VENV) .venv-clients build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
