@@ -126,3 +126,31 @@ def test_parts_that_the_model_cannot_read_are_refused(client: TestClient, part: 
     reply = client.post("/v1/multimodalembeddings", json={"inputs": [{"content": [part]}]})
 
     assert reply.status_code == 400 and isinstance(reply.json()["detail"], str)
+
+
+def test_chunks_are_embedded_in_the_context_of_their_document(client: TestClient, llm: LLM) -> None:
+    documents = [["the cat is", " in the city"], ["a red bird"]]
+
+    answer = post(client, "/v1/contextualizedembeddings", inputs=documents, input_type=None)
+
+    expected = [output.outputs.embedding for output in llm.embed(documents, late_chunking=True, use_tqdm=False)]
+    found = [chunk["embedding"] for document in answer["data"] for chunk in document["data"]]
+    assert np.allclose(found, expected, atol=1e-6)
+    assert [len(document["data"]) for document in answer["data"]] == [2, 1]
+    assert answer["usage"]["total_tokens"] > 0
+
+
+def test_whole_documents_are_split_and_their_chunks_returned(client: TestClient) -> None:
+    text = "understanding international " * 50
+
+    (document,) = post(client, "/v1/contextualizedembeddings", inputs=[[text]], enable_auto_chunking=True)["data"]
+
+    assert len(document["data"]) > 1
+    assert "".join(chunk["text"] for chunk in document["data"]) == text
+
+
+@pytest.mark.parametrize("fields", [{"chunk_size": 5}, {"enable_auto_chunking": True}])
+def test_chunking_that_is_not_supported_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
+    body = {"inputs": [["the cat", "a bird"]], **fields}
+
+    assert client.post("/v1/contextualizedembeddings", json=body).status_code == 400

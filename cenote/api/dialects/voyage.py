@@ -15,6 +15,7 @@ from cenote.api.dialects.text_requests import (
     make_truncation,
     supports_embed,
 )
+from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE
 from cenote.api.encoding import QuantizedType
 from cenote.api.quantized_response import encode_embeddings
 from cenote.api.replies import Reply, json_reply
@@ -121,5 +122,6 @@ VOYAGE = Dialect(
             is_supported=supports_embed,
             example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
         ),
+        CONTEXTUALIZED_ROUTE,
     ],
 )
