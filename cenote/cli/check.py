@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,9 +29,13 @@ class CheckResult:
     settings: Mapping[str, Any]  # empty if refused
 
 
-def check_model(name: str) -> int:
+def check_model(name: str, *, json_output: bool = False) -> int:
     """Print the verdict, its reasons and the main settings; return the exit status."""
     result = compute_check(name)
+    if json_output:
+        shown = {"model": name, "verdict": result.verdict, "reasons": result.reasons, "settings": result.settings}
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return EXIT_STATUS[result.verdict]
     print(f"{name}: {result.verdict}")
     for reason in result.reasons:
         print(f"  {reason}")

@@ -11,6 +11,7 @@ from cenote.cli.admin_commands import ps as ps
 from cenote.cli.admin_commands import pull as pull
 from cenote.cli.admin_commands import stop as stop
 from cenote.cli.admin_commands import unload as unload
+from cenote.cli.completion import completion as completion
 from cenote.cli.doctor import doctor as doctor
 from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
@@ -19,7 +20,7 @@ from cenote.config.flags import add_flags
 from cenote.config.ray import RayConfig
 from cenote.models.recommended_models import USES
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE
-from cenote.protocol.params import TASKS, ScoreType
+from cenote.protocol.params import TASKS, AggregationStrategy, ScoreType
 from cenote.utils.arguments import parse_positive_int
 
 FORMATS = ("jsonl", "npy", "parquet", "lance")
@@ -80,6 +81,50 @@ def classify(argv: Sequence[str]) -> int:
     _add_texts(parser, "texts to classify; if none are given, one text per line is read from standard input")
     _add_files(parser)
     _add_activation(_add_pooling(parser, prompts=True))
+    return _run(parser, argv)
+
+
+def entities(argv: Sequence[str]) -> int:
+    parser = CommandParser(
+        "entities",
+        "[TEXT ...]",
+        "Find the named entities of every text: label, score, start, end and text of each.",
+        [
+            'cenote entities --model FOLDER "Angela Merkel lives in Berlin."',
+            "cenote entities --model FOLDER --input texts.jsonl --column body --output entities.parquet",
+            "cenote entities --model FOLDER --input texts.csv --output entities.jsonl --stride 32",
+        ],
+    )
+    _add_texts(parser, "texts to search; if none are given, one text per line is read from standard input")
+    _add_files(parser)
+    results = _add_pooling(parser, prompts=False)
+    results.add_argument(
+        "--aggregation-strategy",
+        choices=get_args(AggregationStrategy),
+        default="simple",
+        help="how tokens are merged into entities, as in Transformers (default: simple)",
+    )
+    results.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="process long texts in windows that overlap by N tokens; if unset, they are truncated",
+    )
+    results.add_argument(
+        "--label",
+        dest="labels",
+        action="append",
+        metavar="NAME",
+        help="label to look for, of models without labels of their own (GLiNER); may be repeated",
+    )
+    results.add_argument("--threshold", type=float, metavar="N", help="smallest score, likewise (default: 0.5)")
+    results.add_argument(
+        "--ignore-label",
+        dest="ignore_labels",
+        action="append",
+        metavar="NAME",
+        help="label to leave out; may be repeated (default: O)",
+    )
     return _run(parser, argv)
 
 
@@ -157,6 +202,12 @@ def serve(argv: Sequence[str]) -> int:
     from cenote.cli.serve import run_server
 
     return run_server(argv)
+
+
+def try_(argv: Sequence[str]) -> int:
+    from cenote.cli.try_model import try_model
+
+    return try_model(argv)
 
 
 def run_batch(argv: Sequence[str]) -> int:
@@ -282,7 +333,7 @@ def models(argv: Sequence[str]) -> int:
             "cenote models qwen3",
             "cenote models --task rerank --max-size 500M",
             "cenote models --task embed --language multilingual --json",
-            "cenote models --check FOLDER",
+            "cenote models --check FOLDER --json",
             "cenote models --markdown > docs/models.md",
         ],
     )
@@ -307,13 +358,15 @@ def models(argv: Sequence[str]) -> int:
         "--max-size", metavar="N", help="list models to begin with of at most N parameters, such as 500M"
     )
     parser.add_argument("--language", choices=("en", "multilingual"), help="list models to begin with for a language")
-    parser.add_argument("--json", action="store_true", help="print the models to begin with as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: models to begin with, or with WORD or --check what these list"
+    )
     args = parser.parse(argv)
     if args.check is not None:
         from cenote.cli.check import check_model
 
-        return check_model(args.check)
-    if args.json or (args.task, args.max_size, args.language) != (None, None, None):
+        return check_model(args.check, json_output=args.json)
+    if (args.json and not args.word) or (args.task, args.max_size, args.language) != (None, None, None):
         from cenote.cli.models import list_recommended_models
 
         return list_recommended_models(
@@ -322,7 +375,7 @@ def models(argv: Sequence[str]) -> int:
 
     from cenote.cli.models import list_models
 
-    return list_models(args.word, markdown=args.markdown)
+    return list_models(args.word, markdown=args.markdown, json_output=args.json)
 
 
 def _run(parser: CommandParser, argv: Sequence[str]) -> int:

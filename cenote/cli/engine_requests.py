@@ -1,4 +1,4 @@
-"""Build the model, input sources and engine requests of `embed`, `classify`, `score` and `encode` from arguments."""
+"""Build the model, input sources and engine requests of the commands on texts from arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, Ro
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, split_document
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.argparse_utils import UsageError
 
 BULK = SchedulingParams(lane="bulk")
 ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
 RowSender: TypeAlias = (
-    "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | PoolingError]]"
+    "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | EntityResult | PoolingError]]"
 )
 
 
@@ -58,7 +58,7 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
     def pool(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
         texts = [row.texts[0] for row in rows]
         request = PoolRequest(
-            task=resolve_task(args),
+            task=cast(Task, resolve_task(args)),
             inputs=texts if chunk_size is None else [split_document(text, chunk_size) for text in texts],
             params=params,
             tokenization=tokenization,
@@ -92,14 +92,16 @@ def make_tokenization_params(args: argparse.Namespace) -> TokenizationParams:
     return TokenizationParams(truncate_prompt_tokens=args.truncate_prompt_tokens, truncation_side=args.truncation_side)
 
 
-def resolve_task(args: argparse.Namespace) -> Task:
-    return cast(Task, args.task if args.command == "encode" else args.command)
+def resolve_task(args: argparse.Namespace) -> str:
+    return str(args.task if args.command == "encode" else args.command)
 
 
 def make_schema(args: argparse.Namespace) -> ResultSchema:
     has_ids = args.id_column is not None
     if args.command == "classify":
         return ResultSchema("probs", has_labels=True, has_ids=has_ids)
+    if args.command == "entities":
+        return ResultSchema("entities", kind="entities", has_ids=has_ids)
     if args.command == "score":
         return ResultSchema("score", kind="number", has_ids=has_ids)
     if args.command == "encode" and args.task == "sparse_embed":

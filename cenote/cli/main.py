@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from keyword import iskeyword
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_LOAD, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 78, 130, 141
 
 COMMANDS = {
     "serve": "start the HTTP server",
+    "try": "serve on a free port and open the playground in a browser",
     "embed": "compute one embedding per text",
     "classify": "classify texts: label and probabilities",
+    "entities": "find named entities: label, score and position",
     "score": "compute the relevance or similarity score of two texts",
     "rerank": "sort documents by relevance to a query",
     "encode": "compute token embeddings, or run any other pooling task",
@@ -27,6 +30,7 @@ COMMANDS = {
     "explain": "compare the speed of a model with the limits of this machine",
     "models": "list the supported architectures and their tasks",
     "bench": "run benchmarks of speed and quality",
+    "completion": "print the completion script of bash, zsh or fish",
 }
 
 EXAMPLES = """\
@@ -80,12 +84,19 @@ def _run_command(argv: list[str]) -> int:
         from cenote.bench.main import main as bench
 
         return bench(rest)
-    from cenote.cli import commands
-
     try:
-        return int(getattr(commands, command.replace("-", "_"))(rest))
+        return int(find_command(command)(rest))
     except SystemExit as exit_request:  # argparse has printed the help of the command
         return int(exit_request.code or 0)
+
+
+def find_command(name: str) -> Callable[[Sequence[str]], int]:
+    """Return the function that runs a command."""
+    from cenote.cli import commands
+
+    function = name.replace("-", "_")
+    found: Callable[[Sequence[str]], int] = getattr(commands, f"{function}_" if iskeyword(function) else function)
+    return found
 
 
 def _help_text() -> str:

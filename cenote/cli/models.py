@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from cenote.loading.model_description import TASKS_BY_KIND
 from cenote.models.checked_models import CheckedModel, read_checked_models
@@ -56,8 +58,11 @@ files of a model with this table.
 """
 
 
-def list_models(filter_text: str, *, markdown: bool) -> int:
+def list_models(filter_text: str, *, markdown: bool, json_output: bool = False) -> int:
     rows = [row for row in iter_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
+    if json_output:
+        print(json.dumps([_to_json(row) for row in rows], indent=2, ensure_ascii=False))
+        return 0 if rows else 1
     page = format_page(rows) + format_checked_models(read_checked_models()) if markdown else format_table(rows)
     print(page, end="")
     return 0 if rows else 1
@@ -72,6 +77,11 @@ def list_recommended_models(
     else:
         print(format_recommended_markdown(models) if markdown else format_recommended(models), end="")
     return 0 if models else 1
+
+
+def _to_json(row: SupportedModel) -> dict[str, Any]:
+    tasks = list(_tasks_of_model(row))
+    return {"architecture": row.name, "tasks": tasks, "models": row.models, "compared_with": row.verified_with}
 
 
 def format_page(rows: Sequence[SupportedModel]) -> str:

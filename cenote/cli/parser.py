@@ -13,6 +13,16 @@ DOTTED_OPTIONS = ("pooler_config", "hf_overrides")
 DEPRECATED_OPTIONS = {"override_pooler_config": "pooler_config"}
 
 
+class ParserRequest(list[str]):
+    """Arguments of a command whose parser is wanted, not its run: `parse` raises ParserFound."""
+
+
+class ParserFound(Exception):
+    def __init__(self, parser: CommandParser) -> None:
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
 class CommandParser(argparse.ArgumentParser):
     """Argument parser of one command."""
 
@@ -32,6 +42,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; everything after a bare -- is text, even if it looks like a flag."""
+        if isinstance(argv, ParserRequest):
+            raise ParserFound(self)
         end = argv.index("--") if "--" in argv else len(argv)
         try:
             words, dotted = split_flags(argv[:end], self._option_string_actions)

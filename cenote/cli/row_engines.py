@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
 
-from cenote.cli.engine_requests import load_llm, make_pooling_params, make_sender, resolve_task
+from cenote.cli.engine_requests import (
+    ProgressCallback,
+    RowSender,
+    load_llm,
+    make_pooling_params,
+    make_sender,
+    resolve_task,
+)
 from cenote.cli.flags import engine_keywords
 from cenote.cli.interrupts import InterruptHandler
 from cenote.cli.terminal import RowProgress
 from cenote.config.options import option_fields
 from cenote.config.ray import RayConfig
+from cenote.errors import PoolingError
 from cenote.files.result_slice import ResultSchema, ResultSlice, collect_results
 from cenote.files.sources import AdaptiveSlices, InputRow
+from cenote.protocol.results import EntityResult
+
+# arguments that are keyword arguments of the method of LLM under the same name
+TASK_OPTIONS = (
+    *("prompt", "prompt_name", "score_type", "instruction"),
+    *("aggregation_strategy", "ignore_labels", "stride", "labels", "threshold"),
+)
 
 
 class RowEngine(Protocol):
@@ -35,7 +50,7 @@ class LocalRowEngine:
         self.llm = load_llm(args)
         self.schema = schema
         self.labels = self.llm.labels if schema.has_labels else None
-        self.send = make_sender(args, self.llm)
+        self.send = make_entity_sender(args, self.llm) if args.command == "entities" else make_sender(args, self.llm)
 
     def run(
         self, rows: Iterator[InputRow], batch_rows: int, progress: RowProgress, interrupts: InterruptHandler
@@ -49,6 +64,22 @@ class LocalRowEngine:
 
     def close(self) -> None:
         self.llm.close()
+
+
+def make_entity_sender(args: argparse.Namespace, llm: Any) -> RowSender:
+    """Return the function that finds the entities of rows; raise if the model or the options allow none."""
+    from cenote.ray.row_task import RowTask
+
+    row_task = RowTask("entities", task_options(args))
+    (probe,) = row_task.run(llm, [("a",)])  # what is wrong for every text is reported once
+    if isinstance(probe, PoolingError):
+        raise probe
+
+    def find(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[EntityResult | PoolingError]:
+        results = row_task.run(llm, [row.texts for row in rows])
+        return cast("Sequence[EntityResult | PoolingError]", results)
+
+    return find
 
 
 class RayRowEngine:
@@ -79,6 +110,6 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {
         "pooling_params": make_pooling_params(args),
         "tokenization_kwargs": {name: value for name, value in truncation.items() if value is not None} or None,
-        **{name: getattr(args, name, None) for name in ("prompt", "prompt_name", "score_type", "instruction")},
+        **{name: getattr(args, name, None) for name in TASK_OPTIONS},
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -17,6 +17,8 @@ def run_folder(args: argparse.Namespace) -> int:
     config = ray_config(args)
     if not config.is_ray:
         raise UsageError(f"--output {args.output} is a folder, which needs --engine ray; or name a file")
+    if args.command == "entities":
+        raise UsageError("entities are written to one file; use --output FILE.jsonl or FILE.parquet")
     if not args.input or args.texts:
         raise UsageError("an output folder needs --input with files or a folder")
 

@@ -1,4 +1,4 @@
-"""`cenote embed`, `classify`, `encode` and `score`: compute rows in slices of about a second and write the results."""
+"""The commands on texts and files of texts: compute rows in slices of about a second and write the results."""
 
 from __future__ import annotations
 
@@ -184,6 +184,8 @@ def _make_writer(args: argparse.Namespace, schema: ResultSchema, partial_file: P
         raise UsageError(
             "sparse embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
         )
+    if args.format == "npy" and schema.kind == "entities":
+        raise UsageError("entities do not fit a .npy matrix; use --format jsonl or parquet")
     if args.format == "npy" and schema.kind == "tokens":
         what = "token embeddings vary in length" if schema.chunk_size is None else "the chunks of texts vary in number"
         raise UsageError(f"{what} and do not fit one .npy matrix; use --format jsonl or parquet")

@@ -190,6 +190,11 @@ def make_parser() -> CommandParser:
             "cenote serve --models models.yaml --memory-budget 8G",
         ],
     )
+    add_serve_arguments(parser)
+    return parser
+
+
+def add_serve_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "model_tags",
         nargs="*",
@@ -212,7 +217,6 @@ def make_parser() -> CommandParser:
         help="another name of --data-parallel-size",
     )
     _add_vllm_flags(parser)
-    return parser
 
 
 def _add_vllm_flags(parser: CommandParser) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from cenote.files.result_slice import Floats, ResultSchema, ResultSlice
 from cenote.files.writers import StreamWriter, encode_numbers
+from cenote.protocol.results import EntityResult
 
 MAX_SHOWN_NUMBERS = 6
+MAX_SHOWN_CHARS = 40  # of an entity
 
 
 class TerminalWriter(StreamWriter):
@@ -37,6 +39,8 @@ def format_results(results: ResultSlice, schema: ResultSchema) -> list[str]:
 
 def _format_result(results: ResultSlice, rank: int, schema: ResultSchema) -> str:
     tokens = f"{results.num_tokens[rank]} tokens"
+    if schema.kind == "entities":
+        return f"{_format_entities(results.entities[rank])}, {tokens}"
     if schema.is_variable_length:
         return f"{_format_rows(results.values[results.offsets[rank] : results.offsets[rank + 1]], schema)}, {tokens}"
     if schema.kind == "number":
@@ -44,6 +48,14 @@ def _format_result(results: ResultSlice, rank: int, schema: ResultSchema) -> str
     if schema.has_labels:
         return f"{results.labels[rank]}, {schema.name} {_format_numbers(results.values[rank])}, {tokens}"
     return f"{results.values.shape[1]} numbers {_format_numbers(results.values[rank])}, {tokens}"
+
+
+def _format_entities(result: EntityResult) -> str:
+    found = [
+        f"{entity.label} {shorten(entity.text, MAX_SHOWN_CHARS)!r} {entity.score:.4f}" for entity in result.entities
+    ]
+    rest = ["the rest of the text was cut off"] if result.truncated else []
+    return ", ".join([*(found or ["no entities"]), *rest])
 
 
 def _format_rows(rows: Floats, schema: ResultSchema) -> str:

@@ -11,17 +11,17 @@ import numpy as np
 from cenote.errors import EngineStopped, PoolingError
 from cenote.files.sources import InputRow
 from cenote.protocol.late_chunking import Offsets, split_text
-from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.protocol.results import Entity, EntityResult, PoolResult, ScoreResult
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSchema:
-    """Name and kind of the result column: a vector, a number, a vector per token, or token ids with weights."""
+    """Name and kind of the result column: a vector, number, vectors of tokens, token ids with weights, or entities."""
 
     name: str
-    kind: Literal["vector", "number", "tokens", "sparse"] = "vector"
+    kind: Literal["vector", "number", "tokens", "sparse", "entities"] = "vector"
     has_labels: bool = False
     has_ids: bool = False
     chunk_size: int | None = None  # of late chunking: the vectors are those of chunks, with their offsets in `chunks`
@@ -43,6 +43,7 @@ class ResultSlice:
     offsets: np.ndarray[Any, np.dtype[np.int64]]  # start of each row's tokens or pairs, [worked + 1]; else empty
     num_tokens: list[int]
     labels: list[str] = field(default_factory=list)
+    entities: list[EntityResult] = field(default_factory=list)
 
     @property
     def num_failed(self) -> int:
@@ -58,7 +59,7 @@ EMPTY_SLICE = ResultSlice([], [], np.zeros((0, 0), dtype=np.float32), np.zeros(0
 
 def collect_results(
     rows: list[InputRow],
-    results: Sequence[PoolResult | ScoreResult | PoolingError],
+    results: Sequence[PoolResult | ScoreResult | EntityResult | PoolingError],
     schema: ResultSchema,
     label_names: list[str] | None,
 ) -> ResultSlice:
@@ -76,11 +77,12 @@ def collect_results(
     values, offsets = _stack_values(succeeded_results, schema)
     labels = _best_labels(values, label_names) if schema.has_labels else []
     num_tokens = [result.num_tokens for result in succeeded_results]
-    return ResultSlice(rows, succeeded, values, offsets, num_tokens, labels)
+    entities = [result for result in succeeded_results if isinstance(result, EntityResult)]
+    return ResultSlice(rows, succeeded, values, offsets, num_tokens, labels, entities)
 
 
 def _stack_values(
-    results: list[PoolResult | ScoreResult], schema: ResultSchema
+    results: list[PoolResult | ScoreResult | EntityResult], schema: ResultSchema
 ) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
     offsets = np.zeros(0, dtype=np.int64)
     if schema.kind == "number":
@@ -100,3 +102,9 @@ def _stack_values(
 def _best_labels(probs: Floats, names: list[str] | None) -> list[str]:
     best = probs.argmax(axis=1).tolist() if probs.size else []
     return [names[place] if names and place < len(names) else f"LABEL_{place}" for place in best]
+
+
+def entity_values(entity: Entity) -> dict[str, Any]:
+    """Return the fields of an entity in files; the score with the digits of float32."""
+    score = float(str(np.float32(entity.score)))
+    return {"label": entity.label, "score": score, "start": entity.start, "end": entity.end, "text": entity.text}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cenote.files.parquet_input import import_pyarrow
-from cenote.files.result_slice import Floats, ResultSchema, ResultSlice
+from cenote.files.result_slice import Floats, ResultSchema, ResultSlice, entity_values
 
 
 def make_table(results: ResultSlice, schema: ResultSchema) -> Any:
@@ -31,6 +31,9 @@ def make_columns(results: ResultSlice, schema: ResultSchema) -> dict[str, Any]:
         chunks = [results.get_chunk_offsets(rank, chunk_size) for rank in range(len(results.ok_positions))]
         kind = pa.list_(pa.list_(pa.int64()))
         columns["chunks"] = align_to_rows(pa.array([list(map(list, row)) for row in chunks], kind), results)
+    if schema.kind == "entities":
+        truncated = [result.truncated for result in results.entities]
+        columns["truncated"] = align_to_rows(pa.array(truncated, pa.bool_()), results)
     columns[schema.name] = make_value_array(results, schema)
     columns["num_tokens"] = align_to_rows(pa.array(results.num_tokens, pa.int32()), results)
     columns["error"] = pa.array([row.error for row in results.rows], pa.string())
@@ -39,6 +42,8 @@ def make_columns(results: ResultSlice, schema: ResultSchema) -> dict[str, Any]:
 
 def make_value_array(results: ResultSlice, schema: ResultSchema) -> Any:
     pa, _ = import_pyarrow()
+    if schema.kind == "entities":
+        return make_entity_array(results)
     if not results.ok_positions and schema.kind != "number":
         return pa.nulls(len(results.rows))  # the width is not known in this slice
     rows = pa.array(results.offsets.astype(np.int32))
@@ -58,6 +63,13 @@ def make_value_array(results: ResultSlice, schema: ResultSchema) -> Any:
         return align_to_rows(numbers, results)
     tokens = pa.array(np.arange(len(results.values) + 1, dtype=np.int32) * width)
     return align_to_rows(pa.ListArray.from_arrays(rows, pa.ListArray.from_arrays(tokens, numbers)), results)
+
+
+def make_entity_array(results: ResultSlice) -> Any:
+    pa, _ = import_pyarrow()
+    fields = {"label": pa.string(), "score": pa.float32(), "start": pa.int64(), "end": pa.int64(), "text": pa.string()}
+    rows = [[entity_values(entity) for entity in result.entities] for result in results.entities]
+    return align_to_rows(pa.array(rows, pa.list_(pa.struct(fields))), results)
 
 
 def make_vector_array(block: Floats) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from cenote.files.partial_file import PartialFile, remove_path
-from cenote.files.result_slice import ResultSchema, ResultSlice
+from cenote.files.result_slice import ResultSchema, ResultSlice, entity_values
 
 HEADER_BYTES = 128
 
@@ -191,7 +191,11 @@ def format_json_lines(results: ResultSlice, schema: ResultSchema) -> bytes:
             head += b',"label":' + encode_json(results.labels[rank])
         if schema.chunk_size is not None:
             head += b',"chunks":' + encode_json(results.get_chunk_offsets(rank, schema.chunk_size))
-        value = _encode_value(_get_value(results, rank, schema), schema)
+        if schema.kind == "entities":
+            head += b',"truncated":' + encode_json(results.entities[rank].truncated)
+            value = encode_json([entity_values(entity) for entity in results.entities[rank].entities])
+        else:
+            value = _encode_value(_get_value(results, rank, schema), schema)
         lines[position] = b'%s,"%s":%s,"num_tokens":%d}\n' % (
             head,
             schema.name.encode(),

@@ -98,3 +98,17 @@ def test_the_package_knows_at_least_150_models() -> None:
 
     assert len(models) >= 150
     assert {model.check for model in models} >= {"real weights", "true layout", "architecture only"}
+
+
+def test_a_check_and_a_list_of_architectures_are_printed_as_json(
+    capsys: pytest.CaptureFixture[str], published: Path
+) -> None:
+    status, verdict, _ = check(capsys, published)
+
+    assert main(["models", "--check", str(published), "--json"]) == status
+    checked = json.loads(capsys.readouterr().out)
+    assert main(["models", "granite", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    assert checked["verdict"] == verdict and checked["settings"]["architecture"]
+    assert rows and all("granite" in f"{row['architecture']} {row['models']}".lower() for row in rows)

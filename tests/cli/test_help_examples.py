@@ -83,7 +83,7 @@ def write_model(folder: Path, argv: Sequence[str]) -> None:
     """Write a small model that supports the task of the command."""
     if argv[0] == "classify":
         tiny_bert_classifier(folder)
-    elif "token_classify" in argv:
+    elif argv[0] == "entities" or "token_classify" in argv:
         tiny_bert_token_classifier(folder)
     elif "sparse_embed" in argv:
         tiny_splade(folder)
@@ -117,6 +117,13 @@ def test_an_example_of_the_help_works(
         if settings.models is None:
             make_table(settings, options)
         assert settings.port in (8000, 8080, 9000)
+        return
+    if argv[0] == "try":  # likewise
+        started: list[Any] = []
+        monkeypatch.setattr("cenote.cli.try_model.run_server", lambda *args: started.append(args) or 0)
+        monkeypatch.setattr("cenote.cli.try_model.open_when_ready", lambda address: None)
+        assert main(argv) == 0
+        assert started[0][0] == argv[1:]
         return
     if argv[0] == "explain":  # measures for half a minute
         calls: list[Any] = []
