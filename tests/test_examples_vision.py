@@ -109,10 +109,9 @@ def test_the_tiny_model_is_written_where_the_command_line_says(tmp_path: Path) -
     assert (tmp_path / "tiny" / "config.json").is_file()
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_no_example_writes_a_file_when_asked_for_help(script: Path, tmp_path: Path) -> None:
-    if "__main__" not in script.read_text():
-        pytest.skip("not a script")
+@pytest.mark.parametrize("name", ["late_interaction_heat_map", "tiny_colqwen3", "visual_rerank"])
+def test_no_example_writes_a_file_when_asked_for_help(name: str, tmp_path: Path) -> None:
+    script = EXAMPLES / f"{name}.py"
     done = subprocess.run(
         [sys.executable, str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
