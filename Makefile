@@ -48,7 +48,7 @@ check: setup ## lint, format, types and import order
 	$(BIN)/lint-imports
 
 # tests without servers, timing and threads run in two processes
-PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/explain tests/files tests/inputs tests/layers tests/layouts tests/loading \
+PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/doctor tests/explain tests/files tests/inputs tests/layers tests/layouts tests/loading \
 	tests/models tests/multimodal tests/pooling tests/protocol tests/real tests/scoring tests/seeds tests/utils tests/vllm_programs
 
 test: check ## check, then all tests

@@ -28,6 +28,7 @@ TITLES = {
     "mixedbread": "Mixedbread",
     "deepinfra": "DeepInfra",
     "infinity": "Infinity",
+    "xinference": "Xinference",
     "llama.cpp": "llama.cpp",
     "weaviate": "Weaviate",
     "moderations": "OpenAI moderations",
@@ -35,7 +36,7 @@ TITLES = {
     "adapters": "LoRA adapters",
 }
 SERVER, ADMIN = "Server", "Administration"
-SYSTEM_ALIASES = {"/models": "/v1/models", "/redoc": "/docs"}
+SYSTEM_ALIASES = {"/redoc": "/docs"}
 
 
 def add_groups(
