@@ -184,9 +184,13 @@ class PromptFields(ActivationFields, kw_only=True):
         return self._make_conversation(item, name, context) if isinstance(item[0], dict) else item
 
     def _make_conversation(self, messages: list[ChatMessage], name: str, context: RequestContext) -> Input:
-        """Return the conversation; for a model without a chat template, the text of a single user message."""
+        """Return the conversation; for a model without a chat template, the text of a single user message.
+
+        A listwise reranker has a prompt of its own, and refuses conversations.
+        """
         conversation = make_conversation(self, messages, context, name)
-        if context.model_info.has_chat_template or self.chat_template is not None:
+        model_info = context.model_info
+        if model_info.has_chat_template or self.chat_template is not None or "listwise" in model_info.score_types:
             return conversation
         text = read_single_text(messages)
         return conversation if text is None else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +10,14 @@ from queue import Empty, SimpleQueue
 from starlette.types import Receive, Scope, Send
 
 from cenote.doctor.http_client import HttpClient, HttpReply, ServerUnreachable
+from cenote.utils.bounded_executor import BoundedExecutor
 
 # of one connection, and not of the message; lengths are computed again
 CONNECTION_HEADERS = frozenset(
     ("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "date")
 )
+
+MAX_EXCHANGES = 64  # at the same time; further requests wait
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ForwardingProxy:
     def __init__(self, url: str) -> None:
         self.url = url
         self.idle_clients: SimpleQueue[HttpClient] = SimpleQueue()
+        self.executor = BoundedExecutor("proxy", num_threads=MAX_EXCHANGES, max_waiting=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +45,7 @@ class ForwardingProxy:
             {name: value for name, value in headers.items() if name not in CONNECTION_HEADERS},
             await read_body(receive),
         )
-        reply = await asyncio.to_thread(self.exchange, request)
+        reply = await self.executor.run_admitted(self.exchange, request)
         passed = [(name, value) for name, value in reply.headers.items() if name not in CONNECTION_HEADERS]
         lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed]
         lines.append((b"content-length", str(len(reply.content)).encode()))
@@ -68,6 +71,7 @@ class ForwardingProxy:
             self.idle_clients.put(client)
 
     def close(self) -> None:
+        self.executor.close()
         while not self.idle_clients.empty():
             self.idle_clients.get().close()
 
