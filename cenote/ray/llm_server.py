@@ -14,6 +14,7 @@ import msgspec
 from cenote.config.engine import EngineConfig
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
+from cenote.errors import Unsupported
 from cenote.ray.asgi_calls import HttpRequest, call_app
 from cenote.ray.imports import import_ray
 from cenote.ray.replica import ModelReplica
@@ -21,6 +22,8 @@ from cenote.ray.serve import MAX_ONGOING_REQUESTS
 
 RESPONSE_MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 JSON_HEADERS = ((b"content-type", b"application/json"),)
+NO_PROFILES = "a pooling engine takes no profiles here; run cenote explain MODEL"
+NO_SLEEP = "a pooling engine does not sleep or pause; scale the deployment to zero replicas"
 GENERATIVE = "this model returns vectors and scores; use /v1/embeddings, /v1/score or /tokenize"
 
 
@@ -88,13 +91,13 @@ class CenoteLLMServer:
         """There is no prefix cache."""
 
     async def start_profile(self) -> None:
-        raise NotImplementedError("profiles are taken with cenote explain")
+        raise Unsupported(NO_PROFILES)
 
     async def stop_profile(self) -> None:
-        raise NotImplementedError("profiles are taken with cenote explain")
+        raise Unsupported(NO_PROFILES)
 
     async def sleep(self, **kwargs: Any) -> None:
-        raise NotImplementedError("the engine does not sleep; scale the deployment to zero replicas")
+        raise Unsupported(NO_SLEEP)
 
     async def wakeup(self, **kwargs: Any) -> None:
         """The engine never sleeps."""
@@ -103,7 +106,7 @@ class CenoteLLMServer:
         return False
 
     async def pause(self, **kwargs: Any) -> None:
-        raise NotImplementedError("the engine does not pause; scale the deployment to zero replicas")
+        raise Unsupported(NO_SLEEP)
 
     async def resume(self, **kwargs: Any) -> None:
         """The engine never pauses."""

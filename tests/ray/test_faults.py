@@ -67,7 +67,7 @@ def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, def
     check_embeddings(pyarrow.concat_tables(tables), rows, llm)
 
 
-@pytest.mark.skipif(not IS_FULL, reason="only with RAY_TESTS=full")
+@pytest.mark.skipif(not IS_FULL, reason="takes minutes, and has not been seen to pass yet: set RAY_TESTS=full")
 def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     (tmp_path / "in").mkdir()
