@@ -47,15 +47,18 @@ check: setup ## lint, format, types and import order
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# tests without servers, timing and threads run in two processes
+# tests without servers, timing and threads run in two processes; tests of servers wait more than they compute
 PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/doctor tests/explain tests/files tests/inputs tests/layers tests/layouts tests/loading \
 	tests/models tests/multimodal tests/pooling tests/protocol tests/real tests/scoring tests/seeds tests/utils tests/vllm_programs
+SERVERS := tests/clients tests/deploy tests/serving tests/test_examples.py tests/test_examples_vision.py
 
 test: check ## check, then all tests
 	@echo "== tests in two processes =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
-	@echo "== tests with servers, timing and threads, in one process =="
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%)
+	@echo "== tests of servers in three processes =="
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(SERVERS)
+	@echo "== tests with timing and threads in one process =="
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%) $(SERVERS:%=--ignore=%)
 
 # Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
 RAY_VENV := .venv-ray

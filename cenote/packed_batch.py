@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from cenote.protocol.images import ProcessedImage
+from cenote.utils.lazy_property import lazy_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +65,27 @@ class PackedBatch:
     def device(self) -> torch.device:
         return self.token_ids.device
 
-    @cached_property
+    @lazy_property
     def max_seqlen(self) -> int:
         return max(self.seq_lens_cpu)
 
-    @cached_property
+    @lazy_property
     def seq_lens(self) -> Tensor:
         """Lengths of the sequences, [num_seqs]."""
         return self.cu_seqlens.diff()
 
-    @cached_property
+    @lazy_property
     def segment_ids(self) -> Tensor:
         """The index of each token's sequence, [tokens]."""
         return torch.repeat_interleave(
             torch.arange(self.num_seqs, device=self.device), self.seq_lens, output_size=self.num_tokens
         )
 
-    @cached_property
+    @lazy_property
     def cu_seqlens_cpu(self) -> tuple[int, ...]:
         return tuple(accumulate(self.seq_lens_cpu, initial=0))
 
-    @cached_property
+    @lazy_property
     def equal_length_runs(self) -> tuple[EqualLengthRun, ...]:
         """Runs of sequences of equal length; sorting by length makes them few.
 

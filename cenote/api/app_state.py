@@ -65,7 +65,7 @@ class AppState:
         model = ServedModel(name, aliases, engine.model_info.name)
         model.accepts_source_names = not self.settings.served_model_name
         model.set_use(EngineUse(engine, self.admission))
-        self.admission.set_device(engine.model_info.device)
+        self.admission.on_loaded(engine.model_info)
         self.models.set([model])
 
     def start_draining(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
@@ -16,7 +16,6 @@ from cenote.protocol.params import TokenizationParams
 ChunkSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TruncateMode = bool | Literal["END", "START", "NONE"]
 
-TYPE_FIELDS = ("output_dtype", "embedding_type", "encoding_type")
 TYPE_DOC = "Type of the values: int8, uint8, or bits in bytes, as /v2/embed returns them."
 
 
@@ -56,7 +55,7 @@ class EmbeddingTypeFields(PromptTextFields, kw_only=True):
 
     def resolve_type(self) -> QuantizedType | None:
         """Return the type of integers, None for floats; `encoding_format` is changed to base64 if a type says so."""
-        given = [getattr(self, name) for name in TYPE_FIELDS]
+        given: list[Any] = [self.output_dtype, self.embedding_type, self.encoding_type]
         if given == [None, None, None]:
             return None
         if isinstance(self.embedding_type, list):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cenote.api.app_state import AppState
@@ -66,8 +67,11 @@ class RequestMiddleware:
         scope["request_id"] = client_id if SAFE_REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
         if "//" in scope["path"]:  # a base URL with a trailing slash, joined with an absolute path
             scope["path"] = REPEATED_SLASHES.sub("/", scope["path"])
+        app = self.app
         if self.root_path and scope["path"].startswith(self.root_path + "/"):  # a proxy that does not strip its prefix
             scope["path"] = scope["path"][len(self.root_path) :]
+        elif self.root_path and scope["path"] == self.root_path:
+            app = redirect_to(self.root_path + "/", scope)  # the addresses in the page are relative to this one
         is_counted = scope["method"] not in SAFE_METHODS
         status = 0
 
@@ -84,7 +88,7 @@ class RequestMiddleware:
 
         self.app_state.num_in_flight += is_counted
         try:
-            await self.app(scope, receive, send_with_headers)
+            await app(scope, receive, send_with_headers)
         except asyncio.CancelledError:
             if not status:
                 error = NotReady("the server shut down before the request finished")
@@ -116,6 +120,12 @@ class RequestMiddleware:
     def _record_metrics(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"  # keeps the label values bounded
         self.app_state.metrics.observe_http(scope.get("handler", "none"), method, status, seconds)
+
+
+def redirect_to(path: str, scope: Scope) -> ASGIApp:
+    """Return a response that sends the client to another path, with the same method and query."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    return RedirectResponse(f"{path}?{query}" if query else path)
 
 
 def get_header(scope: Scope, name: bytes) -> str | None:

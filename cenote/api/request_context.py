@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from cenote.api.admission.controller import Ticket
 from cenote.api.admission.cost import (
     RequestCost,
     estimate_detokenize,
@@ -19,6 +18,7 @@ from cenote.api.admission.cost import (
     estimate_tokenize,
 )
 from cenote.api.admission.request_admission import RequestAdmission
+from cenote.api.admission.ticket import Ticket
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
 from cenote.api.served_models import EngineUse, LoadModel, Selection, ServedModel, ServedModels
 from cenote.api.server_timing import format_server_timing
@@ -165,7 +165,8 @@ class RequestContext:
             request = self.add_truncation(request)
         cost = estimate_pool(request, self.model_info, self.encoding_format)
         ticket = self.admission.admit(cost, request.scheduling.priority)
-        request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
+        completed = self._complete(request.scheduling, ticket)
+        request = replace(request, adapter=adapter, on_tokenized=ticket.set_tokens, **completed)
         self._mark_parsed()
         try:  # as `_await_engine`, without another coroutine in the route of most requests
             results = await self.engine.pool(request)

@@ -16,7 +16,7 @@ from cenote.protocol.input_types import Conversation, Input, ScoreInput
 from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
+from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams, hash_cache_salt
 from cenote.protocol.score_inputs import parse_score_input
 from cenote.utils.binary_formats import EmbedDType, Endianness
 
@@ -28,6 +28,9 @@ Priority = Int64
 TokenCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Timeout = Annotated[float, Meta(gt=0)]
 Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+# of nearly all requests, which share it
+DEFAULT_TOKENIZATION = TokenizationParams()
 
 # long templates are slow to compile; those of models are far shorter
 MAX_TEMPLATE_CHARS = 100_000
@@ -79,9 +82,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
     adapter: Annotated[str | None, ADAPTER_DOC] = None
 
     def make_scheduling_params(self) -> SchedulingParams:
+        if not self.priority and self.cache_salt is None:
+            return DEFAULT_SCHEDULING
         return SchedulingParams(self.priority or 0, cache_salt=hash_cache_salt(self.cache_salt))
 
     def make_tokenization_params(self, *, add_special_tokens: bool = True) -> TokenizationParams:
+        if add_special_tokens and self.truncate_prompt_tokens is None and self.truncation_side is None:
+            return DEFAULT_TOKENIZATION
         return TokenizationParams(
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side,
@@ -164,12 +171,12 @@ class PromptFields(ActivationFields, kw_only=True):
             inputs = [inputs]
         if not inputs:
             raise BadRequest("You must pass at least one prompt", param=name)
+        if set(map(type, inputs)) == {str}:
+            return inputs  # type: ignore[no-any-return]  # all are strings
         if is_object_input(inputs[0]) or (isinstance(inputs[0], str) and any(map(is_object_input, inputs))):
             context.check_num_items(len(inputs), name)
             return [parse_object_input(item, f"{name}.{index}", context) for index, item in enumerate(inputs)]
         check_same_type(inputs, name)
-        if isinstance(inputs[0], str):
-            return inputs  # type: ignore[no-any-return]  # checked above: all are strings
         if isinstance(inputs[0], int):
             return [inputs]  # one prompt of token ids
         context.check_num_items(len(inputs), name)

@@ -135,7 +135,8 @@ class ServedModel:
                 raise self.make_state_error()
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._changed, *filter(None, [loading := self._loading])}, timeout=remaining_s)
+            events = {self._changed, *filter(None, [loading := self._loading])}
+            await asyncio.wait(events, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
             if loading is not None and loading.done() and not loading.cancelled():
                 self._check_loaded(loading)
         return use

@@ -67,7 +67,8 @@ FISH = """\
 # fish completion of cenote
 function __cenote_is
     set -l words (commandline -opc)
-    test "$words[2..(math 1 + (count $argv))]" = "$argv"
+    set -l last (math 1 + (count $argv))
+    test "$words[2..$last]" = "$argv"
 end
 {lines}
 """
@@ -114,7 +115,8 @@ def _zsh_spec(option: OptionEntry, flag: str) -> str:
     if option.metavar is None:
         return f"*{flag}[{text}]"
     values = f"({' '.join(option.choices)})" if option.choices else "_files"
-    return f"*{flag}[{text}]:{option.metavar}:{values}"
+    equals = "=" if flag.startswith("--") else ""  # --flag value and --flag=value
+    return f"*{flag}{equals}[{text}]:{option.metavar}:{values}"
 
 
 def make_fish_script(commands: Sequence[CommandEntry]) -> str:

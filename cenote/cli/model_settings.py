@@ -9,6 +9,7 @@ from typing import Any
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import PoolingError
+from cenote.kernels.cpu.library import load_level
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import PART_CHARS, PARTS, compute_fingerprint
@@ -94,6 +95,8 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if model.quantization.source != "default":
         yield Setting("quantization", model.quantization.value or "none", model.quantization.source)
     yield Setting("device", str(model.device.value), model.device.source)
+    if model.device.value.type == "cpu" and model.entry.is_native and (level := load_level()) is not None:
+        yield Setting("cpu_level", level.name, "instructions of this CPU", label="CPU level")
     if tokenizer is not None:
         yield from _iter_tokenizer_settings(tokenizer)
     yield from _iter_prompt_settings(model)

@@ -31,7 +31,7 @@ Quantization = Literal["int8", "fp8"]
 EXTRA_VARIABLES = {
     "CENOTE_ALLOW_LONG_MAX_MODEL_LEN": "accept a max_model_len above the limit in the model's files",
     "CENOTE_CACHE_DIR": "folder for files that are kept between runs, instead of ~/.cache/cenote",
-    "CENOTE_MAX_CPU_ISA": "use no CPU instructions above this level",
+    "CENOTE_CPU_LEVEL": "use no CPU instructions above this level",
 }
 HUB_SCHEME = "hf://"  # optional before a hub name, as KServe writes it
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"

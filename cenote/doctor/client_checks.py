@@ -48,7 +48,8 @@ def check_clients(server: Server, report: Report, apis: Sequence[str] | None = N
         # without a task in use, the path belongs to another API
         is_foreign = bool(problem) and row.kind == "other" and row.api not in {other.api for other in answered}
         if is_foreign or is_absent(row, reply, answered):
-            report.add(row.api, row.client, "absent", f"{row.method} {row.path}: {problem or reply.status}")
+            reason = problem or ("results of another task" if reply.is_ok else reply.status)
+            report.add(row.api, row.client, "absent", f"{row.method} {row.path}: {reason}")
             continue
         report.add_result(row.api, row.client, problem and f"{row.method} {row.path}: {problem}")
         if problem is None:

@@ -77,6 +77,10 @@ def compare(one: HttpClient, other: HttpClient, *, model: str | None, texts: Seq
         pair = (Embedder(servers[0], embedders[0]), Embedder(servers[1], embedders[1]))
         compare_vectors(pair, texts or COMPARED_TEXTS, result)
         has_compared = True
+    elif embedders[0] or embedders[1]:
+        url, other_url = result.urls if embedders[0] else result.urls[::-1]
+        result.cause = f"{url} returns embeddings, {other_url} does not; other models"
+        result.is_same = False
     if rerankers[0] and rerankers[1]:
         compare_rerank(servers, (rerankers[0], rerankers[1]), result)
         has_compared = True
@@ -173,7 +177,7 @@ def compare_rerank(
     result.rerank_max_abs_difference = float(np.abs(scores[0] - scores[1]).max())
     if result.rerank_kendall_tau < SAME_TAU:
         result.is_same = False
-        result.cause = result.cause if result.cosine_min is not None else "rankings differ: other models or templates"
-    elif result.cosine_min is None:
+        result.cause = result.cause or "rankings differ: other models or templates"
+    elif not result.cause:
         is_close = result.rerank_max_abs_difference <= 0.01 * max(1.0, float(np.ptp(scores[0])))
         result.cause = "scores are equal" if is_close else "the same order on another scale: raw or activated scores"

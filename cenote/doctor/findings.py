@@ -62,7 +62,8 @@ class Report:
             lines.append(f"absent  {', '.join(absent)}")
         counts = Counter(finding.status for finding in self.findings)
         summary = ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
-        return "\n".join([f"{self.url}, model {self.model}", *lines, summary])
+        heading = f"{self.url}, model {self.model}" if self.model else self.url
+        return "\n".join([heading, *lines, summary])
 
     def _served_apis(self) -> set[str]:
         return {finding.api for finding in self.findings if finding.status != "absent"}

@@ -166,6 +166,8 @@ class Admission:
 
 def has_late_chunking(request: PoolRequest) -> bool:
     params = request.params
+    if params is None:
+        return False
     items = params if isinstance(params, list | tuple) else [params]
     return any(isinstance(item, PoolingParams) and bool(item.late_chunking) for item in items)
 

@@ -71,6 +71,10 @@ class InflightDedup:
         self._spec_ids: dict[object, bytes] = {}
         self._spec_id_counter = count()
 
+    @property
+    def reads_disk(self) -> bool:
+        return self.cache is not None and self.cache.disk is not None
+
     def make_receiver(self, state: RequestState | TokenizedBatch) -> DedupReceiver:
         return DedupReceiver(self, state)
 
@@ -304,8 +308,13 @@ class DedupReceiver:
 
 def make_input_keys(inputs: TokenizedInputs) -> list[bytes]:
     """Return for each input the bytes of everything that the model receives: token ids and, if unusual, metadata."""
-    ids, ends = inputs.token_ids.tobytes(), (inputs.cu_seqlens * inputs.token_ids.itemsize).tolist()
-    keys = [ids[start:end] for start, end in pairwise(ends)]
+    ids = inputs.token_ids.tobytes()
+    if len(inputs) == 1:
+        keys = [ids]
+    else:
+        keys = [ids[start:end] for start, end in pairwise((inputs.cu_seqlens * inputs.token_ids.itemsize).tolist())]
+    if inputs.is_plain and inputs.row_mask is None and inputs.images is None:
+        return keys
     lengths, metadata = inputs.lengths, inputs.metadata
     has_metadata = metadata["type1_start"] < lengths
     has_metadata |= (metadata["attended_len"] < lengths) | (metadata["num_unpooled"] != 0)

@@ -22,7 +22,7 @@ from cenote.engine.admission import Admission
 from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.engine_metrics import EngineMetrics
-from cenote.engine.execution.executor import Executor
+from cenote.engine.execution.executor import Executor, LocalExecutor
 from cenote.engine.execution.executor_factory import make_executor
 from cenote.engine.execution.token_budget import compute_token_budget
 from cenote.engine.model_info import build_model_info
@@ -161,6 +161,8 @@ class PoolingEngine:
         budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
         if executor is None:
             executor = make_executor(model, self.renderer.vocab_size)
+            if isinstance(executor, LocalExecutor):
+                self.model_info = replace(self.model_info, device_tokens_per_s=executor.warmup_tokens_per_s)
             if config.self_check:
                 self._check_results(executor)
         scheduler = Scheduler(
@@ -293,6 +295,9 @@ class PoolingEngine:
 
         `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
         """
+        if not self.image_workers.find_image_indices(request):  # nothing to preprocess, and nothing to split
+            state = self.submit(request, query_embeddings=query_embeddings)
+            return state.collect(make_converter(state.num_inputs), on_progress)
 
         async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
             return self.submit(ready, query_embeddings=sub_request.query_embeddings)
@@ -443,31 +448,37 @@ class PoolingEngine:
             return self.routes[role].submit(request, query_embeddings=query_embeddings)
         with self._counting_refusals():
             state = self.admission.prepare(request, self.model_info, query_embeddings)
-            with self._admitting():
+            with self._lock:
+                self._check_running()
                 self.metrics.on_admit(state)
         self.tokenizer_worker.add(state)
         return state
 
     def admit_batch(self, batch: TokenizedBatch) -> None:
         """Count a batch of front-ends as in flight."""
-        with self._counting_refusals(batch.num_requests), self._admitting():
-            self.metrics.on_admit_batch(batch)
-
-    @contextmanager
-    def _counting_refusals(self, num_requests: int = 1) -> Iterator[None]:
-        try:
-            yield
+        try:  # no generator in the path of most requests
+            with self._lock:
+                self._check_running()
+                self.metrics.on_admit_batch(batch)
         except PoolingError as error:
-            self.metrics.on_refused(error, num_requests)
+            self.metrics.on_refused(error, batch.num_requests)
             raise
 
     @contextmanager
-    def _admitting(self) -> Iterator[None]:
-        """Hold the lock while a request is admitted: `stop` fails those that are in flight by then."""
-        with self._lock:
-            if self.dead_error is not None:
-                raise self.dead_error.with_traceback(None)  # raising it would add to its traceback at every call
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
             yield
+        except PoolingError as error:
+            self.metrics.on_refused(error)
+            raise
+
+    def _check_running(self) -> None:
+        """Raise if the engine has stopped.
+
+        Requests are admitted with the lock held: `stop` fails those that are in flight by then.
+        """
+        if self.dead_error is not None:
+            raise self.dead_error.with_traceback(None)  # raising it would add to its traceback at every call
 
     @property
     def status(self) -> EngineStatus:

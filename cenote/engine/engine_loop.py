@@ -22,6 +22,10 @@ from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGro
 logger = logging.getLogger("cenote")
 
 MIN_TOKEN_BUDGET = 256  # smaller batches would not help: single sequences may be longer
+# larger batches take so long that the time in which the engine thread wakes up does not matter
+MAX_TOKENS_AT_ONCE = 2048
+
+Wait = Callable[[], BatchOutput]
 
 
 class BatchRecorder(Protocol):
@@ -61,14 +65,23 @@ class EngineLoop:
         self.on_batch_taken: Callable[[], None] = lambda: None  # called when the queue may have become shorter
         self.condition = threading.Condition()  # guards the scheduler
         self.step_started_at: float | None = None  # monotonic start time of the running batch
+        self.num_on_device = 0  # batches that were started and whose results are not on the host
         self.is_stopping = False
+        self.is_waiting = False  # the engine thread waits for sequences, and nothing is on the device
+        self._is_starting = False  # the thread that submits a batch is starting it
+        # a batch that such a thread has taken, and started (or failed to) if it was prepared
+        self._handed_over: tuple[ScheduledBatch, Wait | Exception | None] | None = None
         self._slot = 0  # of the last batch, for the recorder
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
 
     def submit(self, groups: Iterable[SequenceGroup]) -> None:
         with self.condition:
             self.scheduler.add(self.isolated.take_isolated(groups))
-            self.condition.notify_all()
+            batch = self._take_prepared() if self.is_waiting and self.executor.is_async else None
+            if batch is None:
+                self.condition.notify_all()
+                return
+        self._start_here(batch)
 
     def stop(self) -> None:
         with self.condition:
@@ -88,9 +101,14 @@ class EngineLoop:
             self.on_exit(error)
 
     def _run_batches(self) -> None:
-        in_flight: tuple[ScheduledBatch, Callable[[], BatchOutput]] | None = None
+        in_flight: tuple[ScheduledBatch, Wait] | None = None
         while (batch := self._next_batch(block=in_flight is None)) is not None:
             self.step_started_at = time.monotonic()
+            if self._handed_over is not None:
+                in_flight = self._take_over(*self._handed_over)
+                del batch
+                self.step_started_at = None if in_flight is None else time.monotonic()
+                continue
             if batch.is_isolated and in_flight is not None:
                 self._finish_batch(*in_flight)
                 in_flight = None
@@ -108,49 +126,109 @@ class EngineLoop:
         """Return the next batch; an empty one if the queue is empty and `block` is False; None when stopping."""
         with self.condition:
             while not self.is_stopping:
+                if self._is_starting:
+                    self.condition.wait()
+                    continue
+                if self._handed_over is not None:
+                    return self._handed_over[0]
+                if block and not len(self.scheduler) and not len(self.isolated):
+                    self.is_waiting = True
+                    self.condition.wait()
+                    self.is_waiting = False
+                    continue
                 if (alone := self.isolated.next_input(others_wait=len(self.scheduler) > 0)) is not None:
                     return ScheduledBatch([alone], is_isolated=True)
-                scheduled = self.scheduler.next_batch()
-                self._fail_expired()
-                self.on_batch_taken()  # also if there is no batch because all requests were aborted
-                if scheduled or not block:
-                    slices = [part for item in scheduled for part in _to_group_slice(item).without_cancelled()]
-                    # sorted: kernels process consecutive sequences of equal length together
-                    return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
-                if not len(self.scheduler) and not len(self.isolated):
-                    self.condition.wait()
+                batch = self._take_batch()
+                if batch is not None or not block:
+                    return batch or ScheduledBatch([])
         return None
+
+    def _take_batch(self) -> ScheduledBatch | None:
+        """Return the next batch, perhaps an empty one; None if no sequences wait."""
+        scheduled = self.scheduler.next_batch()
+        self._fail_expired()
+        self.on_batch_taken()  # also if there is no batch because all requests were aborted
+        if not scheduled:
+            return None
+        slices = [part for item in scheduled for part in _to_group_slice(item).without_cancelled()]
+        # sorted: kernels process consecutive sequences of equal length together
+        return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
+
+    def _take_prepared(self) -> ScheduledBatch | None:
+        """Return a small batch that the thread that submits it can start; the engine thread wakes up meanwhile."""
+        if self.is_stopping or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
+            return None
+        self.is_waiting = False
+        if (batch := self._take_batch()) is None:
+            return None
+        if len(batch) and self.executor.is_prepared(batch):
+            self._is_starting = True
+            return batch
+        self._handed_over = batch, None
+        return None
+
+    def _start_here(self, batch: ScheduledBatch) -> None:
+        """Start a batch and hand it over; without the lock: a device that hangs must not block the watchdog."""
+        self.step_started_at = time.monotonic()
+        started: Wait | Exception | None = None
+        try:
+            started = self._launch(batch)
+        finally:
+            with self.condition:
+                self._handed_over, self._is_starting = (batch, started), False
+                self.condition.notify_all()
+
+    def _take_over(self, batch: ScheduledBatch, started: Wait | Exception | None) -> tuple[ScheduledBatch, Wait] | None:
+        """Continue in the engine thread with a batch that was handed over."""
+        self._handed_over = None
+        if started is None:
+            return self._start_batch(batch) if len(batch) else None
+        return self._check_started(batch, started)
 
     def _fail_expired(self) -> None:
         now = time.monotonic()
         for group in self.scheduler.take_expired():
             cast(SequenceGroup, group).receiver.expire(now)
 
-    def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Callable[[], BatchOutput]] | None:
+    def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Wait] | None:
+        return self._check_started(batch, self._launch(batch))
+
+    def _launch(self, batch: ScheduledBatch) -> Wait | Exception:
         self._slot = batch.slot = 1 - self._slot  # that of the batch before is perhaps still in use
         self.recorder.record(batch)
         now = batch.times.started_at = time.monotonic()
         for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
         self.metrics.on_batch(len(batch), batch.num_tokens)
+        self.num_on_device += 1
         try:
-            return batch, self.executor.start(batch)
+            return self.executor.start(batch)
         except Exception as error:
-            check_device_is_usable(error)
-            failure = error
-        # outside of the except block: otherwise every later error would be chained to the first
-        self._retry(batch, failure)
-        del failure  # break the reference cycle through its traceback and this frame
+            self.num_on_device -= 1
+            return error
+
+    def _check_started(self, batch: ScheduledBatch, started: Wait | Exception) -> tuple[ScheduledBatch, Wait] | None:
+        """Return a batch that was started; if that failed, run it in parts."""
+        if not isinstance(started, Exception):
+            return batch, started
+        check_device_is_usable(started)
+        self._retry(batch, started)
         return None
 
-    def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:
-        failure = try_run(batch, lambda _: self._count_tokens(batch, wait()))
+    def _finish_batch(self, batch: ScheduledBatch, wait: Wait) -> None:
+        failure = try_run(batch, lambda _: self._count_tokens(batch, self._wait(wait)))
         if failure is None:
             self.recorder.clear(batch.slot)
             device_s = self.metrics.on_computed(batch.times)
             self.scheduler.throughput.record(batch.num_tokens, batch.num_seqs, device_s)
         else:
             self._retry(batch, failure)
+
+    def _wait(self, wait: Wait) -> BatchOutput:
+        try:
+            return wait()
+        finally:
+            self.num_on_device -= 1  # before callers get their results: their next requests find the device idle
 
     def _retry(self, batch: ScheduledBatch, failure: Exception) -> None:
         run_part = partial(self._run_part, batch)

@@ -193,10 +193,13 @@ class EngineMetrics:
         if outcome != "answered" or not num_requests:
             return
         self._observe_duration(batch.finished_at - batch.admitted_at, times=num_requests)
-        token_counts = np.bincount(batch.request_indices, weights=batch.inputs.lengths)
-        tokens_per_request = np.delete(token_counts, [*failed, *cancelled]).tolist()
-        for num_tokens, times in Counter(tokens_per_request).items():
-            self._observe_request_tokens(num_tokens, times=times)
+        if batch.num_requests == 1:
+            self._observe_request_tokens(batch.num_tokens)
+        else:
+            token_counts = np.bincount(batch.request_indices, weights=batch.inputs.lengths)
+            tokens_per_request = np.delete(token_counts, [*failed, *cancelled]).tolist()
+            for num_tokens, times in Counter(tokens_per_request).items():
+                self._observe_request_tokens(num_tokens, times=times)
         if batch.started_at is not None:
             self._observe_queue(batch.started_at - batch.admitted_at, times=num_requests)
             self._observe_inference(batch.finished_at - batch.started_at, times=num_requests)

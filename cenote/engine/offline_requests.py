@@ -13,7 +13,7 @@ from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.late_chunking import make_document, split_document
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
-from cenote.protocol.scheduling import SchedulingParams, hash_cache_salt
+from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams, hash_cache_salt
 from cenote.protocol.score_inputs import parse_score_inputs
 
 logger = logging.getLogger("cenote")
@@ -59,6 +59,7 @@ def make_pool_request(
             )
     if isinstance(prompts, Iterator):
         prompts = list(prompts)
+    salt = parse_cache_salt(prompts)
     return PoolRequest(
         task=tasks[0],
         extra_tasks=tuple(tasks[1:]),
@@ -66,7 +67,7 @@ def make_pool_request(
         params=params,
         tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
         adapter=_resolve_adapters(engine, lora_request),
-        scheduling=SchedulingParams(cache_salt=hash_cache_salt(parse_cache_salt(prompts))),
+        scheduling=DEFAULT_SCHEDULING if salt is None else SchedulingParams(cache_salt=hash_cache_salt(salt)),
         **request_kwargs,
     )
 

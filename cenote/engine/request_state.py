@@ -67,8 +67,12 @@ class RequestState:
         if len(self.input_options) > 1:
             positions = {options: index for index, options in enumerate(self.input_options)}
             self._option_indices = np.array([positions[options] for options in input_options])
-        self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
-        self.num_chars = int(self._cumulative_sizes[-1])  # characters, or token ids of inputs without text
+        self._cumulative_sizes: Int64Array | None = None  # of several inputs
+        if self.num_inputs > 1:
+            self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
+            self.num_chars = int(self._cumulative_sizes[-1])  # characters, or token ids of inputs without text
+        else:
+            self.num_chars = compute_input_size(request.inputs[0])
         self.num_rendered = 0  # inputs that have been tokenized
         self.num_done = 0
         self.num_tokens = 0  # of the finished inputs
@@ -105,6 +109,9 @@ class RequestState:
     def next_slice(self, max_tokens: int) -> Many[Input]:
         """Return the next inputs to tokenize: at least one, and about `max_tokens` in total."""
         start = self.num_rendered
+        if self._cumulative_sizes is None:
+            self.num_rendered = 1
+            return self.request.inputs
         is_text = not isinstance(self.request.inputs[start], list | tuple | np.ndarray)
         max_size = max_tokens * (CHARS_PER_TOKEN if is_text else 1)
         end_size = max_size + (self._cumulative_sizes[start - 1] if start else 0)

@@ -60,7 +60,7 @@ class Scheduler:
         self._is_bulk_turn = False
 
     def __len__(self) -> int:
-        return sum(lane.num_waiting for lane in self.lanes.values())
+        return self.lanes["interactive"].num_waiting + self.lanes["bulk"].num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -85,6 +85,8 @@ class Scheduler:
         A sequence longer than the budget runs alone.
         """
         interactive, bulk = self.lanes["interactive"], self.lanes["bulk"]
+        if not interactive.num_waiting and not bulk.num_waiting:
+            return []
         now = self.clock()
         room = Room(self.token_budget, self.max_num_seqs, float("inf"))
         if not interactive.num_waiting and now - self._last_interactive_at > INTERACTIVE_WINDOW_S:
@@ -97,9 +99,11 @@ class Scheduler:
 
     def take_expired(self) -> list[Schedulable]:
         """Return the groups that `next_batch` has removed because their deadline has passed."""
-        expired = [group for lane in self.lanes.values() for group in lane.expired]
+        expired: list[Schedulable] = []
         for lane in self.lanes.values():
-            lane.expired.clear()
+            if lane.expired:
+                expired += lane.expired
+                lane.expired.clear()
         return expired
 
     def clear(self) -> None:

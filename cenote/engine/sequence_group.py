@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.scheduling import SchedulingParams
+from cenote.utils.lazy_property import lazy_property
 
 CallRefs = tuple[Int64Array, Int64Array]  # call ids, 0 where unknown, and the number of an input in each call
 
@@ -114,11 +114,11 @@ class ScheduledBatch:
     def __len__(self) -> int:
         return self.num_seqs
 
-    @cached_property
+    @lazy_property
     def inputs(self) -> TokenizedInputs:
         return TokenizedInputs.concat([item.group.inputs.slice(item.start, item.end) for item in self.slices])
 
-    @cached_property
+    @lazy_property
     def indices(self) -> Int64Array:
         indices = [item.indices for item in self.slices]
         return indices[0] if len(indices) == 1 else np.concatenate(indices)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.tokenized_inputs import TokenizedInputs
@@ -21,9 +23,9 @@ class TokenIntake:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch runs or waits; reading it needs no lock."""
+        """Whether a batch is on the device or waits for it; reading it needs no lock."""
         loop = self.engine.loop
-        return loop.step_started_at is not None or len(loop.scheduler) > 0
+        return loop.num_on_device > 0 or len(loop.scheduler) > 0
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options of a request without inputs."""
@@ -35,9 +37,10 @@ class TokenIntake:
         """Raise if arrays are not valid for the model: the device would read outside of its tables."""
         lengths, ids = inputs.lengths, inputs.token_ids
         max_model_len, vocab_size = self.engine.max_model_len, self.engine.renderer.vocab_size
-        if lengths.min() < 1 or lengths.max() > max_model_len:
+        shortest, longest = (len(ids), len(ids)) if len(lengths) == 1 else (lengths.min(), lengths.max())
+        if shortest < 1 or longest > max_model_len:
             raise BadRequest(f"each input must have between 1 and {max_model_len} tokens")
-        if ids.min() < 0 or ids.max() >= vocab_size:
+        if ids.view(np.uint32).max() >= vocab_size:  # negative ids are the largest as unsigned numbers
             raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
 
     def submit(self, batch: TokenizedBatch) -> None:

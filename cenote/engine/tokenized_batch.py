@@ -85,7 +85,7 @@ class TokenizedBatch:
 
     def make_group(self, receiver: object) -> SequenceGroup:
         """Return all inputs as one group, sorted by length as the scheduler expects it."""
-        order = np.argsort(self.inputs.lengths, kind="stable")
+        order = self.inputs.lengths.argsort(kind="stable")
         specs, adapter = self.options.input_options
         return SequenceGroup(
             self.inputs.select(order),
@@ -141,22 +141,22 @@ class TokenizedBatch:
 
     def receive(self, results: Many[GroupResult]) -> None:
         self.finished_at = time.monotonic()
+        self._count(results)  # first: callers may read metrics as soon as they have their results
         if not self.is_aborted:
             self.receiver.on_results(self, results)
-        self._count(results)
 
     def fail(self, index: int, error: PoolingError) -> None:
         self.failed_requests.add(int(self.request_indices[index]))
+        self._count((), 1)
         if not self.is_aborted:
             self.receiver.on_error(self, index, error)
-        self._count((), 1)
 
     def fail_all(self, error: PoolingError, outcome: str = "failed") -> None:
         """Fail every input that has no result: the engine stops, or the deadline has passed."""
         if not self.is_aborted:
             self.is_aborted = True
-            self.receiver.on_error(self, -1, error)
             self._finish(outcome)
+            self.receiver.on_error(self, -1, error)
 
     def expire(self, now: float) -> None:
         self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.deadline_at), "expired")

@@ -44,7 +44,7 @@ def with_dtype(name: str, own: LinearFactory) -> LinearFactory:
     if name == "float16" and own.device.type == "cpu":
         return LinearFactory(torch.float32, own.device, matmul_dtype=torch.float16)
     dtype: torch.dtype = getattr(torch, name)
-    return LinearFactory(dtype, own.device)
+    return LinearFactory(dtype, own.device, matmul_dtype=dtype)
 
 
 class GemmBenchmark:

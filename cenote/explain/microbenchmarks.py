@@ -39,7 +39,7 @@ class LinearFactory:
         is_post_processed: bool = True,
     ) -> None:
         self.dtype, self.device, self.quantization = dtype, device, quantization
-        self.matmul_dtype = matmul_dtype  # in which float32 layers multiply
+        self.matmul_dtype = matmul_dtype  # in which the C kernels of a CPU multiply
         self.is_post_processed = is_post_processed  # False: plain layers of the Transformers library
 
     def make_layer(self, inputs: int, outputs: int) -> nn.Module:

@@ -17,7 +17,7 @@ from cenote.explain.results import ResolvedSettings, Setting
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
-from cenote.kernels.cpu_features import MAX_CPU_ISA, ONEDNN_VARIABLES, cpu_features
+from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
 
 IN_USE, NOT_BUILT = "in use", "not built"
 # module in cenote.kernels, or cenote.kernels.gpu -> name of the kernel in `--json`, which programs read
@@ -81,7 +81,9 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
         dtype,
         device,
         description.quantization.value,
-        matmul_dtype=torch.float16 if products is not None and products.format == "float16" else None,
+        matmul_dtype=None
+        if products is None
+        else {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(products.format),
         is_post_processed=description.entry.is_native,
     )
 
@@ -198,7 +200,7 @@ def _native_reason(chosen: ResolvedSettings) -> str:
     if (level := load_level()) is not None and not chosen.tiles:
         return f"level {level.name} of this CPU"
     if not chosen.tiles and not cpu_features().has_level:
-        set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
+        set_by = [f"{name}={os.environ[name]}" for name in (CPU_LEVEL, *ONEDNN_VARIABLES) if os.environ.get(name)]
         return " and ".join(["no AMX and no AVX2 in this CPU", *set_by])
     reasons = {IN_USE: "amx_bf16 in this CPU", NOT_BUILT: "no compiler was found at install"}
     return reasons.get(chosen.native, "it was built from another version, or libraries are missing")

@@ -10,8 +10,14 @@ import numpy as np
 
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs, gather_spans
-from cenote.inputs.tokenizer import MAX_TYPICAL_CHARS_PER_TOKEN, SpecialTokensTemplate, TokenIds, Tokenizer
+from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, TokenizedInputs, gather_spans
+from cenote.inputs.tokenizer import (
+    MAX_TYPICAL_CHARS_PER_TOKEN,
+    FlatEncoding,
+    SpecialTokensTemplate,
+    TokenIds,
+    Tokenizer,
+)
 from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import TokenizationParams, TruncationSide
 
@@ -21,6 +27,10 @@ class Spans(NamedTuple):
 
     starts: Int64Array
     lengths: Int64Array
+
+    @classmethod
+    def between(cls, offsets: Int64Array) -> Spans:
+        return cls(offsets[:-1], np.diff(offsets))
 
     def truncate(self, max_length: int | None, truncation_side: TruncationSide) -> Spans:
         if max_length is None or self.lengths.max() <= max_length:
@@ -64,9 +74,17 @@ class BulkRenderer:
             else self.tokenizer.single_template.without_special_tokens
         )
         texts = [prompt + text for text in inputs] if prompt else inputs
-        if (encoded := self._encode_texts(texts)) is None:
+        if (encoded := self._encode_flat(texts)) is None:
             return None
-        ids, spans = encoded
+        ids, offsets = encoded
+        is_prompt_pooled = not (prompt and exclude_prompt)
+        if (
+            len(texts) == 1
+            and is_prompt_pooled
+            and (self.max_tokens is None or len(ids) + template.num_tokens <= self.max_tokens)
+        ):
+            return _make_single(ids, template)
+        spans = Spans.between(offsets)
         total = spans.lengths + template.num_tokens
         if not self._keeps_special_tokens(total, template):
             return None
@@ -75,7 +93,7 @@ class BulkRenderer:
         )
         lengths = kept.lengths + template.num_tokens
         rendered = TokenizedInputs.from_ids(_add_special_tokens(ids, template, [kept]), lengths, total)
-        if prompt and exclude_prompt:
+        if prompt and not is_prompt_pooled:
             (prompt_ids,) = self.tokenizer.encode([prompt], lower_case=self.tokenization.do_lower_case)
             # truncation on the left removes the prompt first
             num_removed = total - lengths if self.truncation_side == "left" else 0
@@ -93,9 +111,9 @@ class BulkRenderer:
         indices_by_text: dict[str, int] = {}  # text -> index; each text is tokenized once
         queries = [indices_by_text.setdefault(pair.query, len(indices_by_text)) for pair in pairs]
         documents = [indices_by_text.setdefault(pair.document, len(indices_by_text)) for pair in pairs]
-        if (encoded := self._encode_texts(list(indices_by_text))) is None:
+        if (encoded := self._encode_flat(list(indices_by_text))) is None:
             return None
-        ids, spans = encoded
+        ids, spans = encoded.ids, Spans.between(encoded.cu_seqlens)
         query, document = (Spans(spans.starts[indices], spans.lengths[indices]) for indices in (queries, documents))
         total = query.lengths + document.lengths + template.num_tokens
         if self.max_tokens is not None and total.max() > self.max_tokens:
@@ -105,7 +123,7 @@ class BulkRenderer:
             rendered.metadata["type1_start"] = len(template.prefix) + query.lengths + len(template.separator)
         return rendered
 
-    def _encode_texts(self, texts: Sequence[str]) -> tuple[TokenIds, Spans] | None:
+    def _encode_flat(self, texts: Sequence[str]) -> FlatEncoding | None:
         num_chars, chars_per_token = max(map(len, texts)), self.tokenizer.max_chars_per_token
         if self.max_tokens is not None:
             chars_per_token = min(chars_per_token, MAX_TYPICAL_CHARS_PER_TOKEN)
@@ -113,16 +131,15 @@ class BulkRenderer:
         if num_chars > max_tokens * chars_per_token and (self.limits.is_bounded or self.max_tokens is not None):
             return None  # huge texts are cropped or refused before tokenization, individually
         try:
-            ids, offsets = self.tokenizer.encode_flat(texts, lower_case=self.tokenization.do_lower_case)
+            return self.tokenizer.encode_flat(texts, lower_case=self.tokenization.do_lower_case)
         except BadRequest:
             return None
-        return ids, Spans(offsets[:-1], np.diff(offsets))
 
     def _keeps_special_tokens(self, total: Int64Array, template: SpecialTokensTemplate) -> bool:
-        """Whether truncation keeps all special tokens: not with an explicit side, nor if they exceed the limit."""
+        """Whether truncation keeps all special tokens: not if a side cuts them, nor if they exceed the limit."""
         if self.max_tokens is None or total.max() <= self.max_tokens:
             return True
-        return self.tokenization.truncation_side is None and template.num_tokens <= self.max_tokens
+        return not self.tokenization.truncates_special_tokens and template.num_tokens <= self.max_tokens
 
 
 def _flatten_token_ids(prompts: Sequence[Any]) -> np.ndarray[Any, Any] | None:
@@ -143,6 +160,13 @@ def _flatten_token_ids(prompts: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         return None
     # numpy converts True to 1: check the types of the elements if an id could be a bool
     return None if len(ids) and ids.min() <= 1 and bool in set(map(type, tokens)) else ids
+
+
+def _make_single(ids: TokenIds, template: SpecialTokensTemplate) -> TokenizedInputs:
+    """Return one text that is not truncated: a query alone waits for fewer array operations."""
+    token_ids = np.concatenate((template.prefix, ids, template.suffix))
+    length = len(token_ids)
+    return TokenizedInputs(token_ids, np.array([(length, length, length, 0, length, 1)], dtype=METADATA_DTYPE))
 
 
 def _add_special_tokens(ids: TokenIds, template: SpecialTokensTemplate, spans: Sequence[Spans]) -> TokenIds:

@@ -136,6 +136,8 @@ class InputPlanner:
         return self._plan_without_images(item, options, texts)
 
     def _plan_without_images(self, item: Input, options: RenderOptions, texts: TextSet) -> BuildFn:
+        if isinstance(item, str):
+            return self._plan_text(item, options, texts)
         if isinstance(item, ListwiseInput):
             return self._plan_listwise(item, options, texts)
         if isinstance(item, ChunkedDocument):
@@ -201,6 +203,8 @@ class InputPlanner:
 
     def _split_images(self, item: Input) -> tuple[Input, Sequence[ProcessedImage]]:
         """Return the input without its images, and its processed images."""
+        if isinstance(item, str):
+            return item, ()
         if isinstance(item, Conversation | TextPair):
             return item, item.images
         if isinstance(item, ContentParts):  # only for text models: a multimodal processor has converted them otherwise

@@ -19,10 +19,13 @@ logger = logging.getLogger("cenote")
 
 # texts, token ids and documents; the renderer validates token ids, so a large list is not scanned here
 PLAIN_TYPES = {str, list, tuple, ChunkedDocument}
+DEFAULT_TOKENIZATION = TokenizationParams()
 
 
 def parse_prompts(prompts: Any) -> list[Input]:
     """Return a prompt, or a sequence of prompts, as a list of inputs."""
+    if type(prompts) is list and prompts and set(map(type, prompts)) <= PLAIN_TYPES:  # nearly all calls
+        return prompts.copy()
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
@@ -125,6 +128,8 @@ def _parse_tensors(tensors: Mapping[str, Any]) -> TensorInput:
 
 def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: int) -> TokenizationParams:
     """Convert `tokenization_kwargs`; unknown keys are logged and ignored."""
+    if kwargs is None:
+        return DEFAULT_TOKENIZATION
     if not isinstance(kwargs, Mapping | None):
         raise BadRequest(f"tokenization_kwargs must be a dict, got {type(kwargs).__name__}")
     kwargs = dict(kwargs or {})

@@ -71,7 +71,9 @@ class Renderer(InputPlanner):
     def _render_bulk(self, inputs: Sequence[Any], options: RenderOptions) -> TokenizedInputs | None:
         """Render inputs of one simple type with array operations; None if that is not possible or not worthwhile."""
         tokenization, limits = options.tokenization, options.limits
-        if len(inputs) == 1 or tokenization.pad_prompt_tokens is not None or self.instruction_mask is not None:
+        if len(inputs) == 1 and type(inputs[0]) is not str:
+            return None
+        if tokenization.pad_prompt_tokens is not None or self.instruction_mask is not None:
             return None
         if self.check_tensors is not None or self.text_model is not None or self.decoder_pairs is not None:
             return None

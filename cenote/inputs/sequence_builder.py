@@ -50,14 +50,15 @@ class SequenceBuilder:
             else self.tokenizer.single_template.without_special_tokens
         )
         total = len(text_ids) + template.num_tokens
-        if max_tokens is not None and total > max_tokens and tokenization.truncation_side is None:
-            text_ids = truncate_ids(text_ids, max(0, max_tokens - template.num_tokens), self.tokenizer.truncation_side)
+        side = tokenization.truncation_side or self.tokenizer.truncation_side
+        if max_tokens is not None and total > max_tokens and not tokenization.truncates_special_tokens:
+            text_ids = truncate_ids(text_ids, max(0, max_tokens - template.num_tokens), side)
         ids = np.concatenate((template.prefix, text_ids, template.suffix)) if template.num_tokens else text_ids
         ids = self.pad(ids, tokenization)
-        if max_tokens is not None and len(ids) > max_tokens:  # an explicit side also truncates special tokens
-            ids = truncate_ids(ids, max_tokens, tokenization.truncation_side or self.tokenizer.truncation_side)
+        if max_tokens is not None and len(ids) > max_tokens:
+            ids = truncate_ids(ids, max_tokens, side)
         num_unpooled = 0 if prompt_ids is None else len(prompt_ids) + len(template.prefix)
-        if (tokenization.truncation_side or self.tokenizer.truncation_side) == "left":
+        if side == "left":
             num_unpooled -= max(0, total - len(ids))  # truncation on the left removes the prompt first
         num_unpooled = max(0, min(num_unpooled, len(ids) - 1))
         return TokenizedInput(ids, len(ids), total, num_unpooled=num_unpooled, is_input_count_exact=is_exact)
@@ -75,16 +76,16 @@ class SequenceBuilder:
             if tokenization.add_special_tokens
             else self.tokenizer.pair_template.without_special_tokens
         )
-        side = tokenization.truncation_side
-        # without an explicit side, truncation is longest-first and keeps the special tokens
-        joint_max_tokens = max_tokens if side is None else None
-        ids, type1_start = join_ids(template, query_ids, document_ids, joint_max_tokens, self.tokenizer.truncation_side)
+        side = tokenization.truncation_side or self.tokenizer.truncation_side
+        # truncation that keeps the special tokens is longest-first
+        joint_max_tokens = None if tokenization.truncates_special_tokens else max_tokens
+        ids, type1_start = join_ids(template, query_ids, document_ids, joint_max_tokens, side)
         ids = self.pad(ids, tokenization)  # padding has the token type of the last token
         type1_start = type1_start if template.second_type_id else len(ids)
         total = len(query_ids) + len(document_ids) + template.num_tokens
         if max_tokens is not None and len(ids) > max_tokens:
             num_removed = len(ids) - max_tokens if side == "left" else 0
-            ids = truncate_ids(ids, max_tokens, side or self.tokenizer.truncation_side)
+            ids = truncate_ids(ids, max_tokens, side)
             type1_start = min(max(type1_start - num_removed, 0), len(ids))
         return TokenizedInput(ids, type1_start, total, is_input_count_exact=is_exact)
 

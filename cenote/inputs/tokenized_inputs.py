@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from cenote.errors import PoolingError
 from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.images import InputImages
+from cenote.utils.lazy_property import lazy_property
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -40,6 +40,14 @@ class TokenizedInput:
     row_mask: BoolArray | None = None  # tokens with a row in token-wise outputs; None: all
     images: InputImages | None = None
 
+    def to_inputs(self) -> TokenizedInputs:
+        """Return it as the only input."""
+        metadata = np.array([_metadata_row(self)], dtype=METADATA_DTYPE)
+        embeds = None if self.inputs_embeds is None else [self.inputs_embeds]
+        return TokenizedInputs(
+            self.token_ids, metadata, self.row_mask, embeds, None if self.images is None else [self.images]
+        )
+
 
 @dataclass(frozen=True)
 class TokenizedInputs:
@@ -67,6 +75,8 @@ class TokenizedInputs:
     def from_list(cls, inputs: Sequence[TokenizedInput]) -> TokenizedInputs:
         if not inputs:
             return cls(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=METADATA_DTYPE))
+        if len(inputs) == 1:
+            return inputs[0].to_inputs()
         row_mask: BoolArray | None = None
         if any(item.row_mask is not None for item in inputs):
             row_mask = np.concatenate(
@@ -102,17 +112,22 @@ class TokenizedInputs:
         lengths: Int64Array = self.metadata["length"]
         return lengths
 
-    @cached_property
+    @lazy_property
     def cu_seqlens(self) -> Int64Array:
         """[size + 1]: the start of each input in `token_ids`, and the total length."""
+        if len(self.metadata) == 1:
+            return np.array((0, self.metadata[0].item()[0]))
         offsets = np.zeros(len(self.metadata) + 1, dtype=np.int64)
-        np.cumsum(self.metadata["length"], out=offsets[1:])
+        self.metadata["length"].cumsum(out=offsets[1:])
         return offsets
 
-    @cached_property
+    @lazy_property
     def is_plain(self) -> bool:
         """Whether all inputs have one token type and all their tokens are attended to and pooled."""
         metadata, lengths = self.metadata, self.lengths
+        if len(metadata) == 1:  # a single query: one record is read in less time than one comparison takes
+            length, type1_start, _, num_unpooled, attended_len, _ = metadata[0].item()
+            return bool(type1_start >= length and attended_len >= length and not num_unpooled)
         has_one_type = metadata["type1_start"] >= lengths
         is_attended = metadata["attended_len"] >= lengths
         return bool((has_one_type & is_attended & (metadata["num_unpooled"] == 0)).all())
@@ -121,6 +136,9 @@ class TokenizedInputs:
     def num_truncated(self) -> int:
         """Number of inputs that were truncated."""
         metadata = self.metadata
+        if len(metadata) == 1:
+            length, _, num_input_tokens, _, _, is_exact = metadata[0].item()
+            return int(length < num_input_tokens or not is_exact)
         return int(np.count_nonzero((metadata["length"] < metadata["num_input_tokens"]) | (metadata["is_exact"] == 0)))
 
     def slice(self, start: int, end: int) -> TokenizedInputs:
@@ -138,7 +156,7 @@ class TokenizedInputs:
 
     def select(self, indices: Int64Array) -> TokenizedInputs:
         """Return the inputs at the given indices, in that order."""
-        if len(indices) == len(self) and (indices == np.arange(len(self))).all():
+        if len(indices) == len(self) and (len(self) == 1 or (indices == np.arange(len(self))).all()):
             return self
         starts, lengths = self.cu_seqlens[indices], self.lengths[indices]
         return TokenizedInputs(
@@ -176,6 +194,8 @@ class RenderResult(Sequence[TokenizedInput | PoolingError]):
 
     @classmethod
     def from_list(cls, results: Sequence[TokenizedInput | PoolingError]) -> RenderResult:
+        if len(results) == 1 and isinstance(results[0], TokenizedInput):
+            return cls(results[0].to_inputs(), np.arange(1), {})
         errors = {index: item for index, item in enumerate(results) if isinstance(item, PoolingError)}
         indices = np.delete(np.arange(len(results)), list(errors)) if errors else np.arange(len(results))
         return cls(

@@ -16,7 +16,7 @@ from cenote.errors import LoadError
 
 CPUINFO = Path("/proc/cpuinfo")
 # limits the instruction sets that are used, to test the code paths of other CPUs
-MAX_CPU_ISA = "CENOTE_MAX_CPU_ISA"
+CPU_LEVEL = "CENOTE_CPU_LEVEL"
 
 # levels from the lowest to the highest, each with the flags of /proc/cpuinfo that it adds
 ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
@@ -144,7 +144,7 @@ class CPUFeatures:
 def cpu_features(
     environment: Mapping[str, str] = os.environ, *, cpuinfo: Path = CPUINFO, machine: str | None = None
 ) -> CPUFeatures:
-    """Return the features of /proc/cpuinfo, limited by ONEDNN_MAX_CPU_ISA and CENOTE_MAX_CPU_ISA."""
+    """Return the features of /proc/cpuinfo, limited by ONEDNN_MAX_CPU_ISA and CENOTE_CPU_LEVEL."""
     machine = machine or platform.machine()
     architecture = ARCHITECTURES.get(machine.lower(), "other")
     levels = ISA_LEVELS[architecture]
@@ -153,9 +153,9 @@ def cpu_features(
     if architecture == "x86":
         value = next((environment[name] for name in ONEDNN_VARIABLES if environment.get(name)), "")
         limits += [names.index(ONEDNN_LEVELS[value.upper()])] if value.upper() in ONEDNN_LEVELS else []
-    if value := environment.get(MAX_CPU_ISA, "").strip().lower():
+    if value := environment.get(CPU_LEVEL, "").strip().lower():
         if value not in levels:
-            raise LoadError(f"invalid {MAX_CPU_ISA}={value!r} on {machine}; expected one of: {', '.join(names)}")
+            raise LoadError(f"invalid {CPU_LEVEL}={value!r} on {machine}; expected one of: {', '.join(names)}")
         limits.append(names.index(value))
     above = frozenset[str]().union(*(levels[name] for name in names[min(limits) + 1 :]))
     return CPUFeatures(architecture, _common_flags(cpuinfo) - above)

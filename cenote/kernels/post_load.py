@@ -87,9 +87,13 @@ def resolve_matmul_dtype(requested: str, dtype: torch.dtype, device: torch.devic
 def process_weights_after_loading(
     module: nn.Module, device: torch.device, quantization: Quantization | None, matmul_dtype: torch.dtype | None = None
 ) -> None:
-    """Quantize and prepack a module whose weights are loaded; `matmul_dtype` is that of float32 layers on a CPU."""
+    """Quantize and prepack a module whose weights are loaded.
+
+    `matmul_dtype` is that of float32 layers on a CPU; bfloat16: that of bfloat16 layers in the C kernels.
+    """
     is_int8 = quantization == "int8" and packs_int8(torch.float32, cpu_features())
-    format: Format = "int8" if is_int8 else "float16" if matmul_dtype is torch.float16 else "float32"
+    formats: dict[torch.dtype | None, Format] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    format = "int8" if is_int8 else formats.get(matmul_dtype, "float32")
     if (quantization is None or is_int8) and pack_linears(module, format):
         return
     if (quantizer := make_quantizer(quantization, device)) is not None:

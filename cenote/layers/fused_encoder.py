@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cenote.kernels import native_encoder
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu import encoder as level_encoder
+from cenote.kernels.cpu import packed_linear
 from cenote.kernels.cpu.encoder import (
     EncoderShape,
     LayerWeights,
@@ -17,11 +20,12 @@ from cenote.kernels.cpu.encoder import (
     TableWeights,
 )
 from cenote.kernels.cpu.encoder import NormWeights as LevelNorm
-from cenote.kernels.cpu.library import ACTIVATION_CODES
+from cenote.kernels.cpu.library import ACTIVATION_CODES, Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.native_encoder import BlockWeights, EmbeddingTables, NativeEncoder, NormWeights
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
+from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import LayerNorm, Norm, RMSNorm
 from cenote.layers.rotary import RotaryEmbedding
@@ -62,8 +66,9 @@ class FusedLevelEncoder:
 
     def __init__(self, backbone: Backbone, layers: list[LayerWeights], shape: EncoderShape) -> None:
         self.embed, self.bias = backbone.embed, backbone.bias
-        self.rotary, self.local_rotary = backbone.rotary, backbone.local_rotary
-        tables = _embedding_tables(backbone.embed, torch.float32)
+        self.rotary, self.local_rotary = _float32_table(backbone.rotary), _float32_table(backbone.local_rotary)
+        self.dtype = backbone.dtype
+        tables = _embedding_tables(backbone.embed, backbone.dtype)
         self.encoder = LevelEncoder(
             layers,
             shape,
@@ -89,8 +94,9 @@ class FusedLevelEncoder:
             None if self.bias is None else self.bias(batch.max_seqlen, batch.device),
         )
         if self.encoder.tables is None or batch.inputs_embeds is not None:
-            return self.encoder.encode_embeds(self.embed(batch), batch, tables)
-        return self.encoder.encode_ids(batch, tables)
+            return self.encoder.encode_embeds(self.embed(batch), batch, tables).to(self.dtype)
+        states = self.encoder.encode_ids(batch, tables)
+        return None if states is None else states.to(self.dtype)
 
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
@@ -98,7 +104,24 @@ def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | N
     return _try_fuse_level_encoder(backbone) or _try_fuse_amx_encoder(backbone)
 
 
+def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
+    """Return whether all layers can run in one call once their linear layers are packed in this format."""
+    plan = _plan_level_encoder(backbone, Linear)
+    if plan is None:
+        return False
+    linears = [x for layer in plan[0] for x in (layer.qkv, layer.out, layer.up, layer.down)]
+    return all(isinstance(x, Linear) and packed_linear.supports(x, x.activation, format) for x in linears)
+
+
 def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
+    plan = _plan_level_encoder(backbone, PackedLinear)
+    return None if plan is None else FusedLevelEncoder(backbone, *plan)
+
+
+def _plan_level_encoder(
+    backbone: Backbone, linear_class: type[nn.Module]
+) -> tuple[list[LayerWeights], EncoderShape] | None:
+    """Return the layers and their shape, or None if the C code does not support a layer or one is of another class."""
     spec = backbone.spec
     is_post_norm = spec.norm_order == "post"
     if type(backbone) is not Backbone or not len(backbone.layers):
@@ -111,14 +134,14 @@ def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
     rope = level_encoder.NO_ROPE if backbone.rotary is None else level_encoder.ROPE
     local_rope = rope if backbone.local_rotary is None else level_encoder.LOCAL_ROPE
     layers = [
-        _layer_weights(layer, local_rope if spec.is_local(index) else rope)
+        _layer_weights(layer, local_rope if spec.is_local(index) else rope, linear_class)
         for index, layer in enumerate(backbone.layers)
     ]
     supported = [layer for layer in layers if layer is not None]
     if len(supported) < len(layers) or not level_encoder.supports(supported):
         return None
     shapes = {_encoder_shape(layer, spec) for layer in backbone.layers if isinstance(layer, Block)}
-    return FusedLevelEncoder(backbone, supported, shapes.pop()) if len(shapes) == 1 else None
+    return (supported, shapes.pop()) if len(shapes) == 1 else None
 
 
 def _encoder_shape(layer: Block, spec: BackboneSpec) -> EncoderShape:
@@ -140,7 +163,7 @@ def _encoder_shape(layer: Block, spec: BackboneSpec) -> EncoderShape:
     )
 
 
-def _layer_weights(layer: object, rope: int) -> LayerWeights | None:
+def _layer_weights(layer: object, rope: int, linear_class: type[nn.Module]) -> LayerWeights | None:
     if type(layer) is not Block or type(layer.mixer) is not Attention or type(layer.mlp) not in (MLP, GatedMLP):
         return None
     mixer, mlp = layer.mixer, layer.mlp
@@ -154,7 +177,7 @@ def _layer_weights(layer: object, rope: int) -> LayerWeights | None:
         mixer.query_norm,
         mixer.key_norm,
     )
-    if not all(isinstance(linear, PackedLinear) for linear in linears):
+    if not all(isinstance(linear, linear_class) for linear in linears):
         return None
     if not all(norm is None or type(norm) in (Norm, LayerNorm, RMSNorm) for norm in norms):
         return None
@@ -175,6 +198,15 @@ def _level_norm(norm: Norm | None) -> LevelNorm | None:
     if isinstance(norm, LayerNorm):
         return LevelNorm(norm.weight, norm.bias, norm.eps, is_rms=False)
     return None
+
+
+def _float32_table(table: RotaryEmbedding | None) -> RotaryEmbedding | None:
+    """Return the table with the angles of a bfloat16 model unrounded: the C code rotates in float32."""
+    if table is None or table.cos.dtype is torch.float32:
+        return table
+    unrounded = copy(table)
+    unrounded.prepare_buffers(torch.device("cpu"), torch.float32)
+    return unrounded
 
 
 def _rotary_rows(table: RotaryEmbedding | None, batch: PackedBatch) -> RotaryRows | None:

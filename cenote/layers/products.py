@@ -15,7 +15,7 @@ from cenote.kernels.cpu.library import Format, load_level
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone
-from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.fused_encoder import can_fuse_layers, try_fuse_encoder
 from cenote.packed_batch import PackedBatch
 
 logger = logging.getLogger("cenote")
@@ -52,13 +52,18 @@ def prepare_products(
     """Prepack or quantize the linear layers of a model and fuse its layers.
 
     With `sample`, float16 and int8 are checked against float32 on it. A model whose float16 results differ too much is
-    computed in float32, and the worst layers of an int8 model are not quantized. None: no kernels of a CPU level are
-    used.
+    computed in float32, and the worst layers of an int8 model are not quantized. bfloat16 layers are packed if all run
+    in one call; otherwise oneDNN and torch, which need no conversion between the layers, multiply. None: no kernels of
+    a CPU level are used.
     """
     format: Format = "int8" if quantization == "int8" else "float16" if matmul_dtype is torch.float16 else "float32"
     is_checked = sample is not None and format != "float32" and _has_kernels(model, format)
     linears = list_linears(model) if is_checked else []
     reference = _summarize(model, sample) if is_checked and sample is not None else None
+    if matmul_dtype is torch.bfloat16:
+        if quantization is None and can_fuse_layers(backbone, "bfloat16"):
+            pack_linears(backbone.layers, "bfloat16")
+        matmul_dtype = torch.float32  # of what is left in float32
     process_weights_after_loading(model, device, quantization, matmul_dtype)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     packed = [x for x in model.modules() if isinstance(x, PackedLinear)]

@@ -27,7 +27,7 @@ class RecommendedModel:
     max_tokens: int
     license: str
     quality: str  # benchmark and figure; empty: none that compares
-    source: str  # who reports the figure
+    source: str  # where the figure is published: the card or paper of the model, or the card of another model
     dimensions: int | None = None
 
     @property
@@ -90,7 +90,7 @@ def recommended_to_json(models: Sequence[RecommendedModel]) -> str:
 
 
 def _cells(model: RecommendedModel) -> tuple[str, ...]:
-    quality = f"{model.quality} ({model.source})" if model.quality else ""
+    quality = f"{model.quality} ({model.source})" if model.quality else "-"
     dimensions = "" if model.dimensions is None else str(model.dimensions)
     size = format_parameters(model.parameters)
     return size, model.languages, str(model.max_tokens), dimensions, model.license, model.speed, quality

@@ -12,14 +12,17 @@ from torch.nn import functional as F
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
+from cenote.kernels.cpu.pooling import normalize_rows
 
 logger = logging.getLogger("cenote")
 
+MIN_NORM = 1e-12  # as in Sentence Transformers
 TORCH_MODULES_PREFIX = "torch.nn.modules."
 
 
 def normalize(x: Tensor) -> Tensor:
-    return F.normalize(x, p=2.0, dim=-1, eps=1e-12)
+    normalized = normalize_rows(x, MIN_NORM)
+    return F.normalize(x, p=2.0, dim=-1, eps=MIN_NORM) if normalized is None else normalized
 
 
 def sigmoid_or_softmax(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cenote.kernels.cpu.pooling import pool_rows
 from cenote.kernels.gpu.triton_support import can_use_triton
 from cenote.packed_batch import PackedBatch
 from cenote.utils.registry import Registry
@@ -20,12 +21,16 @@ register_method = POOLING_METHODS.register
 @register_method("CLS")
 def cls(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Return the first pooled token: the first one of the text if the prompt is excluded from pooling."""
+    if (pooled := pool_rows(hidden, "FIRST", batch.cu_seqlens, batch.num_unpooled)) is not None:
+        return pooled
     first = batch.cu_seqlens[:-1]
     return hidden[first if batch.num_unpooled is None else first + batch.num_unpooled]
 
 
 @register_method("LAST")
 def last(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    if (pooled := pool_rows(hidden, "LAST", batch.cu_seqlens, None)) is not None:
+        return pooled
     return hidden[batch.cu_seqlens[1:] - 1]
 
 
@@ -37,6 +42,8 @@ def last_and_prompt_end(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 @register_method("MEAN")
 def mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    if (pooled := pool_rows(hidden, "MEAN", batch.cu_seqlens, batch.num_unpooled)) is not None:
+        return pooled
     return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch)
 
 

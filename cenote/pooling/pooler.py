@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ class PoolingSpec(NamedTuple):
     is_max_sim: bool = False  # return the MaxSim score with the sequence's query embeddings instead of the rows
 
 
-@dataclass(frozen=True, slots=True)
-class PooledGroup:
+class PooledGroup(NamedTuple):
     """The results of the sequences with the same spec: one row each, or `row_counts` rows each."""
 
     spec: PoolingSpec
@@ -96,7 +94,9 @@ class Pooler(nn.Module):
             return mean_without(hidden, batch, self.plan.unpooled_token_ids).to(self.dtype)
         if self.plan.pools_table and batch.num_unpooled is None and self.plan.seq_pooling_types.value == ("MEAN",):
             return mean_of_rows(hidden, batch).to(self.dtype)
-        vectors = [POOLING_METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.seq_pooling_types.value]
+        vectors = [POOLING_METHODS[name](hidden, batch) for name in self.plan.seq_pooling_types.value]
+        # a call of `to` without effect takes longer on a CPU than the arithmetic of a short text
+        vectors = [vector if vector.dtype is self.dtype else vector.to(self.dtype) for vector in vectors]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 
     def _pool_chunks(
@@ -183,7 +183,8 @@ class Pooler(nn.Module):
             x = x[..., : options.dimensions]
         x = normalize(x) if options.use_activation else x
         # as in Sentence Transformers, the default cut comes after the normalization
-        return x if task != "embed" or options.dimensions is not None else x[..., : sizes.default_size]
+        is_cut = task == "embed" and options.dimensions is None and sizes.default_size is not None
+        return x[..., : sizes.default_size] if is_cut else x
 
     def _compute_raw_logits(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
         """Return the logits of the requested columns; others, perhaps of a whole vocabulary, are not computed."""

@@ -129,6 +129,8 @@ Input: TypeAlias = (
 
 def compute_input_size(item: Input) -> int:
     """Return the size in characters, token ids or bytes, an estimate of the work before tokenization."""
+    if isinstance(item, str):
+        return len(item)
     if isinstance(item, TextPair):
         return len(item.query) + len(item.document) + _compute_nested_size(item.images)
     if isinstance(item, MultimodalPair):

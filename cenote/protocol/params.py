@@ -137,9 +137,14 @@ class TokenizationParams:
 
     truncate_prompt_tokens: int | None = None  # -1: the model's maximum length
     truncation_side: TruncationSide | None = None
+    keep_special_tokens: bool = False  # also with an explicit side; without one they are always kept
     add_special_tokens: bool = True
     pad_prompt_tokens: int | None = None  # -1: the model's maximum length; 0: never padded
     do_lower_case: bool | None = None
+
+    @property
+    def truncates_special_tokens(self) -> bool:
+        return self.truncation_side is not None and not self.keep_special_tokens
 
 
 @dataclass(frozen=True, slots=True)

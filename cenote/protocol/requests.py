@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,8 @@ class PoolRequest:
     return_exceptions: bool = False  # return the errors of inputs in the list instead of failing the request
     call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
+    # in a front-end that tokenizes: called with the tokens of all inputs, once they are known
+    on_tokenized: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

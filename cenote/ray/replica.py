@@ -34,7 +34,7 @@ class ModelReplica:
         model = ServedModel(entry.name, entry.aliases, entry.source)
         model.accepts_source_names = entry.accepts_source_names
         model.set_use(EngineUse(self.engine, self.app_state.admission))
-        self.app_state.admission.set_device(self.engine.model_info.device)
+        self.app_state.admission.on_loaded(self.engine.model_info)
         self.app_state.models.set([model])
         self.asgi_app = build_app(self.app_state)
         self._exporting: asyncio.Task[None] | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cenote.config.ray import RayConfig
 from cenote.errors import BadRequest, EngineStopped, PoolingError
@@ -17,6 +19,7 @@ from cenote.ray.stage import load_llm
 
 SLICES_PER_ACTOR = 2  # one is computed, one waits
 POLL_INTERVAL_S = 1.0
+MAX_ATTEMPTS = 4  # of a slice whose actors die, and starts of an actor in a row
 
 
 class RowActor:
@@ -38,10 +41,12 @@ class RowActor:
         return result_slice, time.monotonic() - started_at
 
 
-class Slice(NamedTuple):
+@dataclass(slots=True)
+class Slice:
     number: int
     rows: list[InputRow]
-    actor: Any
+    actor: Any = None
+    num_attempts: int = 0
 
 
 class RowPool:
@@ -55,19 +60,22 @@ class RowPool:
         """Start the actors; those for which the cluster has no place yet join when it has."""
         self.ray = connect(config.address)
         low, high = replica_range(self.ray, config)
-        make_actor = self.ray.remote(RowActor).options(
-            num_cpus=config.num_cpus, num_gpus=config.num_gpus, max_restarts=-1, max_task_retries=-1
-        )
+        # not restarted by Ray: a slice would wait for the restart also where the cluster has no place left for it
+        make_actor = self.ray.remote(RowActor).options(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
         threads = None if config.num_gpus else config.threads
-        self.actors = [make_actor.remote(row_task, schema, dict(engine_options), threads) for _ in range(high)]
-        self._starting = {actor.__ray_ready__.remote(): actor for actor in self.actors}
+        self._make_actor: Callable[[], Any] = lambda: make_actor.remote(row_task, schema, dict(engine_options), threads)
+        self._starting: dict[Any, Any] = {}
+        self._num_failed_starts = 0  # in a row
         self._load: dict[Any, int] = {}  # slices of each actor that has started
-        self._wait_for_start(low)
+        for _ in range(high):
+            self._start_actor()
+        while len(self._load) < low:
+            self._add_started(POLL_INTERVAL_S)
 
     def close(self) -> None:
-        for actor in self.actors:
+        for actor in (*self._starting.values(), *self._load):
             self.ray.kill(actor)
-        self.actors = []
+        self._starting, self._load = {}, {}
 
     def map(
         self, rows: Iterator[InputRow], max_rows: int, check: Callable[[], None] = lambda: None
@@ -75,30 +83,39 @@ class RowPool:
         """Yield the results in the order of the rows; `check` is called between two steps and may raise."""
         slices = AdaptiveSlices(rows, max_rows)
         running: dict[Any, Slice] = {}
+        lost: deque[Slice] = deque()  # of actors that have died
         done: dict[int, ResultSlice] = {}
         num_taken = num_yielded = 0
         is_exhausted = False
         while True:
             self._add_started(0.0)
-            # the reader stays ahead of a slow slice by a bounded number of results
-            while not is_exhausted and num_taken - num_yielded < 2 * SLICES_PER_ACTOR * len(self._load):
-                actor = min(self._load, key=self._load.__getitem__)
-                if self._load[actor] >= SLICES_PER_ACTOR:
+            while (actor := self._find_free_actor()) is not None:
+                if lost:
+                    some = lost.popleft()
+                # the reader stays ahead of a slow slice by a bounded number of results
+                elif is_exhausted or num_taken - num_yielded >= 2 * SLICES_PER_ACTOR * len(self._load):
                     break
-                taken = slices.take()
-                if not taken:
+                elif taken := slices.take():
+                    some = Slice(num_taken, taken)
+                    num_taken += 1
+                else:
                     is_exhausted = True
                     break
-                running[actor.run.remote(taken)] = Slice(num_taken, taken, actor)
+                some.actor = actor
+                running[actor.run.remote(some.rows)] = some
                 self._load[actor] += 1
-                num_taken += 1
-            if not running:
+            if is_exhausted and not running and not lost:
                 return
-            ready, _ = self.ray.wait(list(running), timeout=POLL_INTERVAL_S)
+            ready, _ = self.ray.wait([*running, *self._starting], timeout=POLL_INTERVAL_S)
             for reference in ready:
+                if reference not in running:
+                    continue
                 finished = running.pop(reference)
-                self._load[finished.actor] -= 1
-                results, seconds = self._get(reference)
+                answer = self._get(reference, finished)
+                if answer is None:
+                    lost.append(finished)
+                    continue
+                results, seconds = answer
                 slices.adapt_size(sum(map(count_chars, finished.rows)), seconds)
                 for row, answered in zip(finished.rows, results.rows, strict=True):
                     row.error = answered.error
@@ -109,17 +126,32 @@ class RowPool:
                 num_yielded += 1
             check()
 
-    def _get(self, reference: Any) -> Any:
+    def _find_free_actor(self) -> Any:
+        actor = min(self._load, key=self._load.__getitem__, default=None)
+        return None if actor is None or self._load[actor] >= SLICES_PER_ACTOR else actor
+
+    def _get(self, reference: Any, some: Slice) -> tuple[ResultSlice, float] | None:
+        """Return what the actor returned, or None if it has died: another one gets the slice."""
         try:
-            return self.ray.get(reference)
+            answer: tuple[ResultSlice, float] = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
             raise as_pooling_error(error) from None
         except self.ray.exceptions.RayActorError as error:
-            raise EngineStopped(f"an actor cannot be restarted: {error}") from None
+            some.num_attempts += 1
+            if some.num_attempts == MAX_ATTEMPTS:
+                first, last = some.rows[0].index, some.rows[-1].index
+                raise EngineStopped(f"{MAX_ATTEMPTS} actors have died with rows {first} to {last}: {error}") from None
+            if self._load.pop(some.actor, None) is not None:  # not for its second slice
+                with suppress(self.ray.exceptions.RayError):
+                    self.ray.kill(some.actor)  # it may only be unreachable
+                self._start_actor()
+            return None
+        self._load[some.actor] -= 1
+        return answer
 
-    def _wait_for_start(self, num_actors: int) -> None:
-        while len(self._load) < num_actors:
-            self._add_started(POLL_INTERVAL_S)
+    def _start_actor(self) -> None:
+        actor = self._make_actor()
+        self._starting[actor.__ray_ready__.remote()] = actor
 
     def _add_started(self, timeout_s: float) -> None:
         if not self._starting:
@@ -127,15 +159,17 @@ class RowPool:
         ready, _ = self.ray.wait(list(self._starting), timeout=timeout_s)
         for reference in ready:
             actor = self._starting.pop(reference)
-            self._get_started(reference)
+            try:
+                self.ray.get(reference)
+            except self.ray.exceptions.RayActorError as error:
+                self._num_failed_starts += 1
+                if error.actor_init_failed or self._num_failed_starts == MAX_ATTEMPTS:
+                    cause = getattr(error, "cause", None) or error.__cause__
+                    raise as_pooling_error(cause if isinstance(cause, Exception) else error) from None
+                self._start_actor()
+                continue
+            self._num_failed_starts = 0
             self._load[actor] = 0
-
-    def _get_started(self, reference: Any) -> None:
-        try:
-            self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
-            cause = getattr(error, "cause", None) or error.__cause__
-            raise as_pooling_error(cause if isinstance(cause, Exception) else error) from None
 
 
 def replica_range(ray: Any, config: RayConfig) -> tuple[int, int]:

@@ -50,10 +50,14 @@ class MetricsRegistry:
     def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
         """Declare a counter and return the function that increments it: `add(*label_values, by=1)`."""
         self._declare(MetricFamily(name, help_text, "counter", label_names))
+        known: dict[LabelValues, MetricSeries] = {}
 
         def add(*labels: str, by: float = 1.0) -> None:
             with self._lock:
-                self._get_series(name, labels).value += by
+                series = known.get(labels)
+                if series is None:
+                    series = known[labels] = self._get_series(name, labels)
+                series.value += by
 
         if not label_names:
             add(by=0.0)  # expose the counter as 0 from the start
@@ -62,11 +66,13 @@ class MetricsRegistry:
     def histogram(self, name: str, help_text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
         """Declare a histogram; return the function that records a value: `observe(value, *label_values, times=1)`."""
         self._declare(MetricFamily(name, help_text, "histogram", label_names, bounds))
+        known: dict[LabelValues, MetricSeries] = {}
 
         def observe(value: float, *labels: str, times: int = 1) -> None:
             with self._lock:
-                series = self._get_series(name, labels)
-                if not series.counts:
+                series = known.get(labels)
+                if series is None:
+                    series = known[labels] = self._get_series(name, labels)
                     series.counts = [0] * (len(bounds) + 1)
                 series.counts[bisect_left(bounds, value)] += times
                 series.value += value * times

@@ -119,6 +119,25 @@ def test_nothing_is_in_flight_after_requests_of_all_kinds(llm: LLM) -> None:
     assert 'cenote_requests_refused_total{model_name="mini",reason="queue"} 0.0' in text
 
 
+def test_the_tokens_in_flight_are_those_of_the_tokenizer_once_it_has_run(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_state, client = make_app(llm)
+    pool, seen = llm.engine.pool, list[float]()
+
+    async def tokenize_first(request: Any) -> Any:
+        seen.append(app_state.admission.counters.total(MODELS + QUEUED))
+        request.on_tokenized(7)
+        seen.append(app_state.admission.counters.total(MODELS + QUEUED))
+        return await pool(request)
+
+    monkeypatch.setattr(llm.engine, "pool", tokenize_first)
+
+    assert client.post("/v1/embeddings", json={"input": "a" * 60}).status_code == 200
+    assert seen == [21, 7]
+    assert_nothing_in_flight(app_state)
+
+
 def test_a_full_queue_refuses_before_the_body_is_read(llm: LLM) -> None:
     app_state, client = make_app(llm)
     while True:

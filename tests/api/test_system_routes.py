@@ -183,6 +183,20 @@ def test_a_proxy_may_keep_or_strip_the_root_path(llm: LLM) -> None:
     assert client.get("/models/miniversion").status_code == 404
 
 
+def test_the_root_path_without_a_slash_redirects_to_the_page(llm: LLM) -> None:
+    browser = {"accept": "text/html"}
+    client = make_client(llm, root_path="/models/mini", api_key=("secret",))
+
+    found = client.get("/models/mini?a=1", headers=browser, follow_redirects=False)
+    page = client.get("/models/mini", headers=browser)
+    posted = client.post("/models/mini", json={"inputs": "a"}, headers={"authorization": "Bearer secret"})
+
+    assert (found.status_code, found.headers["location"]) == (307, "/models/mini/?a=1")
+    assert page.url.path == "/models/mini/" and "<title>Cenote playground</title>" in page.text
+    assert posted.status_code == 200 and len(posted.json()) == 1
+    assert client.post("/models/mini", json={"inputs": "a"}).status_code == 401
+
+
 def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     app_state = make_app_state(llm, api_key=("secret",))
     client = TestClient(build_app(app_state))

@@ -84,6 +84,18 @@ def test_long_texts_are_cut_unless_truncate_is_false(client: TestClient) -> None
     assert reply.status_code == 422 and reply.json()["error_type"] == "Validation"
 
 
+@pytest.mark.parametrize("side", ["Left", "Right", None])
+def test_a_cut_text_keeps_its_special_tokens(client: TestClient, embedder: LLM, side: str | None) -> None:
+    limit = embedder.engine.model_info.max_model_len
+    first, *words, last = embedder.get_tokenizer().encode(LONG)
+    kept = words[2 - limit :] if side == "Left" else words[: limit - 2]
+
+    (expected,) = post(client, "/embed", inputs=[[first, *kept, last]])
+
+    assert len(words) > limit
+    assert post(client, "/embed", inputs=LONG, truncation_direction=side)[0] == pytest.approx(expected, abs=1e-5)
+
+
 def test_chroma_and_weaviate_options_are_ignored(client: TestClient) -> None:
     vectors = post(client, "/pipeline/feature-extraction/tiny", inputs=TEXTS, options={"wait_for_model": True})
 
@@ -181,6 +193,45 @@ def test_errors_are_strings_with_a_type(
 
     assert (reply.status_code, reply.json()["error_type"]) == (status, kind), reply.text
     assert isinstance(reply.json()["error"], str)
+
+
+FEATURES, SIMILARITY = "/pipeline/feature-extraction/tiny", "/pipeline/sentence-similarity/tiny"
+SENTENCES = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (FEATURES, {"inputs": "a"}),
+        (SIMILARITY, SENTENCES),
+        ("/similarity", SENTENCES),
+        ("/", SENTENCES),
+        ("/invocations", SENTENCES),
+        ("/vertex", {"instances": [SENTENCES]}),
+        ("/", {"query": "a", "texts": ["b"]}),
+        ("/vertex", {"instances": [{"query": "a", "texts": ["b"]}]}),
+        ("/rerank", {"query": "a", "texts": ["b"]}),
+        ("/embed", {"inputs": "a"}),
+        ("/embed_all", {"inputs": "a"}),
+        ("/embed_sparse", {"inputs": "a"}),
+    ],
+)
+def test_a_classifier_refuses_the_requests_of_other_tasks(
+    classifier: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    reply = classifier.post(path, json=body)
+
+    assert (reply.status_code, reply.json().get("error_type")) == (424, "Backend"), reply.text
+    assert "classify" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(FEATURES, SENTENCES), (FEATURES, {"query": "a", "texts": ["b"]}), (SIMILARITY, {"inputs": "a"})]
+)
+def test_a_pipeline_path_refuses_the_body_of_another_task(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    reply = client.post(path, json=body)
+
+    assert (reply.status_code, reply.json()["error_type"]) == (422, "Validation"), reply.text
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from cenote.bench.load import LoadPattern
 from cenote.bench.simulate.__main__ import main
+from cenote.bench.simulate.measure import mean_others
 from cenote.bench.simulate.requests import Request, make_requests, make_trace
 from cenote.bench.simulate.routing import POLICIES, make_policy
 from cenote.bench.simulate.service_time import LoadWindow, ServiceTime, fit_service_time, relative_errors
@@ -130,6 +131,41 @@ def test_a_fit_has_no_negative_coefficients() -> None:
     assert fitted.token_s == pytest.approx(1e-5)
     with pytest.raises(BadRequest, match="at least 3"):
         fit_service_time(windows[:2], 0.0)
+
+
+def test_a_fit_finds_how_much_replicas_slow_each_other_down() -> None:
+    true = ServiceTime(0.002, 0.0, 5e-6, contention=0.3)
+    sizes = [(10, 10, 300, 0.0), (10, 40, 2000, 0.0), (5, 80, 9000, 0.9), (20, 20, 4000, 0.4)]
+    windows = [
+        LoadWindow(batches, sequences, tokens, true.expected_s(sequences, tokens, others, batches), others)
+        for batches, sequences, tokens, others in sizes
+    ]
+
+    fitted = fit_service_time(windows, 0.0)
+
+    assert (fitted.batch_s, fitted.token_s, fitted.contention) == pytest.approx((0.002, 5e-6, 0.3), rel=1e-3)
+
+
+def test_replicas_that_share_cores_compute_less_together() -> None:
+    requests = make_requests(LoadPattern(None, rate=1e4, num_requests=2000), mean_tokens=50, sigma=0)
+    speeds = [
+        simulate(
+            requests,
+            ServiceTime(0.001, 0.0, 0.0, contention=contention),
+            make_policy("round-robin", 0),
+            num_replicas=2,
+            settings=ONE_AT_A_TIME,
+        ).requests_per_s
+        for contention in (0.0, 0.5)
+    ]
+
+    assert speeds == [pytest.approx(2000, rel=0.01), pytest.approx(2000 / 1.5, rel=0.01)]
+
+
+def test_other_replicas_count_as_far_as_they_compute() -> None:
+    assert mean_others(mean_busy=0.8, max_busy=1) == 0.0
+    assert mean_others(mean_busy=1.5, max_busy=2) == pytest.approx(0.75)
+    assert mean_others(mean_busy=2.1, max_busy=2) == 1.0
 
 
 def test_a_trace_repeats_the_texts_of_a_load_test() -> None:

@@ -75,7 +75,7 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_bert(tmp_path)
-    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
+    monkeypatch.setenv("CENOTE_CPU_LEVEL", "baseline")
     options = ["--dtype", "bfloat16", "--quantization", "int8", "--deterministic"]
 
     assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--json", *options]) == 0

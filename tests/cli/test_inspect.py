@@ -15,6 +15,7 @@ from cenote import LLM
 from cenote.cli.main import main
 from cenote.errors import LoadError
 from cenote.loading.weights import CheckpointWeights
+from tests.kernels.levels import LEVELS, needs_level
 from tests.layouts.builders import st_formats
 from tests.tiny import change_config, tiny_bert, tiny_qwen3_classifier
 
@@ -119,14 +120,25 @@ def test_deterministic_is_shown_if_set(capsys: pytest.CaptureFixture[str], tmp_p
     assert "deterministic" not in inspect(capsys, str(tmp_path))
 
 
+@needs_level
+def test_the_level_of_the_cpu_kernels_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bert(tmp_path)
+    monkeypatch.setenv("CENOTE_CPU_LEVEL", LEVELS[0])
+
+    assert inspect(capsys, str(tmp_path), "--device", "cpu")["CPU level"] == (LEVELS[0], "instructions of this CPU")
+
+
 def test_the_dtype_that_the_cpu_computes_in_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_bert(tmp_path)
-    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
+    monkeypatch.setenv("CENOTE_CPU_LEVEL", "baseline")
 
     table = inspect(capsys, str(tmp_path), "--device", "cpu", "--dtype", "half", "--quantization", "int8")
 
+    assert "CPU level" not in table
     assert table["dtype"] == ("float32", "dtype=float16, run in float32 on this CPU")
     assert table["quantization"] == (
         "int8",
@@ -138,10 +150,10 @@ def test_an_unknown_cpu_level_ends_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_bert(tmp_path)
-    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "486")
+    monkeypatch.setenv("CENOTE_CPU_LEVEL", "486")
 
     assert main(["inspect", str(tmp_path)]) != 0
-    assert "invalid CENOTE_MAX_CPU_ISA='486'" in capsys.readouterr().err
+    assert "invalid CENOTE_CPU_LEVEL='486'" in capsys.readouterr().err
 
 
 def test_a_classifier_shows_its_labels_and_activation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from cenote.cli.main import main
 from cenote.doctor.comparison import Comparison, compare, kendall_tau
-from cenote.doctor.http_client import HttpClient
+from cenote.doctor.http_client import HttpClient, HttpReply
+from cenote.doctor.proxy import ProxyRequest
 from cenote.doctor.texts import COMPARED_TEXTS, make_long_text
 from tests.doctor import faulty_proxy as faults
 from tests.doctor.conftest import Serve
@@ -37,6 +38,11 @@ def truncate_to_32(body: dict[str, Any]) -> None:
 
 def round_to_three_digits(vectors: list[Any]) -> list[Any]:
     return [[round(value, 3) for value in vector] for vector in vectors]
+
+
+def cut_in_half(proxy: FaultyProxy, request: ProxyRequest, reply: HttpReply) -> HttpReply:
+    change = change_vectors(lambda vectors: [vector[: len(vector) // 2] for vector in vectors])
+    return change(proxy, request, reply) if request.path == EMBEDDINGS else reply
 
 
 def test_a_server_is_the_same_as_itself(embedder: str) -> None:
@@ -92,6 +98,26 @@ def test_rerankers_are_compared_by_their_order(cross_encoder: str, serve: Serve)
     assert run_compare(cross_encoder, cross_encoder).cause == "scores are equal"
     result = run_compare(cross_encoder, swapped)
     assert not result.is_same and result.cause.startswith("rankings differ")
+
+
+def test_an_embedder_and_a_cross_encoder_differ_even_if_their_rankings_agree(
+    embedder: str, cross_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.doctor.comparison.kendall_tau", lambda one, other: 1.0)  # the weights are random
+
+    assert run_compare(cross_encoder, embedder).cause.startswith(f"{embedder} returns embeddings, {cross_encoder} does")
+    result = run_compare(embedder, cross_encoder)
+    assert result.cause.startswith(f"{embedder} returns embeddings, {cross_encoder} does not")
+    assert not result.is_same and result.rerank_kendall_tau == 1
+
+
+def test_other_dimensions_are_named_even_if_rankings_agree(embedder: str, serve: Serve) -> None:
+    halves = serve(FaultyProxy(embedder, EMBEDDINGS, "/rerank", change_reply=cut_in_half))
+
+    result = run_compare(embedder, halves)
+
+    assert not result.is_same and result.cause.startswith("dimensions: 384 and 192")
+    assert result.rerank_kendall_tau == 1
 
 
 def test_kendall_tau_counts_pairs() -> None:

@@ -101,7 +101,7 @@ def test_when_the_tokenizer_thread_crashes_all_requests_fail(
     monkeypatch.setattr(engine.renderer, "render", raise_fatal)
 
     with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
-        engine.submit(make_request(["a"])).wait()
+        engine.submit(make_request(["a", "b"])).wait()  # a single text would be rendered by this thread
     with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
         running.wait()
     gate.opened.set()

@@ -68,6 +68,12 @@ def test_only_connections_of_a_lost_front_end_may_break() -> None:
     assert judge(replace(broken, port=4002), [lost]).name == "lost"
     assert judge(broken, [window("kill-engine")]).name == "lost"
 
+    lost.ended_at = lost.began_at  # the others answer at once
+    just_after = replace(broken, sent_at=lost.began_at + 0.1, finished_at=lost.began_at + 0.2)
+    much_later = replace(broken, sent_at=lost.began_at + 5.0, finished_at=lost.began_at + 5.1)
+    assert judge(just_after, [lost]).name == "broken"
+    assert judge(much_later, [lost]).name == "lost"
+
 
 def embedding(*values: float) -> bytes:
     return json.dumps({"data": [{"index": 0, "embedding": values}]}).encode()

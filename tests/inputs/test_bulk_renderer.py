@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,23 @@ def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
             renderer.render([item, *mixed], TokenizationParams(**tokenization), limits, prompt)[0] for item in inputs
         ]
         assert [to_dict(result) for result in bulk] == [to_dict(result) for result in individual]
+
+
+@pytest.mark.parametrize("tokenization", TOKENIZATION_CASES.values(), ids=TOKENIZATION_CASES)
+def test_a_single_text_gives_the_same_result_as_rendering_individually(
+    tokenizer: Tokenizer, tokenization: dict[str, Any]
+) -> None:
+    renderer = Renderer(tokenizer, vocab_size=30522, hidden_size=384, exclude_prompt=True)
+    plain = Renderer(tokenizer, vocab_size=30522, hidden_size=384)
+    rng = random.Random(0)
+    for prompt in (None, "query: "):
+        texts = ["", "a", "\ud800", "river " * 1000, *make_random_inputs("texts", rng)]
+        for text, limits in product(texts, (Limits(12), Limits(64))):
+            for each in (renderer, plain):
+                single = each.render([text], TokenizationParams(**tokenization), limits, prompt)
+
+                mixed = each.render([text, TextPair("a", "b")], TokenizationParams(**tokenization), limits, prompt)
+                assert to_dict(single[0]) == to_dict(mixed[0])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-/* Runs small encoders with the products of the level in argv[1] and prints their outputs, one per line: first float32, then int8 if the
- * level has it. Exits with 2 if the CPU lacks the level. Weights and inputs are the same on every machine. */
+/* Runs small encoders with the products of the level in argv[1] and prints their outputs, one per line: first float32, then int8 and
+ * bfloat16 if the level has them, of the same encoders. Exits with 2 if the CPU lacks the level. Weights and inputs are the same on every machine. */
 #include "../../cenote/kernels/cpu/encoder.c"
 #include <stdio.h>
 
@@ -16,8 +16,14 @@ static float round_to_even(float x) {
     return shifted - 12582912.0f;
 }
 
+static uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static uint32_t state;
 static float next_random(void) {
-    static uint32_t state = 1;
     state = state * 1664525u + 1013904223u;
     return (float)(state >> 8) / (1 << 24) - 0.5f;
 }
@@ -46,6 +52,7 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
             const int64_t index = (word * product->columns + o % product->columns) * product->word + i % product->word;
             const float value = weight[o * inputs + i];
             if (format == FLOAT32) ((float *)out)[index] = value;
+            else if (format == BFLOAT16) ((uint16_t *)out)[index] = to_bfloat16(value);
             else ((int8_t *)out)[index] = (int8_t)round_to_even(value / scales[o]), offsets[o] += product->input_offset * ((int8_t *)out)[index];
         }
     }
@@ -94,8 +101,11 @@ static int run(const Level *level, int64_t format, int is_decoder, int64_t activ
 int main(int argc, char **argv) {
     const Level *level = argc == 2 ? cenote_find_level(argv[1]) : NULL;
     if (level == NULL) return 2;
-    for (int64_t format = 0; format <= INT8; format += INT8)
-        for (int64_t activation = GELU; level->products[format] && activation <= QUICK_GELU; activation++)
-            if (run(level, format, activation % 2, activation)) return 3;
+    static const int64_t formats[] = {FLOAT32, INT8, BFLOAT16};
+    for (int i = 0; i < 3; i++) {
+        state = 1;
+        for (int64_t activation = GELU; level->products[formats[i]] && activation <= QUICK_GELU; activation++)
+            if (run(level, formats[i], activation % 2, activation)) return 3;
+    }
     return 0;
 }

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import pytest
 
 from cenote.kernels.cpu.library import CPULevel, load_level
-from cenote.kernels.cpu_features import ISA_LEVELS, MAX_CPU_ISA, cpu_features
+from cenote.kernels.cpu_features import CPU_LEVEL, ISA_LEVELS, cpu_features
 
 
 @contextmanager
 def use_level(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CPULevel | None]:
-    monkeypatch.setenv(MAX_CPU_ISA, name)
+    monkeypatch.setenv(CPU_LEVEL, name)
     yield load_level()
-    monkeypatch.delenv(MAX_CPU_ISA)
+    monkeypatch.delenv(CPU_LEVEL)
 
 
 def list_levels() -> list[str]:

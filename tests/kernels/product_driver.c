@@ -1,4 +1,4 @@
-/* Compares every product of the level in argv[1] with sums in double, and int8 sums with exact ones: exits with 0 if they agree, 2 if
+/* Compares every product of the level in argv[1] with sums in double of the rounded inputs, and int8 sums with exact ones: exits with 0 if they agree, 2 if
  * the CPU lacks the level. */
 #include "../../cenote/kernels/cpu/level.h"
 #include <stdio.h>
@@ -14,6 +14,19 @@ static float round_to_even(float x) {
     return shifted - 12582912.0f;
 }
 
+/* To nearest even, in the bits of bfloat16. */
+static uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static float from_bfloat16(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Weights are small integers, which every format holds exactly. */
 static int weight_of(int64_t column, int64_t input) { return (int)((column * 31 + input * 17) % 15) - 7; }
 
@@ -26,6 +39,7 @@ static void pack_weights(const Product *product, int64_t format, int64_t inputs,
             const int weight = weight_of(column, input);
             if (format == INT8) ((int8_t *)out)[index] = (int8_t)weight;
             else if (format == FLOAT32) ((float *)out)[index] = (float)weight;
+            else if (format == BFLOAT16) ((uint16_t *)out)[index] = to_bfloat16((float)weight);
 #if defined(__aarch64__)
             else if (format == FLOAT16) ((__fp16 *)out)[index] = (__fp16)weight;
 #endif
@@ -83,6 +97,8 @@ static int check(const Level *level, int64_t format, int64_t inputs, int64_t cou
     } sums;
     for (int64_t i = 0; i < count * inputs; i++) rows[i] = (float)(rand() % 255 - 127) / 8;
     for (int64_t row = 0; row < count; row++) rows[row * inputs] = 127.0f / 8; /* the scale of int8 rows is 1/8: they are exact */
+    if (format == BFLOAT16) /* values to be rounded: one in 16 lies between two of bfloat16 */
+        for (int64_t i = 0; i < count * inputs; i++) rows[i] = i % 16 ? (float)rand() / RAND_MAX * 3 - 1 : 1.0f + (float)(rand() % 512) / 256;
     for (int64_t row = 0; row < MAX_TILE_ROWS; row++) scales[row] = 1.0f;
     const Rows all = {rows, inputs, count, inputs};
     product->pack(&all, NULL, packed, scales);
@@ -95,7 +111,8 @@ static int check(const Level *level, int64_t format, int64_t inputs, int64_t cou
         for (int64_t column = 0; column < product->columns; column++) {
             double expected = 0, size = 0;
             for (int64_t input = 0; input < inputs; input++) {
-                const double term = (double)rows[row * inputs + input] * weight_of(column, input);
+                const float value = rows[row * inputs + input];
+                const double term = (double)(format == BFLOAT16 ? from_bfloat16(to_bfloat16(value)) : value) * weight_of(column, input);
                 expected += term, size += __builtin_fabs(term);
             }
             const int64_t index = row * product->columns + column;

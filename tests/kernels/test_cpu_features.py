@@ -14,7 +14,7 @@ import pytest
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu_features import ISA_LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
+from cenote.kernels.cpu_features import CPU_LEVEL, ISA_LEVELS, CPUFeatures, cpu_features, cpu_name
 
 SAPPHIRE_RAPIDS = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C CPU\n"
@@ -82,8 +82,8 @@ def test_a_system_without_cpuinfo_has_no_instruction_sets(cpuinfo: Path) -> None
         ("", True, True, True),
     ],
 )
-def test_cenote_max_cpu_isa_lowers_the_level(cpuinfo: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
-    found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
+def test_cenote_cpu_level_lowers_the_level(cpuinfo: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
+    found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **{CPU_LEVEL: level})
 
     assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
 
@@ -106,19 +106,23 @@ class LibraryOfEveryLevel:
     ("text", "limit", "expected"),
     [
         (SAPPHIRE_RAPIDS, "", None),  # AMX has kernels of its own
-        (SAPPHIRE_RAPIDS, "avx512_bf16", "avx512_vnni"),
+        (SAPPHIRE_RAPIDS, "avx512_bf16", "avx512_bf16"),
+        (SAPPHIRE_RAPIDS, "avx512_vnni", "avx512_vnni"),
         (SAPPHIRE_RAPIDS, "avx512", "avx512"),
         (SAPPHIRE_RAPIDS, "avx2_vnni", "avx2_vnni"),
         (SAPPHIRE_RAPIDS, "avx2", "avx2"),
         (SAPPHIRE_RAPIDS, "baseline", None),
         (HASWELL, "", "avx2"),
         (HASWELL.replace("avx2", "avx"), "", None),
+        (NEOVERSE_V2, "", "bf16"),
+        (NEOVERSE_V2, "i8mm", "i8mm"),
+        (NEOVERSE_N1, "", "dotprod"),
     ],
 )
 def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
     cpuinfo: Path, text: str, limit: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = features(cpuinfo, text, "x86_64", **{MAX_CPU_ISA: limit})
+    found = features(cpuinfo, text, "aarch64" if "asimd" in text else "x86_64", **{CPU_LEVEL: limit})
     monkeypatch.setattr(library, "cpu_features", lambda: found)
     monkeypatch.setattr(library, "open_library", lambda _: LibraryOfEveryLevel())
     library._find_level.cache_clear()
@@ -131,21 +135,21 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])
-def test_cenote_max_cpu_isa_lowers_the_level_of_arm(cpuinfo: Path, level: str, bfloat16: bool) -> None:
-    found = features(cpuinfo, NEOVERSE_V2, "aarch64", **{MAX_CPU_ISA: level})
+def test_cenote_cpu_level_lowers_the_level_of_arm(cpuinfo: Path, level: str, bfloat16: bool) -> None:
+    found = features(cpuinfo, NEOVERSE_V2, "aarch64", **{CPU_LEVEL: level})
 
     assert found.has_bfloat16 is bfloat16
     assert ("i8mm" in found.flags) is (level != "baseline")
 
 
-def test_cenote_max_cpu_isa_does_not_add_features(cpuinfo: Path) -> None:
-    assert features(cpuinfo, HASWELL, "x86_64", **{MAX_CPU_ISA: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
+def test_cenote_cpu_level_does_not_add_features(cpuinfo: Path) -> None:
+    assert features(cpuinfo, HASWELL, "x86_64", **{CPU_LEVEL: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
 def test_an_unknown_level_is_refused_with_the_valid_ones(cpuinfo: Path, machine: str) -> None:
-    with pytest.raises(LoadError, match=f"invalid {MAX_CPU_ISA}='avx3' on {machine}; expected one of: baseline, "):
-        features(cpuinfo, SAPPHIRE_RAPIDS, machine, **{MAX_CPU_ISA: "avx3"})
+    with pytest.raises(LoadError, match=f"invalid {CPU_LEVEL}='avx3' on {machine}; expected one of: baseline, "):
+        features(cpuinfo, SAPPHIRE_RAPIDS, machine, **{CPU_LEVEL: "avx3"})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_the_limit_of_onednn_applies_too(cpuinfo: Path, variable: str, value: st
 
 
 def test_the_lower_of_two_limits_applies(cpuinfo: Path) -> None:
-    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", MAX_CPU_ISA: "avx2"}
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", CPU_LEVEL: "avx2"}
 
     assert not features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **environment).has_bfloat16
 
@@ -176,15 +180,15 @@ def test_the_limit_of_onednn_does_not_apply_to_arm(cpuinfo: Path) -> None:
 
 def test_native_code_is_unavailable_below_the_amx_level() -> None:
     code = "from cenote.kernels import native_library; print(native_library.is_available())"
-    environment = {**os.environ, MAX_CPU_ISA: "baseline"}
+    environment = {**os.environ, CPU_LEVEL: "baseline"}
 
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == ["False"]
 
 
-def test_the_server_accepts_cenote_max_cpu_isa() -> None:
-    assert MAX_CPU_ISA in EXTRA_VARIABLES
+def test_the_server_accepts_cenote_cpu_level() -> None:
+    assert CPU_LEVEL in EXTRA_VARIABLES
 
 
 @pytest.mark.parametrize(

@@ -199,14 +199,14 @@ def run_products(program: Path, level: str, cpu: str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("level", ["neon", "fp16", "dotprod", "i8mm"])
+@pytest.mark.parametrize("level", ["neon", "fp16", "dotprod", "i8mm", "bf16"])
 def test_the_products_of_a_level_equal_plain_sums_on_an_emulated_cpu(product_driver: Path, level: str) -> None:
     done = run_products(product_driver, level, "max")
 
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("level", ["fp16", "dotprod", "i8mm"])
+@pytest.mark.parametrize("level", ["fp16", "dotprod", "i8mm", "bf16"])
 def test_a_level_that_the_cpu_lacks_is_not_found(product_driver: Path, level: str) -> None:
     assert run_products(product_driver, level, "cortex-a72").returncode == 2
 
@@ -239,10 +239,14 @@ class EmulatedLibrary:
         offsets: int,
         missing_pages: Any,
     ) -> int:
-        self._send(b"e", (count, ascii, len(data) + 1), (data, ctypes.string_at(lengths, 8 * count)))
-        return self._read_encoding(lengths, count, ids, offsets, missing_pages)
+        integers = (count, ascii, False, len(data) + 1)
+        return self._encode(integers, data, lengths, ids, offsets, missing_pages)
 
-    def _read_encoding(self, lengths: int, count: int, ids: int, offsets: int, missing_pages: Any) -> int:
+    def _encode(
+        self, integers: tuple[int, ...], data: bytes, lengths: int, ids: int, offsets: int, missing_pages: Any
+    ) -> int:
+        count = integers[0]
+        self._send(b"e", integers, (data, ctypes.string_at(lengths, 8 * count)))
         result = self._read_integer()
         ctypes.memmove(lengths, self._read(8 * count), 8 * count)
         ctypes.memmove(offsets, self._read(8 * count + 8), 8 * count + 8)
@@ -299,8 +303,8 @@ class EmulatedSubwordLibrary(EmulatedLibrary):
         offsets: int,
         missing_pages: Any,
     ) -> int:
-        self._send(b"e", (count, ascii, is_normalized, max_ids), (data, ctypes.string_at(lengths, 8 * count)))
-        return self._read_encoding(lengths, count, ids, offsets, missing_pages)
+        integers = (count, ascii, is_normalized, max_ids)
+        return self._encode(integers, data, lengths, ids, offsets, missing_pages)
 
     def cenote_subword_free(self, encoder: int) -> None:
         """Do nothing: the process frees it when it exits."""

@@ -1,13 +1,14 @@
 """The kernels of the x86-64 levels give the results of those for aarch64, in an emulator.
 
-QEMU emulates AVX2, but neither AVX-512 nor VNNI: for these, the kernels are compiled for AVX2 with a header that has
-the missing instructions in plain C. The instructions that the compiler selects for AVX-512 are run only if this CPU has
-them.
+QEMU emulates AVX2, but neither AVX-512 nor VNNI nor BF16: for these, the kernels are compiled for AVX2 with a header
+that has the missing instructions in plain C. The instructions that the compiler selects for AVX-512 are run only if
+this CPU has them.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,7 @@ DRIVERS = {"products": PRODUCT_DRIVER, "encoder": Path(__file__).with_name("enco
 SHARED = ["levels.c", "linear.c", "attention.c", "scratch.c"]
 EMULATED = Path(__file__).with_name("emulated")
 HIDDEN, OUTPUTS_PER_FORMAT = 48, 5 * 75 * 48  # of encoder_driver.c
+EMULATED_LEVELS = {"avx2_vnni": 2, "avx512": 1, "avx512_vnni": 2, "avx512_bf16": 3}  # with their number of formats
 
 
 def compile_drivers(sources: list[Path], folder: Path, *flags: str) -> dict[str, Path]:
@@ -51,16 +53,16 @@ def programs_with_emulated_instructions(tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
-    """Outputs of the encoder with the kernels of level `dotprod`: float32, then int8."""
+def arm_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [CPU / name for name in SHARED] + sorted(CPU.glob("arm_*.c"))
-    program = compile_c(
-        "aarch64",
-        [*sources, DRIVERS["encoder"]],
-        tmp_path_factory.mktemp("arm") / "encoder",
-        *([] if is_host("aarch64") else ["-static"]),
-    )
-    return read_outputs([*run_command("aarch64", program), "dotprod"])
+    target = tmp_path_factory.mktemp("arm") / "encoder"
+    return compile_c("aarch64", [*sources, DRIVERS["encoder"]], target, "-static")
+
+
+@pytest.fixture(scope="module")
+def reference(arm_encoder: Path) -> Tensor:
+    """Outputs of the encoder with the kernels of level `dotprod`: float32, then int8."""
+    return read_outputs([*run_command("aarch64", arm_encoder), "dotprod"])
 
 
 def read_outputs(command: list[str]) -> Tensor:
@@ -78,11 +80,17 @@ def run_x86(program: Path, level: str) -> list[str]:
 
 
 def assert_outputs_agree(found: Tensor, reference: Tensor) -> None:
-    count = OUTPUTS_PER_FORMAT
-    torch.testing.assert_close(found[:count], reference[:count], atol=2e-5, rtol=0)
-    found_int8, reference_int8 = (x[count:].view(-1, HIDDEN) for x in (found, reference))
-    if len(found_int8):  # a rounding difference of float32 may change an integer of the next layer
-        assert cosine_similarity(found_int8, reference_int8, dim=-1).min() > 0.999
+    float32, *others = found.view(-1, OUTPUTS_PER_FORMAT)
+    reference_float32, reference_int8 = reference.view(-1, OUTPUTS_PER_FORMAT)
+    torch.testing.assert_close(float32, reference_float32, atol=2e-5, rtol=0)
+    if others:  # a rounding difference of float32 may change an integer of the next layer
+        assert min_cosine(others[0], reference_int8) > 0.999
+    if len(others) > 1:
+        assert 0.9999 < min_cosine(others[1], reference_float32) < 0.999999  # bfloat16, and not float32 again
+
+
+def min_cosine(found: Tensor, expected: Tensor) -> float:
+    return cosine_similarity(found.view(-1, HIDDEN), expected.view(-1, HIDDEN), dim=-1).min().item()
 
 
 def test_avx2_products_equal_plain_sums(x86_programs: dict[str, Path]) -> None:
@@ -91,12 +99,12 @@ def test_avx2_products_equal_plain_sums(x86_programs: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("level", ["avx2", "avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("level", ["avx2", *EMULATED_LEVELS])
 def test_an_encoder_gives_the_outputs_of_aarch64(x86_programs: dict[str, Path], reference: Tensor, level: str) -> None:
     assert_outputs_agree(read_outputs(run_x86(x86_programs["encoder"], level)), reference)
 
 
-@pytest.mark.parametrize("level", ["avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("level", EMULATED_LEVELS)
 def test_levels_that_the_emulator_lacks_are_not_found(x86_programs: dict[str, Path], level: str) -> None:
     if is_host("x86_64"):
         pytest.skip("this CPU may have the level")
@@ -104,7 +112,7 @@ def test_levels_that_the_emulator_lacks_are_not_found(x86_programs: dict[str, Pa
     assert subprocess.run(run_x86(x86_programs["products"], level), check=False).returncode == 2
 
 
-@pytest.mark.parametrize("level", ["avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("level", EMULATED_LEVELS)
 def test_products_with_emulated_instructions_equal_plain_sums(
     programs_with_emulated_instructions: dict[str, Path], level: str
 ) -> None:
@@ -115,11 +123,24 @@ def test_products_with_emulated_instructions_equal_plain_sums(
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("level", ["avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("level", EMULATED_LEVELS)
 def test_an_encoder_with_emulated_instructions_gives_the_outputs_of_aarch64(
     programs_with_emulated_instructions: dict[str, Path], reference: Tensor, level: str
 ) -> None:
     found = read_outputs(run_x86(programs_with_emulated_instructions["encoder"], level))
 
-    assert len(found) == OUTPUTS_PER_FORMAT * (2 if "vnni" in level else 1)
+    assert len(found) == OUTPUTS_PER_FORMAT * EMULATED_LEVELS[level]
+    assert_outputs_agree(found, reference)
+
+
+def test_an_encoder_in_bfloat16_on_an_emulated_aarch64_cpu_is_close_to_float32(
+    arm_encoder: Path, reference: Tensor
+) -> None:
+    emulator = MACHINES["aarch64"][1]
+    if shutil.which(emulator) is None:
+        pytest.skip(f"{emulator} is not installed (Debian: qemu-user)")
+
+    found = read_outputs([emulator, "-cpu", "max", str(arm_encoder), "bf16"])
+
+    assert len(found) == OUTPUTS_PER_FORMAT * 3
     assert_outputs_agree(found, reference)

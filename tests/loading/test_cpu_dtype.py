@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cenote import LLM
-from cenote.kernels.cpu_features import MAX_CPU_ISA
+from cenote.kernels.cpu_features import CPU_LEVEL
 from tests.tiny import tiny_bert
 
 TEXTS = [[7, 8, 9], [10, 11], list(range(5, 60))]
@@ -20,7 +20,7 @@ TEXTS = [[7, 8, 9], [10, 11], list(range(5, 60))]
 @pytest.fixture
 def plain_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a CPU without 16-bit and int8 units."""
-    monkeypatch.setenv(MAX_CPU_ISA, "baseline")
+    monkeypatch.setenv(CPU_LEVEL, "baseline")
 
 
 def embedded(folder: Path, **options: Any) -> list[list[float]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.kernels import post_load
-from cenote.kernels.cpu_features import MAX_CPU_ISA, CPUFeatures, cpu_features
+from cenote.kernels.cpu_features import CPU_LEVEL, CPUFeatures, cpu_features
 from cenote.loading.load import load_model
 from tests.tiny import change_config, save_tiny
 
@@ -99,7 +99,7 @@ def test_embeddings_of_int8_weights_are_close_to_the_exact_ones(
     model: str, isa: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isa is not None:
-        monkeypatch.setenv(MAX_CPU_ISA, isa)
+        monkeypatch.setenv(CPU_LEVEL, isa)
     else:  # quantized products, whatever this CPU has
         monkeypatch.setattr(post_load, "cpu_features", lambda: CPUFeatures("x86", frozenset({"amx_int8"})))
     save_tiny(tmp_path, model)
@@ -143,7 +143,7 @@ def test_loading_in_int8_needs_the_memory_of_the_int8_model_and_about_one_layer(
     large_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cpu_features().architecture == "arm":  # the C kernels read float32 weights first, to check int8 against them
-        monkeypatch.setenv(MAX_CPU_ISA, "baseline")
+        monkeypatch.setenv(CPU_LEVEL, "baseline")
     stored = sum(file.stat().st_size for file in large_checkpoint.glob("*.safetensors"))
     assert stored > 600e6
 

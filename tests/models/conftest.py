@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def plain_linears(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the linear layers of a float32 model as torch modules, whose weights the test reads."""
-    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
+    monkeypatch.setenv("CENOTE_CPU_LEVEL", "baseline")

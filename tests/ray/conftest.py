@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test of the cluster may wait for several actors to start."""
     for item in items:
         if "tests/ray" in str(item.path):
-            item.add_marker(pytest.mark.timeout(900 if IS_FULL else 170))
+            item.add_marker(pytest.mark.timeout(1800 if IS_FULL else 170))
 
 
 @pytest.fixture(scope="session")

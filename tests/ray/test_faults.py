@@ -12,25 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
-import pytest
 import ray
 
 import cenote.ray
 from cenote import LLM
 from cenote.config.ray import RayConfig
+from cenote.files.result_table import make_columns
+from cenote.files.sources import InputRow
+from cenote.ray.row_pool import RowPool
+from cenote.ray.row_task import SCHEMAS, RowTask
 from tests.ray.checks import check_embeddings
 from tests.ray.conftest import IS_FULL, find_workers
 from tests.ray.rows import make_rows
 
-NUM_ROWS = 20_000 if IS_FULL else 1000
+NUM_ROWS = 20_000 if IS_FULL else 600
 
 
 class Killer(threading.Thread):
     """Kill an actor when some rows are done, and a node when more are."""
 
-    def __init__(self, cluster: Any, count_rows: Callable[[], int]) -> None:
+    def __init__(self, cluster: Any, title: str, count_rows: Callable[[], int]) -> None:
         super().__init__(daemon=True)
-        self.cluster, self.count_rows = cluster, count_rows
+        self.cluster, self.title, self.count_rows = cluster, title, count_rows
         self.killed: list[str] = []
         self.is_over = threading.Event()
 
@@ -41,7 +44,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         if self.wait_for(NUM_ROWS // 10):
-            os.kill(find_workers(self.cluster, "MapWorker")[0], signal.SIGKILL)
+            os.kill(find_workers(self.cluster, self.title)[0], signal.SIGKILL)
             self.killed.append("actor")
         if self.wait_for(NUM_ROWS // 3):
             (node, *_) = self.cluster.worker_nodes
@@ -52,7 +55,7 @@ class Killer(threading.Thread):
 def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     tables: list[Any] = []
-    killer = Killer(two_nodes, lambda: sum(map(len, tables)))
+    killer = Killer(two_nodes, "MapWorker", lambda: sum(map(len, tables)))
     dataset = ray.data.from_items(rows, override_num_blocks=NUM_ROWS // 50)
     options = {"model": str(default_folder), "dtype": "float32"}
     done = cenote.ray.embed(dataset, concurrency=2, num_cpus=0.9, batch_size=50, **options)
@@ -67,7 +70,6 @@ def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, def
     check_embeddings(pyarrow.concat_tables(tables), rows, llm)
 
 
-@pytest.mark.skipif(not IS_FULL, reason="takes minutes, and has not been seen to pass yet: set RAY_TESTS=full")
 def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     (tmp_path / "in").mkdir()
@@ -79,7 +81,7 @@ def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, defaul
         nonlocal num_done
         num_done += summary.num_rows
 
-    killer = Killer(two_nodes, lambda: num_done)
+    killer = Killer(two_nodes, "MapWorker", lambda: num_done)
     killer.start()
 
     summary = cenote.ray.run_files(
@@ -88,7 +90,7 @@ def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, defaul
         model=str(default_folder),
         dtype="float32",
         id_column="id",
-        part_rows=100,
+        part_rows=50,
         ray_config=RayConfig(engine="ray", max_replicas=2, num_cpus=0.9),
         on_part=on_part,
     )
@@ -98,3 +100,22 @@ def test_a_job_on_files_outlives_them_too(two_nodes: Any, tmp_path: Path, defaul
     assert killer.killed == ["actor", "node"]
     assert summary.num_rows == NUM_ROWS
     check_embeddings(pyarrow.parquet.read_table(tmp_path / "out"), rows, llm)
+
+
+def test_a_command_with_one_output_file_outlives_them_too(two_nodes: Any, default_folder: Path, llm: LLM) -> None:
+    rows = [row for row in make_rows(NUM_ROWS) if row["text"] is not None]
+    config = RayConfig(engine="ray", max_replicas=2, num_cpus=0.9)
+    pool = RowPool(config, RowTask("embed"), SCHEMAS["embed"], {"model": str(default_folder), "dtype": "float32"})
+    tables: list[Any] = []
+    killer = Killer(two_nodes, "RowActor", lambda: sum(map(len, tables)))
+    killer.start()
+
+    for some in pool.map((InputRow(row["id"], (row["text"],)) for row in rows), 50):
+        ids = pyarrow.array([row.index for row in some.rows])
+        tables.append(pyarrow.table({"id": ids, **make_columns(some, SCHEMAS["embed"])}))
+
+    killer.is_over.set()
+    killer.join()
+    pool.close()
+    assert killer.killed == ["actor", "node"]
+    check_embeddings(pyarrow.concat_tables(tables), rows, llm)

@@ -20,10 +20,12 @@ ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 # these routes accept "true" for true, which the check counts as an invalid body
 LENIENT = "score|rerank|invocations"
 # the document cannot express all reasons to refuse a request, such as an input that is too long for the model;
-# 504 is the answer to a timeout that is too short, such as 1e-300 seconds
+# 504 is the answer to a timeout that is too short, such as 1e-300 seconds; 424 that of Text Embeddings Inference's
+# routes if the model does not support the task
 CONFIG = f"""
 [checks]
 positive_data_acceptance.enabled = false
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 415, 422, 424, 429]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 504]
 
 [[operations]]

@@ -229,6 +229,26 @@ def test_ranks_equal_those_of_the_http_route(cross: Client, http: httpx.Client, 
     np.testing.assert_allclose([rank.score for rank in streamed.ranks], scores, atol=1e-6)
 
 
+def test_every_message_of_a_rerank_stream_has_its_own_query_and_truncation(cross: Client) -> None:
+    make, rerank = cross.messages.RerankStreamRequest, cross.messages.RerankRequest
+    queries = ["where is the cat?", "which river?", "where is the cat?"]
+    long = "the cat is in the city " * 80
+    messages = [make(query=query, text=text) for query, text in zip(queries, TEXTS, strict=True)]
+    messages += [make(query="a dog", text=long, truncate=True, truncation_direction=side) for side in (0, 1)]
+
+    streamed = {rank.index: rank.score for rank in cross.call("Rerank.RerankStream", iter(messages)).ranks}
+
+    assert streamed.keys() == set(range(5)) and streamed[3] != streamed[4]
+    for index, message in enumerate(messages):
+        options = {"truncate": message.truncate, "truncation_direction": message.truncation_direction}
+        reply = cross.call("Rerank.Rerank", rerank(query=message.query, texts=[message.text], **options))
+        assert streamed[index] == pytest.approx(reply.ranks[0].score, abs=1e-6)
+    refused = grpc.StatusCode.INVALID_ARGUMENT
+    assert_status(lambda: cross.call("Rerank.RerankStream", iter([messages[0], make(text=long, query="a")])), refused)
+    unasked = iter([messages[0], make(text="a")])
+    assert_status(lambda: cross.call("Rerank.RerankStream", unasked), refused, "message 1 of the stream has no query")
+
+
 def test_tokens_and_texts_equal_those_of_the_http_routes(
     m3: Client, http: httpx.Client, folders: dict[str, Path]
 ) -> None:

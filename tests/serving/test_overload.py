@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ import pytest
 
 from tests.tiny import tiny_bert
 
+from .conftest import StartServer
 from .server_process import ServerProcess
 from .test_large_bodies import peak_megabytes
 
@@ -80,6 +83,41 @@ def test_more_requests_than_the_model_computes_are_refused_at_once(small_server:
         if status == 429:
             assert int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) >= 50
     assert metric(small_server, "cenote_admitted_tokens") == 0
+
+
+CONNECTIONS, TEXT = 256, "how deep is the water in the cave?"
+
+
+async def post_in_turn(port: int, number: int, start: asyncio.Event) -> list[bytes]:
+    """Open a connection, and send two requests over it, one after the other; return their statuses."""
+    body = json.dumps({"input": f"{number}: {TEXT}", "encoding_format": "base64"}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await start.wait()
+    statuses = []
+    for _ in range(2):
+        writer.write(head % len(body) + body)
+        reply = (await reader.readuntil(b"\r\n\r\n")).lower()
+        statuses.append(reply.split(b" ", 2)[1])
+        await reader.readexactly(int(reply.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+    writer.close()
+    return statuses
+
+
+def test_many_connections_with_a_short_text_each_are_not_refused_right_after_the_start(
+    start_server: StartServer,
+) -> None:
+    server = start_server("--api-server-count", "1").wait_until_ready()
+
+    async def post_all() -> Counter[bytes]:
+        start = asyncio.Event()
+        tasks = [asyncio.create_task(post_in_turn(server.port, number, start)) for number in range(CONNECTIONS)]
+        await asyncio.sleep(0.3)  # all are connected
+        start.set()
+        return Counter(itertools.chain.from_iterable(await asyncio.gather(*tasks)))
+
+    assert asyncio.run(post_all()) == {b"200": 2 * CONNECTIONS}
+    assert metric(server, "cenote_requests_refused_total") == 0
 
 
 def test_a_deadline_is_kept_by_the_server(small_server: ServerProcess) -> None:

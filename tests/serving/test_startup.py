@@ -66,7 +66,7 @@ def test_half_precision_on_a_cpu_starts_and_logs_one_line_about_float32(
     start_server: StartServer, num_front_ends: str
 ) -> None:
     flags = ("--dtype", "half", "--device", "cpu", "--api-server-count", num_front_ends)
-    server = start_server(*flags, CENOTE_MAX_CPU_ISA="baseline").wait_until_ready()  # without fp16 instructions
+    server = start_server(*flags, CENOTE_CPU_LEVEL="baseline").wait_until_ready()  # without fp16 instructions
 
     with server.client() as client:
         response = client.post("/v1/embeddings", json={"input": "hello"})

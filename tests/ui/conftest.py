@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving.server_process import ServerProcess
-
-from .models import write_models
+from .local_server import LocalServer
+from .models import save_models
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 AXE = gzip.decompress(Path(__file__).with_name("axe.min.js.gz").read_bytes()).decode()
@@ -35,16 +34,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def server(browser: Any, tmp_path_factory: pytest.TempPathFactory, default_folder: Path) -> Iterator[ServerProcess]:
+def server(browser: Any, tmp_path_factory: pytest.TempPathFactory, default_folder: Path) -> Iterator[LocalServer]:
     """The default model and a tiny one of every other kind; without keys."""
-    folder = tmp_path_factory.mktemp("models")
-    server = ServerProcess("--models", str(write_models(folder, default_folder)), "--dtype", "float32")
-    yield server.wait_until_ready()
+    server = LocalServer(save_models(tmp_path_factory.mktemp("models"), default_folder))
+    yield server
     server.stop()
 
 
 @pytest.fixture
-def api(server: ServerProcess) -> Iterator[httpx.Client]:
+def api(server: LocalServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
 
@@ -117,7 +115,7 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
 
 
 @pytest.fixture
-def page(open_page: OpenPage, server: ServerProcess) -> Watched:
+def page(open_page: OpenPage, server: LocalServer) -> Watched:
     return open_page(server.address)
 
 

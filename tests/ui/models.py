@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def name_labels(names: list[str]) -> dict[str, dict[object, object]]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
-def write_models(folder: Path, default_folder: Path) -> Path:
-    """Save the tiny models and return the file for --models."""
+def save_models(folder: Path, default_folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Save the tiny models and return folder and engine options of all by their names."""
     names = ["cross-encoder", "splade", "colbert", "classifier", "entities", "visual"]
     for name in names:
         (folder / name).mkdir()
@@ -49,12 +50,19 @@ def write_models(folder: Path, default_folder: Path) -> Path:
     tiny_bert_classifier(folder / "classifier", **name_labels(SENTIMENTS))
     tiny_bert_token_classifier(folder / "entities", **name_labels(ENTITIES))
     save_tiny_colqwen3(folder / "visual")
-    entries: list[dict[str, Any]] = [{"name": "all-MiniLM-L6-v2", "source": str(default_folder)}]
-    entries += [{"name": name, "source": str(folder / name)} for name in names]
     # markers, query expansion and skiplist of the ColBERT library
-    entries[names.index("colbert") + 1]["options"] = {"plain_late_interaction": False}
+    options: dict[str, dict[str, Any]] = {"colbert": {"plain_late_interaction": False}}
+    return {
+        "all-MiniLM-L6-v2": (default_folder, {}),
+        **{name: (folder / name, options.get(name, {})) for name in names},
+    }
+
+
+def write_model_table(folder: Path, models: Mapping[str, tuple[Path, dict[str, Any]]]) -> Path:
+    """Write the file for --models."""
+    rows = [{"name": name, "source": str(source), "options": options} for name, (source, options) in models.items()]
     file = folder / "models.yaml"
-    file.write_text(yaml.safe_dump(entries))
+    file.write_text(yaml.safe_dump(rows))
     return file
 
 
@@ -63,4 +71,5 @@ if __name__ == "__main__":
     assert spec is not None and spec.submodule_search_locations
     target = Path(sys.argv[1])
     target.mkdir(parents=True)
-    print(write_models(target, Path(spec.submodule_search_locations[0]) / "model"))
+    saved = save_models(target, Path(spec.submodule_search_locations[0]) / "model")
+    print(write_model_table(target, saved))

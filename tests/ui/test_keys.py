@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 
 from tests.serving.server_process import ServerProcess
-from tests.tiny import tiny_bert
+from tests.tiny import tiny_bert, tiny_splade
 
 from .conftest import Watched
-from .models import HOSTILE_NAME
+from .models import HOSTILE_NAME, write_model_table
 
 
 @pytest.fixture(scope="module")
 def prefixed(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("tiny")
-    tiny_bert(folder)
-    flags = ("--api-key", "secret", "--admin-api-key", "boss", "--root-path", "/p", "--in-process-engine")
-    server = ServerProcess(str(folder), *flags, "--served-model-name", HOSTILE_NAME)
+    (folder / "embedder").mkdir()
+    (folder / "splade").mkdir()
+    tiny_bert(folder / "embedder")
+    tiny_splade(folder / "splade")
+    table = write_model_table(folder, {HOSTILE_NAME: (folder / "embedder", {}), "splade": (folder / "splade", {})})
+    flags = ("--api-key", "secret", "--admin-api-key", "boss", "--root-path", "/p")
+    server = ServerProcess("--models", str(table), *flags)
     yield server.wait_until_ready()
     server.stop()
 
@@ -34,7 +38,7 @@ def enter_key(page: Any, key: str) -> None:
 def test_the_playground_asks_for_a_key_and_keeps_it_in_the_tab(open_page: Any, prefixed: ServerProcess) -> None:
     watched: Watched = open_page(prefixed.address)
     page = watched.page
-    page.goto(f"{prefixed.address}/")
+    page.goto(prefixed.address)  # redirects to the prefix with a slash
     page.get_by_text("This server needs an API key").wait_for()
     assert page.get_by_role("tab").count() == 0
     enter_key(page, "wrong")
@@ -42,7 +46,7 @@ def test_the_playground_asks_for_a_key_and_keeps_it_in_the_tab(open_page: Any, p
     enter_key(page, "secret")
     page.get_by_role("tab", name="Embed").wait_for()
     watched.run()
-    assert page.get_by_label(re.compile("^Model")).locator("option").all_text_contents() == [HOSTILE_NAME]
+    assert HOSTILE_NAME in page.get_by_label(re.compile("^Model")).locator("option").all_text_contents()
     page.reload()
     page.get_by_role("tab", name="Server").click()
     page.get_by_text("with an admin key").wait_for()
@@ -80,5 +84,31 @@ def test_the_documentation_asks_for_a_key_and_sends_requests_with_it(open_page: 
 
     (executed,) = [request for request in watched.requests if request.url == f"{prefixed.address}/v1/embeddings"]
     assert executed.all_headers()["authorization"] == "Bearer secret"
+    assert all("401" in error for error in watched.errors), watched.errors
+    watched.errors.clear()
+
+
+def test_server_shows_metrics_and_unloads_and_loads_models(open_page: Any, prefixed: ServerProcess) -> None:
+    watched: Watched = open_page(prefixed.address)
+    page = watched.page
+    page.goto(f"{prefixed.address}/#server")
+    enter_key(page, "boss")
+    page.locator(".charts canvas").first.wait_for()
+    page.get_by_role("row", name="splade").first.wait_for()
+    with prefixed.client(headers={"authorization": "Bearer boss"}) as api:
+
+        def list_rows() -> dict[str, Any]:
+            return {row["name"]: row for row in api.get("/admin/models").json()["models"]}
+
+        page.get_by_role("button", name="unload splade").click()
+        page.get_by_text("splade is unloaded.").wait_for()
+        rows = list_rows()
+        assert rows["splade"]["state"] == "unloaded" and rows[HOSTILE_NAME]["state"] == "ready"
+        assert api.post("/v1/embeddings", json={"input": ["the cat"] * 50}).status_code == 200
+        page.get_by_role("button", name="load splade", exact=True).click()
+        page.get_by_text("splade is ready.").wait_for()
+        latest = page.get_by_role("region", name="Latest values").get_by_role("row", name=HOSTILE_NAME)
+        memory = float(latest.locator("td").nth(6).text_content())
+        assert memory == pytest.approx(list_rows()[HOSTILE_NAME]["memory_bytes"] / 2**20, rel=0.2)
     assert all("401" in error for error in watched.errors), watched.errors
     watched.errors.clear()

@@ -194,23 +194,6 @@ def test_compare_shows_both_rankings_and_their_agreement(page: Watched, api: htt
     assert page.numbers(".score") == [1.0]
 
 
-def test_server_shows_metrics_and_unloads_and_loads_models(page: Watched, api: httpx.Client) -> None:
-    page.open("server")
-    page.page.locator(".charts canvas").first.wait_for()
-    page.page.get_by_role("row", name="splade").first.wait_for()
-    page.page.get_by_role("button", name="unload splade").click()
-    page.page.get_by_text("splade is unloaded.").wait_for()
-    states = {row["name"]: row["state"] for row in api.get("/admin/models").json()["models"]}
-    assert states["splade"] == "unloaded" and states["colbert"] == "ready"
-    post(api, "/v1/embeddings", input=["the cat"] * 50)
-    page.page.get_by_role("button", name="load splade", exact=True).click()
-    page.page.get_by_text("splade is ready.").wait_for()
-    latest = page.page.get_by_role("region", name="Latest values").get_by_role("row", name="all-MiniLM-L6-v2")
-    memory = float(latest.locator("td").nth(6).text_content())
-    (row,) = [row for row in api.get("/admin/models").json()["models"] if row["name"] == "all-MiniLM-L6-v2"]
-    assert memory == pytest.approx(row["memory_bytes"] / 2**20, rel=0.2)
-
-
 def test_no_tab_has_a_serious_fault_of_accessibility_in_either_theme(page: Watched) -> None:
     page.open("embed")
     for tab in TABS:

@@ -38,7 +38,7 @@ def run_program(name: str, *argv: str, **constants: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [str(path), *argv])
         if platform.machine() == "aarch64":  # where the dtype `auto` of these programs may multiply in float16
-            patch.setenv("CENOTE_MAX_CPU_ISA", "neon")
+            patch.setenv("CENOTE_CPU_LEVEL", "neon")
         return namespace["main"](namespace["parse_args"]()) if "parse_args" in namespace else namespace["main"]()
 
 

@@ -31,7 +31,9 @@ def collect_model_metrics(counters: Counters, slot: int) -> list[MetricFamily]:
             "cenote_requests_refused_total", "Requests refused by admission.", "counter", ("reason",), series=refused
         ),
         _make_lane_gauge(
-            "cenote_admitted_tokens", "Tokens in flight, estimated at admission.", count_queued(counters, slot)
+            "cenote_admitted_tokens",
+            "Tokens in flight, estimated until they are tokenized.",
+            count_queued(counters, slot),
         ),
         _make_lane_gauge(
             "cenote_drain_tokens_per_second", "Tokens completed per second, as measured.", read_rates(counters, slot)

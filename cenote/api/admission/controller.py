@@ -20,8 +20,10 @@ from cenote.api.admission.counters import (
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
+from cenote.api.admission.ticket import Ticket
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
+from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.scheduling import Lane
 
 # a request up to this size delays others by one small batch: some texts of full length, or a query with tens of
@@ -35,44 +37,9 @@ MAX_SAME_SIZE = 16
 # so many interactive requests may be in flight whatever their sizes and the measured speed: one of them, such as an
 # image that is still being decoded, may be larger than all that the server computes in a second
 MIN_REQUESTS = 8
-
-
-class Ticket:
-    """Tokens that one request has in flight, until `release`."""
-
-    __slots__ = ("admitted_at", "column", "controller", "is_first", "size_class", "tokens")
-
-    def __init__(
-        self, controller: AdmissionController, tokens: int, size_class: int, column: int, now: float, is_first: bool
-    ) -> None:
-        self.controller = controller
-        self.tokens = tokens
-        self.size_class = size_class
-        self.column = column  # of its tenant; 0: none
-        self.admitted_at = now
-        self.is_first = is_first  # the lane was empty
-
-    @property
-    def lane(self) -> Lane:
-        return "bulk" if self.size_class else "interactive"
-
-    def release(self, *, is_completed: bool) -> None:
-        controller, lane = self.controller, 1 if self.size_class else 0
-        own = controller.counters.own
-        own[controller.queued + self.size_class] -= self.tokens
-        if not lane:
-            own[controller.requests] -= 1
-        if self.column:
-            own[self.column + lane] -= self.tokens
-        if is_completed:
-            own[controller.done + lane] += self.tokens
-            now, limit = controller.clock(), controller.limits[lane]
-            own[controller.used_at] = now
-            if not lane:
-                own[controller.waits_since] = now
-            latency_s = now - self.admitted_at if self.is_first else 0.0
-            if limit.on_completed(now, controller.counters.total(controller.done + lane), latency_s):
-                own[controller.rate + lane] = limit.rate
+# clients that send one request after the other are not refused up to this many, if each sends a short text or the
+# device is fast
+MAX_FEW_REQUESTS = 256
 
 
 class AdmissionController:
@@ -90,6 +57,7 @@ class AdmissionController:
     ) -> None:
         self.clock = clock
         self.counters = counters or Counters()
+        self.own = self.counters.own
         column = find_model_column(slot)
         self.queued, self.done, self.rate = column + QUEUED, column + DONE, column + RATE
         self.requests, self.waits_since, self.used_at = column + REQUESTS, column + WAITS_SINCE, column + USED_AT
@@ -107,11 +75,10 @@ class AdmissionController:
         """Return a controller that admits every request, for programs that send their own requests."""
         return cls(max_queue_tokens=UNLIMITED, max_inflight_bytes=UNLIMITED, max_queue_seconds=UNLIMITED)
 
-    def set_device(self, device: str) -> None:
-        """Called when the model is loaded."""
-        if device.startswith("cuda"):
-            for limit in self.limits:
-                limit.expect_gpu()
+    def on_loaded(self, model_info: ModelInfo, num_replicas: int = 1) -> None:
+        """Called when the model is loaded, on so many devices."""
+        for limit in self.limits:
+            limit.on_loaded(model_info.device.startswith("cuda"), num_replicas * model_info.device_tokens_per_s)
 
     def set_engine_available(self, is_available: bool) -> None:
         """Called when an engine process has exited, and when the next one computes requests."""
@@ -134,6 +101,7 @@ class AdmissionController:
         key: KeySettings = ANONYMOUS,
         keys: Sequence[KeySettings] = (),
         deadline_at: float = 0.0,
+        num_inputs: int = 1,
     ) -> Ticket:
         """Count a request as in flight, or raise; `keys` are all valid API keys, `lane` None is chosen by size."""
         if tokens > self.max_queue_tokens:
@@ -142,12 +110,15 @@ class AdmissionController:
                 f"the request has about {tokens} tokens, prompts and queries counted for every input, limit "
                 f"{self.max_queue_tokens}; split the request, or raise --max-queue-tokens",
             )
-        now, own = self.clock(), self.counters.own
+        now, own = self.clock(), self.own
         if not keys and lane is None and tokens <= MAX_INTERACTIVE_TOKENS and not deadline_at:
             # most requests: the same as below in fewer steps
             limit, num_queued = self.limits[0], self.counters.total(self.queued)
             if not num_queued or num_queued + tokens <= limit.tokens:
-                limit.on_admitted(now, num_queued)
+                if num_queued < limit.least_since:
+                    limit.least_since = num_queued
+                if limit.is_overloaded or limit.is_recovering:
+                    limit.on_admitted(now, num_queued)
                 own[self.queued] += tokens
                 own[self.requests] += 1
                 if not num_queued:
@@ -155,7 +126,7 @@ class AdmissionController:
                 return Ticket(self, tokens, 0, 0, now, not num_queued)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
-        num_queued = self._check_queue(tokens, size_class, key, column, now)
+        num_queued = self._check_queue(tokens, size_class, key, column, now, num_inputs)
         limit = self.limits[1 if size_class else 0]
         if deadline_at and now + (wait_s := limit.estimate_wait(num_queued, default_s=0.0)) > deadline_at:
             raise self.refusals.too_late(
@@ -198,14 +169,17 @@ class AdmissionController:
             return self.counters.total(self.queued)
         return self.counters.total_up_to(self.queued + 1, min(size_class + 1, NUM_SIZE_CLASSES - 1))
 
-    def _check_queue(self, tokens: int, size_class: int, key: KeySettings, column: int, now: float) -> float:
+    def _check_queue(
+        self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, num_inputs: int = 1
+    ) -> float:
         """Return the tokens ahead of a request, or raise if it does not fit."""
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
-        limit.on_rate(max(self.counters.rows(self.rate + (1 if size_class else 0))))
+        if not limit.is_measured:
+            limit.on_rate(max(self.counters.rows(self.rate + (1 if size_class else 0))))
         may_be_stopped = False
         if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
-            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(self.waits_since)))
+            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(self.waits_since)), num_queued)
         max_queued = limit.tokens
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
@@ -215,7 +189,11 @@ class AdmissionController:
             share = self._check_tenant(tokens, size_class, key, column, now, share_of)
             if share < 1.0 and not may_be_stopped:  # others are active, and this key is below its share
                 return num_queued
-        if num_queued and num_queued + tokens > max_queued and not self._are_few(size_class, num_queued + tokens):
+        if (
+            num_queued
+            and num_queued + tokens > max_queued
+            and not self._has_room_for_few(tokens, size_class, num_queued, num_inputs)
+        ):
             limit.on_full(now)
             raise self._queue_error(tokens, num_queued, limit)
         return num_queued
@@ -225,6 +203,17 @@ class AdmissionController:
         if size_class or self.limits[0].max_seconds is not None:
             return False
         return tokens <= self.max_queue_tokens and self.counters.total(self.requests) < MIN_REQUESTS
+
+    def _has_room_for_few(self, tokens: int, size_class: int, num_queued: float, num_inputs: int) -> bool:
+        """Whether a request that exceeds the limit is admitted because few interactive requests are in flight."""
+        if self._are_few(size_class, num_queued + tokens):
+            return True
+        limit = self.limits[0]
+        if size_class or limit.max_seconds is not None or num_queued + tokens > self.max_queue_tokens:
+            return False
+        if self.counters.total(self.requests) >= MAX_FEW_REQUESTS:
+            return False
+        return limit.has_room_for_few(tokens, num_queued, num_inputs)
 
     def _check_tenant(
         self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, max_queued: float
@@ -293,14 +282,14 @@ class AdmissionController:
         """Count bytes as held by a request, which holds `num_held` already; or raise without counting them."""
         if num_held + num_bytes > self.max_inflight_bytes:
             raise self._too_many_bytes(num_held + num_bytes, name)
-        own = self.counters.own
+        own = self.own
         own[BYTES] += num_bytes
         if self.counters.total(BYTES) > self.max_inflight_bytes:
             own[BYTES] -= num_bytes
             raise self._bytes_error(num_bytes)
 
     def remove_bytes(self, num_bytes: int) -> None:
-        self.counters.own[BYTES] -= num_bytes
+        self.own[BYTES] -= num_bytes
 
     def _too_many_bytes(self, num_bytes: int, name: str) -> Exception:
         return self.refusals.too_large(

@@ -18,7 +18,7 @@ IMAGE_TYPES = ("image_url", "input_image", "image", "image_pil")
 DEFAULT_EMBEDDING_SIZE = 1024  # of models that do not tell
 # bytes per number of an answer: the float32 array, the encoded text, and for JSON the list of its parts
 JSON_BYTES, BASE64_BYTES, BINARY_BYTES = 16, 10, 8
-BYTES_BY_FORMAT = {"base64": BASE64_BYTES, "bytes": BINARY_BYTES, "bytes_only": BINARY_BYTES}
+BYTES_BY_FORMAT: dict[str | None, int] = {"base64": BASE64_BYTES, "bytes": BINARY_BYTES, "bytes_only": BINARY_BYTES}
 # non-zero weights of a sparse vector, with their token ids; the vocabulary is a bound that no text reaches
 SPARSE_WEIGHTS_PER_TOKEN, MAX_SPARSE_WEIGHTS = 32, 32_768
 SPARSE_WEIGHT_BYTES = 2 * JSON_BYTES
@@ -29,13 +29,19 @@ ENTRY_BYTES = 64
 class RequestCost(NamedTuple):
     tokens: int  # to compute
     num_bytes: int = 0  # of texts that are repeated per input, and of the answer, as far as they exceed the body
+    num_inputs: int = 1
 
 
 def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: str | None) -> RequestCost:
     inputs = request.inputs
     max_tokens = model_info.max_model_len
     prompt_chars, num_results = 0, len(inputs)
-    if inputs and isinstance(inputs[0], str) and (len(inputs) == 1 or set(map(type, inputs)) == {str}):
+    if num_results == 1 and type(text := inputs[0]) is str:
+        prompt_chars = _count_prompt_chars(request, model_info)
+        tokens = (len(text) + prompt_chars) // CHARS_PER_TOKEN + 1
+        if tokens > max_tokens:
+            tokens = max_tokens
+    elif inputs and isinstance(inputs[0], str) and set(map(type, inputs)) == {str}:
         texts = cast("Sequence[str]", inputs)
         prompt_chars = _count_prompt_chars(request, model_info)
         num_chars = sum(map(len, texts)) + len(texts) * prompt_chars
@@ -46,16 +52,14 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
     else:
         tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
         num_results = sum([len(item.chunks) if isinstance(item, ChunkedDocument) else 1 for item in inputs])
-    num_bytes = len(inputs) * prompt_chars
-    if request.task == "embed" and not request.extra_tasks and encoding_format is None:  # most requests, in one step
-        return RequestCost(
-            tokens,
-            num_bytes
-            + num_results * ((model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * JSON_BYTES + ENTRY_BYTES),
-        )
+    num_bytes = num_results * prompt_chars
+    if request.task == "embed" and not request.extra_tasks:  # most requests, in one step
+        bytes_per_number = BYTES_BY_FORMAT.get(encoding_format, JSON_BYTES)
+        vector_bytes = (model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * bytes_per_number
+        return RequestCost(tokens, num_bytes + num_results * (vector_bytes + ENTRY_BYTES), num_results)
     for task in (request.task, *request.extra_tasks):
         num_bytes += estimate_answer(task, num_results, tokens, model_info, encoding_format)
-    return RequestCost(tokens, num_bytes)
+    return RequestCost(tokens, num_bytes, num_results)
 
 
 def _count_prompt_chars(request: PoolRequest, model_info: ModelInfo) -> int:
@@ -95,7 +99,7 @@ def estimate_answer(
     task: Task, num_inputs: int, num_tokens: int, model_info: ModelInfo, encoding_format: str | None
 ) -> int:
     """Return the bytes of the answer of one task, in memory and encoded."""
-    bytes_per_number = BYTES_BY_FORMAT.get(encoding_format or "float", JSON_BYTES)
+    bytes_per_number = BYTES_BY_FORMAT.get(encoding_format, JSON_BYTES)
     if task == "embed":
         numbers = num_inputs * (model_info.embedding_size or DEFAULT_EMBEDDING_SIZE)
     elif task == "token_embed":
@@ -127,7 +131,7 @@ def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:
         pairs = [query + document + extra_chars for query, document in zip(queries, document_chars, strict=False)]
         tokens = sum([min(max_tokens, count // CHARS_PER_TOKEN + 1) for count in pairs])
         copies = sum(pairs) - sum(query_chars) - sum(document_chars)
-    return RequestCost(tokens, max(0, copies) + num_documents * 2 * ENTRY_BYTES)
+    return RequestCost(tokens, max(0, copies) + num_documents * 2 * ENTRY_BYTES, num_documents)
 
 
 def _count_chars(item: object) -> int:
@@ -151,7 +155,7 @@ def estimate_entities(request: EntityRequest, model_info: ModelInfo) -> RequestC
     if is_windowed:  # windows overlap by `stride` tokens: each advances by what is left
         tokens = tokens * max_tokens // max(1, max_tokens - min(request.stride or 0, max_tokens - 1))
     num_classes = len(request.labels or model_info.labels or (1,))
-    return RequestCost(tokens, len(texts) * label_chars + tokens * (num_classes * 4 + ENTRY_BYTES))
+    return RequestCost(tokens, len(texts) * label_chars + tokens * (num_classes * 4 + ENTRY_BYTES), len(texts))
 
 
 def estimate_tokenize(prompt: Input) -> RequestCost:

@@ -68,6 +68,7 @@ class Counters:
         """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums."""
         self._values = memoryview(mmap.mmap(fd, 8 * NUM_COLUMNS * num_rows)).cast("d")
         self.num_rows = num_rows
+        self._columns: dict[int, memoryview[float]] = {}  # of those that were summed
         if row is None:
             self.own = memoryview(bytearray(8 * NUM_COLUMNS)).cast("d")
         else:
@@ -75,7 +76,12 @@ class Counters:
 
     def total(self, column: int) -> float:
         """Return the sum of a column over all front-ends."""
-        return self._values[column] if self.num_rows == 1 else sum(self._values[column::NUM_COLUMNS])
+        if self.num_rows == 1:
+            return self._values[column]
+        rows = self._columns.get(column)
+        if rows is None:
+            rows = self._columns[column] = self._values[column::NUM_COLUMNS]
+        return sum(rows)
 
     def total_up_to(self, column: int, count: int) -> float:
         """Return the sum of `count` columns over all front-ends."""

@@ -7,7 +7,8 @@ from math import isfinite
 from cenote.errors import BadRequest
 
 # headers that set a timeout, and their unit in seconds
-TIMEOUT_HEADERS = {b"x-request-timeout-ms": 0.001, b"x-request-timeout-seconds": 1.0}
+TIMEOUT_MS_HEADER, TIMEOUT_SECONDS_HEADER = b"x-request-timeout-ms", b"x-request-timeout-seconds"
+TIMEOUT_HEADERS = {TIMEOUT_MS_HEADER: 0.001, TIMEOUT_SECONDS_HEADER: 1.0}
 MAX_TIMEOUT_S = 10**7  # of the clock of the event loop, whose timers would overflow
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 # a rate is measured over at least this time, from the end of one batch to the end of another: the requests of a batch
 # complete together
@@ -15,7 +16,12 @@ RECOVERED_SHARE = 0.25
 OVERLOAD_S = 1.0  # after the last request that did not fit, a lane is in overload for this long
 # shorter than the time of a burst, in which the queue would be full
 MIN_STALL_S, STALL_LATENCIES = 0.25, 8
+# what waits may be computed in one batch, without a result until it ends; a batch of a slow device has not more tokens
+STALL_BATCH_TOKENS = 8192
 RATE_GAIN = 0.3  # weight of a new measurement
+# if requests always found so much work before them, in latencies of one request without a queue, the server was busy
+# all the time: two or a few clients that send one request after the other find less, as a batch takes what waits
+BUSY_LATENCIES = 2
 # latency without a queue: adapts faster downwards, since noise only adds to it
 LATENCY_GAIN_DOWN, LATENCY_GAIN_UP = 0.2, 0.05
 
@@ -32,8 +38,13 @@ class LaneTimes:
 BURST_LATENCIES, OVERLOAD_LATENCIES = 24, 16
 # a quarter of a second: tens of clients that send one request after the other are not refused, however fast the server
 INTERACTIVE_TIMES = LaneTimes(1.0, 0.25, 16384)
-# before a GPU has been measured
+# before a GPU whose warm-up tells nothing has been measured
 MIN_GPU_TOKENS = 1_048_576
+# of what the device computed per second in its warm-up: admitted although less has been measured since, when small
+# batches or the front-ends were the limit
+MIN_DEVICE_S = 0.25
+# requests with one text of at most so many tokens may fill a longer time than others, also on a machine with other work
+SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 128, 10.0
 # those who send thousands of texts at a time wait rather than come back later
 BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 
@@ -41,24 +52,27 @@ BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 class QueueLimit:
     """The limit of one lane in tokens, adapted to what the lane completes and how long its requests take.
 
-    A burst may fill the queue up to a long time. Once it is full, more arrives than the server computes, and a long
-    queue would only add to the latency of every request: the limit is a short time until no request is refused.
+    A server that is not busy completes what it gets, not what it could: such times never lower the rate. A burst may
+    fill the queue up to a long time. Once it is full, more arrives than the server computes, and a long queue would
+    only add to the latency of every request: the limit is a short time until no request is refused.
     """
 
     def __init__(self, times: LaneTimes, max_tokens: int, max_seconds: float | None = None) -> None:
         self.times = times
         self._initial_tokens = times.initial_tokens
+        self._device_tokens = 0.0  # admitted whatever has been measured
         self.max_tokens = max_tokens
         self.max_seconds = max_seconds  # set by an option: the time in both states
         self.latency_s = 0.0  # of requests that did not wait; 0.0: none yet
         self.is_overloaded = False
         self.rate = 1.0  # tokens per second
-        self._is_measured = False
+        self.is_measured = False
         self._overloaded_until = 0.0
         self._window_started_at = self._batch_started_at = self._last_at = 0.0
         self._window_done = self._last_done = 0.0
-        # in the window: a request did not fit, and a request found the lane empty
-        self._was_full = self._was_empty = False
+        # in the window: a request did not fit, and the least tokens that a request found before it, up to the last
+        # completion, with which the window may end, and since then
+        self._was_full, self._least_queued, self.least_since = False, inf, inf
         # since an engine process has exited or does not go on, until what waited for it has been computed
         self.is_recovering = self._is_interrupted = False
         self._recovered_at = self._recovery_ends_at = 0.0
@@ -66,10 +80,22 @@ class QueueLimit:
         self.tokens = 0.0  # the limit
         self._update()
 
-    def expect_gpu(self) -> None:
-        """Admit more before the rate has been measured."""
-        self._initial_tokens = max(self._initial_tokens, MIN_GPU_TOKENS)
+    def on_loaded(self, is_gpu: bool, device_tokens_per_s: float) -> None:
+        """The model is loaded; the device has computed so many tokens per second in its warm-up, 0.0: not known."""
+        self._device_tokens = device_tokens_per_s * MIN_DEVICE_S
+        if device_tokens_per_s:
+            self._initial_tokens = max(self.times.initial_tokens, device_tokens_per_s * self.times.min_burst_s)
+        elif is_gpu:
+            self._initial_tokens = max(self.times.initial_tokens, MIN_GPU_TOKENS)
         self._update()
+
+    def has_room_for_few(self, tokens: int, num_queued: float, num_inputs: int) -> bool:
+        """Whether a request that exceeds the limit is admitted if only few requests are in flight."""
+        if num_queued + tokens <= self._device_tokens:
+            return True
+        if num_inputs > 1 or tokens > SHORT_TEXT_TOKENS or self.is_overloaded:
+            return False
+        return not self.is_measured or num_queued + tokens <= self.rate * SHORT_TEXTS_S
 
     def on_interrupted(self) -> None:
         """The engine process has exited: requests wait for the next one."""
@@ -80,34 +106,38 @@ class QueueLimit:
         """The next engine process computes requests; the time in between says nothing about its speed."""
         self._is_interrupted, self._recovered_at, self._is_window_valid = False, now, False
 
-    def on_waiting(self, seconds: float) -> bool:
+    def on_waiting(self, seconds: float, num_queued: float) -> bool:
         """The lane is not empty and has completed nothing for some time; return whether the engine may be stopped.
 
-        If that takes as long as many requests without a queue, the engine process is stopped or hangs: requests wait
-        until it goes on or is replaced. In overload the machine itself may be too busy to complete anything.
+        If that takes as long as many requests without a queue, and a batch of those that wait, the engine process is
+        stopped or hangs: requests wait until it goes on or is replaced. In overload the machine itself may be too busy
+        to complete anything.
         """
         if self.is_overloaded:
             return False
-        stall_s = max(MIN_STALL_S, STALL_LATENCIES * self.latency_s) if self._is_measured else self.times.min_burst_s
+        stall_s = self.times.min_burst_s
+        if self.is_measured:
+            stall_s = max(MIN_STALL_S, STALL_LATENCIES * self.latency_s)
+            stall_s += min(num_queued, STALL_BATCH_TOKENS) / self.rate
         if seconds > stall_s and not self.is_recovering:
             self.is_recovering, self._is_window_valid = True, False
             self._update()
         return seconds > stall_s / 4
 
     def on_rate(self, rate: float) -> None:
-        """Another front-end has measured the rate: used until this one has, which is new or has few requests."""
-        if not self._is_measured and rate > self.rate:
+        """Another front-end has measured the rate: to be used until this one has, which is new or has few requests."""
+        if rate > self.rate:
             self.rate = rate
             self._update()
 
     def estimate_wait(self, tokens: float, default_s: float = 1.0) -> float:
         """Return the seconds that tokens take; the default before the rate has been measured."""
-        return tokens / self.rate if self._is_measured else default_s
+        return tokens / self.rate if self.is_measured else default_s
 
     def on_admitted(self, now: float, num_queued: float) -> None:
         """A request was admitted behind so many tokens."""
-        if not num_queued:
-            self._was_empty = True
+        if num_queued < self.least_since:
+            self.least_since = num_queued
         if self.is_recovering and not self._is_interrupted:
             self._recovery_ends_at = self._recovery_ends_at or now + RECOVERY_S  # also if more arrives than is computed
             if num_queued <= self.rate * self._burst_s * RECOVERED_SHARE or now > self._recovery_ends_at:
@@ -131,7 +161,7 @@ class QueueLimit:
             self._is_window_valid = True
             self._window_started_at = self._batch_started_at = self._last_at = now
             self._window_done = self._last_done = num_done
-            self._was_full = self._was_empty = False
+            self._was_full, self._least_queued, self.least_since = False, inf, inf
             return False
         if latency_s and now - latency_s >= self._recovered_at:
             gain = LATENCY_GAIN_DOWN if latency_s < self.latency_s else LATENCY_GAIN_UP
@@ -144,6 +174,9 @@ class QueueLimit:
         elif window_ended := now - self._batch_started_at >= 2 * WINDOW_S:
             self._end_window(now, num_done)
             self._batch_started_at = now
+        if self.least_since < self._least_queued:
+            self._least_queued = self.least_since
+        self.least_since = inf
         self._last_at, self._last_done = now, num_done
         return window_ended
 
@@ -151,13 +184,13 @@ class QueueLimit:
         seconds, num_tokens = now - self._window_started_at, num_done - self._window_done
         if self._window_started_at and num_tokens > 0:
             rate = num_tokens / seconds
-            if self._was_full or not self._was_empty:
-                self.rate = self.rate + RATE_GAIN * (rate - self.rate) if self._is_measured else rate
-                self._is_measured = True
-            elif rate > self.rate:  # a lane with little to do completes less than it could
+            is_busy = self._was_full or self._least_queued > rate * BUSY_LATENCIES * self.latency_s
+            if not self.is_measured and (is_busy or self._least_queued > 0):
+                self.rate, self.is_measured = (rate if is_busy else max(rate, self.rate)), True
+            elif is_busy or rate > self.rate:
                 self.rate += RATE_GAIN * (rate - self.rate)
         self._window_started_at, self._window_done = now, num_done
-        self._was_full = self._was_empty = False
+        self._was_full, self._least_queued = False, inf
         self._update()
 
     @property
@@ -175,6 +208,8 @@ class QueueLimit:
         else:
             seconds = self._burst_s
         tokens = self.rate * seconds
-        if not self._is_measured:
+        if not self.is_measured:
             tokens = max(tokens, self._initial_tokens)
+        elif self.max_seconds is None and not self.is_overloaded:
+            tokens = max(tokens, self._device_tokens)
         self.tokens = min(tokens, self.max_tokens)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cenote.api.admission.controller import AdmissionController, Ticket
+from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.cost import RequestCost
-from cenote.api.admission.deadlines import MAX_TIMEOUT_S, TIMEOUT_HEADERS, parse_timeout_headers
+from cenote.api.admission.deadlines import (
+    MAX_TIMEOUT_S,
+    TIMEOUT_MS_HEADER,
+    TIMEOUT_SECONDS_HEADER,
+    parse_timeout_headers,
+)
 from cenote.api.admission.tenants import seconds_to_next_minute
+from cenote.api.admission.ticket import Ticket
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import BadRequest, DeadlineExceeded, Forbidden
 from cenote.protocol.scheduling import Lane
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 
 # bodies and answers up to this size are not counted: the number of connections bounds them
 SMALL_BYTES = 16 * 1024
+SMALL_DIGITS = len(str(SMALL_BYTES))
 PRIORITY_HEADER = b"x-priority"
 LANES: dict[bytes, Lane] = {b"interactive": "interactive", b"bulk": "bulk"}
 
@@ -39,14 +46,15 @@ class RequestAdmission:
         if PRIORITY_HEADER in headers:
             self.lane = self._parse_lane(headers[PRIORITY_HEADER])
         timeout_s = default_timeout_s
-        if not TIMEOUT_HEADERS.keys().isdisjoint(headers):
+        if TIMEOUT_MS_HEADER in headers or TIMEOUT_SECONDS_HEADER in headers:
             timeout_s = parse_timeout_headers(headers)
         if timeout_s is not None:
             self.set_timeout(timeout_s)
         length = headers.get(b"content-length", b"")
-        num_bytes = int(length) if length.isdigit() else 0
-        if num_bytes > SMALL_BYTES or self.controller.is_overloaded:
-            self.controller.check_open(num_bytes, self.lane, self.key, self.keys)
+        if len(length) >= SMALL_DIGITS or self.controller.is_overloaded:
+            num_bytes = int(length) if length.isdigit() else 0
+            if num_bytes > SMALL_BYTES or self.controller.is_overloaded:
+                self.controller.check_open(num_bytes, self.lane, self.key, self.keys)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline, unless there is an earlier one."""
@@ -61,7 +69,7 @@ class RequestAdmission:
             self.hold(
                 cost.num_bytes, "the request, with its answer and with prompts and queries repeated for every input,"
             )
-        return self.controller.admit(cost.tokens, self.lane, self.key, self.keys, self.deadline_at)
+        return self.controller.admit(cost.tokens, self.lane, self.key, self.keys, self.deadline_at, cost.num_inputs)
 
     def hold(self, num_bytes: int, name: str = "the body") -> None:
         """Count further bytes as held by this request."""

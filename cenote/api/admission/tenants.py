@@ -79,6 +79,12 @@ class Tenants:
             own[column + TENANT_MINUTE], own[column + TENANT_MINUTE_TOKENS] = minute, 0.0
         own[column + TENANT_MINUTE_TOKENS] += tokens
 
+    def correct_minute(self, column: int, difference: float, admitted_at: float) -> None:
+        """Change what was added when a request was admitted, unless another minute has begun since."""
+        own = self.counters.own
+        if own[column + TENANT_MINUTE] == admitted_at // MINUTE_S:
+            own[column + TENANT_MINUTE_TOKENS] += difference
+
     def _refresh(self, now: float) -> None:
         if now - self._refreshed_at < REFRESH_S:
             return

@@ -12,6 +12,7 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
 from cenote.api.dialects.tei_fields import (
+    FeatureExtractionBody,
     TeiEmbedBody,
     TeiEmbedFields,
     TeiError,
@@ -27,7 +28,7 @@ from cenote.api.encoding import Float32Array, encode_json, to_float32_array
 from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import parse_body
-from cenote.api.request_context import RequestContext
+from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
@@ -78,7 +79,6 @@ class InstanceKeys(msgspec.Struct):
 
     inputs: Any = None
     texts: Any = None
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
     model: str | None = None
 
 
@@ -191,6 +191,11 @@ async def compute_similarities(body: TeiSimilarityBody, context: RequestContext)
     return cosines
 
 
+async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> Reply:
+    body.use_parameters()
+    return await embed(body, context)
+
+
 async def run_any(body: msgspec.Raw, context: RequestContext) -> Reply:
     """Run the request that the body and the model select; one text of a classifier gives a list of lists."""
     keys = parse_body(InstanceKeys, body)
@@ -210,23 +215,30 @@ async def vertex(body: VertexBody, context: RequestContext) -> Reply:
 async def run_instance(raw: msgspec.Raw, keys: InstanceKeys, context: RequestContext, *, is_nested: bool) -> Any:
     tasks = context.model_info.tasks
     if keys.texts is not None:
+        check_supported("/rerank", "`texts`", context)
         return await compute_ranks(parse_body(TeiRerankBody, raw), context)
     if isinstance(keys.inputs, dict) and "source_sentence" in keys.inputs:
+        check_supported("/similarity", "`source_sentence`", context)
         return await compute_similarities(parse_body(TeiSimilarityBody, raw), context)
     if "embed" in tasks:
-        body = parse_body(TeiEmbedBody, raw)
-        options = parse_body(TeiEmbedFields, keys.parameters)  # Hugging Face clients put the options there
-        for name in ("truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"):
-            if getattr(body, name) is None:
-                setattr(body, name, getattr(options, name))
+        body = parse_body(FeatureExtractionBody, raw)
+        body.use_parameters()
         return await compute_embeddings(body, make_inputs(body.inputs, context), context)
     if "sparse_embed" in tasks:
         return await compute_sparse(parse_body(TeiEmbedBody, raw), context)
+    check_supported("/predict", "`inputs`", context)
     predict_body = parse_body(TeiPredictBody, raw)
     if is_nested:  # Hugging Face clients send texts, not pairs
         texts = [predict_body.inputs] if isinstance(predict_body.inputs, str) else predict_body.inputs
         predict_body.inputs = [[text] if isinstance(text, str) else text for text in texts]
     return await compute_predictions(predict_body, context)
+
+
+def check_supported(path: str, key: str, context: RequestContext) -> None:
+    """Raise if the model does not support the route that a key of the body selects."""
+    (route,) = [route for route in TEI.routes if path in route.paths]
+    if not route.is_supported(context.model_info):
+        raise make_unsupported_error(route, context.model_info, f"{key} in the body selects {path}")
 
 
 async def info(http: Request, app_state: AppState) -> Reply:
@@ -264,7 +276,6 @@ def runs_any(model_info: ModelInfo) -> bool:
     return bool({"embed", "sparse_embed", "classify"} & set(model_info.tasks)) or bool(model_info.score_types)
 
 
-HF_PATHS = ("/pipeline/feature-extraction/{model}", "/pipeline/sentence-similarity/{model}")
 TEI = Dialect(
     "tei",
     [
@@ -320,7 +331,7 @@ TEI = Dialect(
             example={"query": "What is the capital of France?", "texts": ["Brasilia.", "Paris."]},
         ),
         Route(
-            paths=("/similarity",),
+            paths=("/similarity", "/pipeline/sentence-similarity/{model}"),
             body_type=TeiSimilarityBody,
             handler=similarity,
             summary="Return the cosine similarity of a sentence with each of several others",
@@ -330,7 +341,17 @@ TEI = Dialect(
             example={"inputs": {"source_sentence": "a red bird", "sentences": ["a bird", "the city"]}},
         ),
         Route(
-            paths=("/", *HF_PATHS),
+            paths=("/pipeline/feature-extraction/{model}",),
+            body_type=FeatureExtractionBody,
+            handler=extract_features,
+            summary="Compute one vector for every text, for Hugging Face clients",
+            reply_type=list[list[float]],
+            api_name="Embeddings",
+            is_supported=has_task("embed"),
+            example={"inputs": ["Hello, my name is", "The capital of France is"]},
+        ),
+        Route(
+            paths=("/",),
             body_type=msgspec.Raw,
             documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody | TeiRerankBody,
             handler=run_any,

@@ -45,10 +45,11 @@ class TruncationFields(msgspec.Struct, kw_only=True):
 
     def make_tokenization_params(self, context: RequestContext) -> TokenizationParams:
         side: Any = (self.truncation_direction or "right").lower()
+        limit: int | None = -1
         if self.truncate is False:
             context.auto_truncates = False
-            return TokenizationParams(truncation_side=side)
-        return TokenizationParams(truncate_prompt_tokens=-1, truncation_side=side)
+            limit = None
+        return TokenizationParams(truncate_prompt_tokens=limit, truncation_side=side, keep_special_tokens=True)
 
 
 class TeiEmbedFields(TruncationFields, kw_only=True):
@@ -61,6 +62,16 @@ class TeiEmbedFields(TruncationFields, kw_only=True):
 
 class TeiEmbedBody(TeiEmbedFields, kw_only=True):
     inputs: Annotated[str | list[str | int | list[int]], doc("A text, the token ids of a text, or a list of these.")]
+
+
+class FeatureExtractionBody(TeiEmbedBody, kw_only=True):
+    parameters: Annotated[TeiEmbedFields | None, doc("The options, where Hugging Face clients put them.")] = None
+
+    def use_parameters(self) -> None:
+        """Set the options that are only in `parameters`."""
+        for name in ("truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(self.parameters, name, None))
 
 
 class TeiPredictBody(TruncationFields, kw_only=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -149,8 +148,7 @@ class TokenBatcher:
         self._arrived: dict[tuple[int, int], tuple[ResolvedOptions, list[CallGroup]]] = {}
         self._is_submit_scheduled = False
         self._calls: dict[TokenizedBatch, MergedCalls] = {}
-        self._results: list[tuple[TokenizedBatch, Sequence[GroupResult]]] = []
-        self._is_send_scheduled = False
+        self._count_lock = threading.Lock()  # results come from the engine thread and, if cached, from the event loop
 
     def resolve_options(self, message: RegisterOptions) -> ResolvedOptions:
         request = PoolRequest(
@@ -172,7 +170,9 @@ class TokenBatcher:
         message = group.message
         is_part = message.start > 0 or not message.is_last
         is_large = len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS
-        if is_part or is_large or message.is_isolated:
+        # with an idle device, a turn of the event loop would only take time
+        is_alone = len(message.call_ids) == 1 and not self._is_submit_scheduled and not self.intake.is_busy
+        if is_part or is_large or message.is_isolated or is_alone:
             self._submit(options, [group])
             return
         key = id(options), get_deadline_bucket(message.deadline_at)
@@ -214,7 +214,7 @@ class TokenBatcher:
             # the rest of a call must not be refused when its first inputs have been admitted
             self.intake.submit(batch)
         except Exception as error:
-            del self._calls[batch]
+            self._forget(batch)
             batch.abort()  # it may have been admitted before the failure
             if not isinstance(error, PoolingError):
                 logger.exception("a batch of front-ends failed")
@@ -235,49 +235,41 @@ class TokenBatcher:
             if len(numbers):
                 batch.cancel_requests(numbers)
                 if batch.is_aborted:  # nobody waits for results that arrive later
-                    del self._calls[batch]
+                    self._forget(batch)
 
     def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
-        """Take results from the engine thread; they are sent when the event loop runs next."""
-        self._results.append((batch, results))
-        if not self._is_send_scheduled:
-            self._is_send_scheduled = True
-            self._call_in_loop(self._send_results)
-
-    def _send_results(self) -> None:
-        self._is_send_scheduled = False
-        results, self._results = self._results, []
-        for batch, groups in results:
-            if (calls := self._calls.get(batch)) is None:
-                continue  # cancelled or failed in the meantime
-            for group in groups:
+        """Send results in the thread that has them: waking up the event loop for it would take longer."""
+        if (calls := self._calls.get(batch)) is None:
+            return  # cancelled or failed in the meantime
+        self._count(batch, calls, sum([len(group.indices) for group in results]))
+        try:
+            for group in results:
                 calls.send_results(group, batch.finished_at)
-                self._count(batch, calls, len(group.indices))
+        except Exception:  # must not end the engine thread
+            logger.exception("results cannot be sent to a front-end")
+            calls.send_error(-1, PoolingError("the engine process could not send the results"))
 
     def _on_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
-        self._call_in_loop(partial(self._count_dropped, batch, num_inputs))
-
-    def _count_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
         if (calls := self._calls.get(batch)) is not None:
             self._count(batch, calls, num_inputs)
 
     def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
-        self._call_in_loop(partial(self._send_error, batch, index, error))
-
-    def _call_in_loop(self, callback: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the event loop has been closed: the process exits
-            self._loop.call_soon_threadsafe(callback)
-
-    def _send_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
-        calls = self._calls.get(batch)
-        if calls is not None:
+        if (calls := self._calls.get(batch)) is not None:
+            if index >= 0:
+                self._count(batch, calls, 1)
+            else:
+                self._forget(batch)
             calls.send_error(index, error)
-            self._count(batch, calls, 1 if index >= 0 else calls.num_open)
 
     def _count(self, batch: TokenizedBatch, calls: MergedCalls, num_done: int) -> None:
-        calls.num_open -= num_done
-        if calls.num_open == 0:
-            del self._calls[batch]
+        with self._count_lock:
+            calls.num_open -= num_done
+            is_done = calls.num_open == 0
+        if is_done:
+            self._forget(batch)
+
+    def _forget(self, batch: TokenizedBatch) -> None:
+        self._calls.pop(batch, None)  # another thread may have done so
 
 
 class MergedCalls:
@@ -285,13 +277,16 @@ class MergedCalls:
 
     def __init__(self, groups: Sequence[CallGroup]) -> None:
         self.inputs = TokenizedInputs.concat([group.inputs for group in groups])
-        self.links = list(dict.fromkeys(group.link for group in groups))
-        numbers = {link: number for number, link in enumerate(self.links)}
+        self.links = list(dict.fromkeys([group.link for group in groups]))
         num_inputs = [count for group in groups for count in group.message.num_inputs]
-        call_links = [numbers[group.link] for group in groups for _ in group.message.call_ids]
-        self.call_ids: Int64Array = np.array([call_id for group in groups for call_id in group.message.call_ids])
+        call_ids = [call_id for group in groups for call_id in group.message.call_ids]
+        self.call_ids: Int64Array = np.array(call_ids)
         # of each link: rarely more than one message of a front-end arrives within the window
-        self.received_at = [fmean([group.received_at for group in groups if group.link is link]) for link in self.links]
+        self.received_at = [groups[0].received_at]
+        if len(groups) > 1:
+            self.received_at = [
+                fmean([item.received_at for item in groups if item.link is link]) for link in self.links
+            ]
         self.num_open = len(self.inputs)
         if self.num_open == len(num_inputs):  # one input each, as in most requests
             self.request_indices: Int64Array = np.arange(self.num_open)
@@ -303,9 +298,14 @@ class MergedCalls:
         if groups[0].message.start:  # a single call, whose first inputs came in earlier messages
             self.input_numbers += groups[0].message.start
         # thousands of calls may wait, and many be cancelled at once: most batches are skipped by these two numbers
-        self._min_call_id, self._max_call_id = int(self.call_ids.min()), int(self.call_ids.max())
-        self.call_links: Int64Array = np.array(call_links)
-        self.input_links: Int64Array = self.call_links[self.request_indices]
+        self._min_call_id, self._max_call_id = min(call_ids), max(call_ids)
+        if len(self.links) == 1:
+            self.call_links: Int64Array = np.zeros(len(self.call_ids), dtype=np.int64)
+            self.input_links: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+        else:
+            numbers = {link: number for number, link in enumerate(self.links)}
+            self.call_links = np.array([numbers[group.link] for group in groups for _ in group.message.call_ids])
+            self.input_links = self.call_links[self.request_indices]
 
     def find_requests(self, link: TokenLink, call_id: int | None) -> Int64Array:
         """Return the numbers of the requests of a link, of one call or for None of all."""

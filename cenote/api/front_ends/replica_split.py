@@ -29,7 +29,14 @@ def take_pool_part(request: PoolRequest, rows: Sequence[int]) -> PoolRequest:
         params = take(params, rows)
     if adapter is not None and not isinstance(adapter, str):
         adapter = take(adapter, rows)
-    return replace(request, inputs=take(request.inputs, rows), params=params, adapter=adapter, timing=Timing())
+    return replace(
+        request,
+        inputs=take(request.inputs, rows),
+        params=params,
+        adapter=adapter,
+        timing=Timing(),
+        on_tokenized=None,  # no part knows the tokens of all
+    )
 
 
 def take_score_part(request: ScoreRequest, rows: Sequence[int]) -> ScoreRequest:

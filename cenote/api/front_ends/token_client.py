@@ -87,6 +87,7 @@ class TokenClient:
         self.options = OptionsRegistry(channel, calls.next_call_id)
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
         self._is_render_scheduled = False
+        self._last_was_alone = False  # whether one request was rendered last, without others
         self._refused: Counter[str] = Counter()  # by outcome, since the last report
         self._is_lost = False  # the engine process has exited
         # one thread: the tokenizers library uses several threads by itself for many texts
@@ -209,15 +210,21 @@ class TokenClient:
                 pending.add_error(input_number, error)
 
     def _render_soon(self, key: RenderKey, pending: PendingPool) -> None:
-        """Render at the end of this turn of the event loop, with all requests that have arrived by then."""
+        """Render at the end of this turn of the event loop, with all requests that have arrived by then.
+
+        At once if there is no other request, now and the last time: the turn would only take time.
+        """
         self._to_render.setdefault(key, []).append(pending)
-        if not self._is_render_scheduled:
+        if self._last_was_alone and len(self._pending) == 1:
+            self._render_all()
+        elif not self._is_render_scheduled:
             self._is_render_scheduled = True
             asyncio.get_running_loop().call_soon(self._render_all)
 
     def _render_all(self) -> None:
         self._is_render_scheduled = False
         to_render, self._to_render = self._to_render, {}
+        self._last_was_alone = len(self._pending) == 1
         for key, waiting in to_render.items():
             if not (calls := [pending for pending in waiting if not pending.future.done()]):
                 continue  # cancelled, or the engine process has exited

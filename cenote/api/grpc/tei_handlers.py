@@ -6,15 +6,24 @@ import time
 from collections.abc import Sequence
 
 from cenote.api.dialects.tei import compute_predictions, compute_ranks, describe_model_type, pool
-from cenote.api.dialects.tei_fields import Direction, TeiEmbedFields, TeiPredictBody, TeiRerankBody, check_not_empty
+from cenote.api.dialects.tei_fields import (
+    Direction,
+    TeiEmbedFields,
+    TeiPredictBody,
+    TeiRerankBody,
+    TruncationFields,
+    check_not_empty,
+)
 from cenote.api.dialects.tei_tokenize import tokenize_text
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
+from cenote.api.raw_scores import score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
 from cenote.protocol.params import Task
 from cenote.protocol.prompt_selection import get_named_prompt
+from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import PoolResult
 from cenote.version import __version__
 
@@ -116,22 +125,46 @@ async def predict_texts(
     )
 
 
-async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.RerankResponse:
-    return await rank_texts(request, list(request.texts), context)
-
-
 async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: RequestContext) -> tei.RerankResponse:
-    """Rank the texts of all messages; the first one has the query and the options."""
+    """Rank the pairs of query and text of all messages; the first one tells the kind of scores, and to return texts."""
     if not requests:
         raise BadRequest("the stream has no messages; expected one for each text", param="text")
-    if any(message.query not in ("", requests[0].query) for message in requests):
-        raise BadRequest("the messages of a stream have different queries; expected one for all texts", param="query")
-    return await rank_texts(requests[0], [message.text for message in requests], context)
+    for index, message in enumerate(requests):
+        if not message.query:
+            raise BadRequest(f"message {index} of the stream has no query; every message needs one", param="query")
+    scores = await score_messages(requests, context)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    texts = [message.text if requests[0].return_text else None for message in requests]
+    num_chars = sum(len(message.query) + len(message.text) for message in requests)
+    return tei.RerankResponse(
+        ranks=[tei.Rank(index=index, text=texts[index], score=scores[index]) for index in order],
+        metadata=make_metadata(context, num_chars),
+    )
 
 
-async def rank_texts(
-    request: tei.RerankRequest | tei.RerankStreamRequest, texts: list[str], context: RequestContext
-) -> tei.RerankResponse:
+async def score_messages(messages: Sequence[tei.RerankStreamRequest], context: RequestContext) -> list[float]:
+    """Score the query and the text of every message; those that are truncated alike are one request."""
+    indices_by_truncation: dict[tuple[bool, Direction], list[int]] = {}
+    for index, message in enumerate(messages):
+        key = (truncates(message, context), get_direction(message))
+        indices_by_truncation.setdefault(key, []).append(index)
+    scores = [0.0] * len(messages)
+    for (truncate, direction), indices in indices_by_truncation.items():
+        fields = TruncationFields(truncate=truncate, truncation_direction=direction)
+        queries = [messages[index].query for index in indices]
+        request = ScoreRequest(
+            queries=queries[:1] if len(set(queries)) == 1 else queries,
+            documents=[messages[index].text for index in indices],
+            tokenization=fields.make_tokenization_params(context),
+        )
+        results = await score_as(request, messages[0].raw_scores, context)
+        for index, result in zip(indices, results, strict=True):
+            scores[index] = result.score
+    return scores
+
+
+async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.RerankResponse:
+    texts = list(request.texts)
     body = TeiRerankBody(
         query=request.query,
         texts=texts,

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from cenote.api.wire.messages import ArrayBytes, Message
+from cenote.api.wire.socket_writer import SocketWriter
 
 logger = logging.getLogger("cenote")
 
@@ -23,7 +24,9 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 FRAME_HEADER = struct.Struct("<IIQQ")
 WIRE_VERSION = 1  # both ends are started from the same installation; a file that changes in between is noticed
 ALIGNMENT = 8  # arrays start at a multiple of it
+PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]  # by the bytes after the last multiple
 BUFFER_BYTES = 256 * 1024  # holds many small frames; a larger frame gets a buffer of its own
+MAX_JOINED_BYTES = 32 * 1024  # copying arrays behind their message takes less time than a list of buffers
 # larger lengths are not those of a frame: the sender writes garbage
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_ARRAY_BYTES = 1 << 37
@@ -50,47 +53,54 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         self._on_closed = on_closed
         self._on_undecodable = on_undecodable
         self._transport: asyncio.Transport | None = None
+        self._writer: SocketWriter | None = None
+        self._is_closing = False
         self._writable = asyncio.Event()
         self._writable.set()
-        self._unsent: list[bytearray | memoryview] = []
         self._shared_buffer = bytearray(BUFFER_BYTES)
         self._buffer = self._shared_buffer
         self._num_filled = 0
 
     async def connect(self, sock: socket.socket) -> None:
         """Attach to a connected socket; messages may arrive before this returns."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+        self._writer = SocketWriter(sock, self.pause_writing, self.resume_writing)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+        except BaseException:  # also cancelled
+            self._writer.close()
+            raise
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        transport = self._transport  # read once: the event loop may remove it while another thread sends
+        return transport is not None and not transport.is_closing() and not self._is_closing
 
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that wait until the peer has read others."""
-        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return buffered + sum(map(len, self._unsent))
+        return 0 if self._writer is None else self._writer.num_unsent_bytes
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
-        """Queue a message and its arrays for sending; do nothing if the channel is closed."""
+        """Send a message and its arrays, which must not change afterwards; do nothing if the channel is closed.
+
+        May be called in any thread.
+        """
         frame = bytearray(FRAME_HEADER.size)
         message_encoder.encode_into(message, frame, FRAME_HEADER.size)
         num_bytes, array_bytes = len(frame) - FRAME_HEADER.size, sum(array.nbytes for array in arrays)
         if num_bytes > MAX_MESSAGE_BYTES or array_bytes > MAX_ARRAY_BYTES:
             raise OverflowError(f"a message of {num_bytes} bytes with {array_bytes} bytes of arrays is too large")
         FRAME_HEADER.pack_into(frame, 0, WIRE_VERSION, num_bytes, array_bytes, getattr(message, "call_id", 0))
-        frame.extend(bytes(_align(len(frame)) - len(frame)))
-        if self._transport is None or self._transport.is_closing():
+        writer = self._writer
+        if writer is None or not self.is_open:
             return
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent += [frame, *(array.data.cast("B") for array in arrays if array.size)]
-
-    def _flush(self) -> None:
-        """Send everything queued in one iteration of the event loop at once, so that the peer wakes up once."""
-        unsent, self._unsent = self._unsent, []
-        if unsent and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(unsent)
+        frame += PADDING[len(frame) % ALIGNMENT]
+        buffers = [array.data.cast("B") for array in arrays if array.size]
+        if array_bytes <= MAX_JOINED_BYTES:
+            frame += b"".join(buffers)
+            writer.write((frame,))
+        else:
+            writer.write((frame, *buffers))
 
     async def wait_writable(self) -> None:
         """Wait until the peer has read most of what was sent before."""
@@ -103,19 +113,23 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
 
     def close(self) -> None:
         """Send what is left, then close."""
-        self._flush()
-        if self._transport is not None:
-            self._transport.close()
+        is_open, self._is_closing = self.is_open, True
+        if is_open and self._transport is not None and self._writer is not None:
+            self._transport.pause_reading()
+            self._writer.call_when_drained(self._transport.close)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._writer is not None:
+            self._writer.close()
         self._writable.set()
         self._on_closed()
 
     def pause_writing(self) -> None:
+        """Called by the writer, in any thread, when it has too much to send."""
         self._writable.clear()
 
     def resume_writing(self) -> None:

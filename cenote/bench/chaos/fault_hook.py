@@ -155,8 +155,7 @@ def corrupt_frames(module: ModuleType, folder: Path) -> None:
     def send_garbage_first(channel: Any, message: Any, *args: Any, **options: Any) -> None:
         path = orders.get(type(message).__name__)
         if path is not None and channel.is_open and (garbage := take_order(path)) is not None:
-            channel._flush()
-            channel._transport.write(GARBAGE[garbage])
+            channel._writer.write((GARBAGE[garbage],))
         send(channel, message, *args, **options)
 
     channel_class.send = send_garbage_first

@@ -20,6 +20,8 @@ from cenote.bench.chaos.request_mix import ChaosRequest
 from cenote.bench.chaos.traced_client import Exchange
 
 MAX_ERROR_CHARACTERS = 160
+# a client may still send a request on a connection that was closed a moment ago
+NOTICE_CLOSED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,11 @@ class FaultWindow:
 
     def overlaps(self, outcome: Outcome) -> bool:
         return outcome.sent_at <= self.ended_at and outcome.finished_at >= self.began_at
+
+    def closed_connection_of(self, outcome: Outcome) -> bool:
+        """Whether the request was sent on a connection of the process that was killed."""
+        was_in_time = self.began_at <= outcome.finished_at and outcome.sent_at <= self.began_at + NOTICE_CLOSED_S
+        return was_in_time and outcome.port in self.broken_ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ def judge(outcome: Outcome, windows: Sequence[FaultWindow]) -> Verdict:
     if outcome.was_aborted:
         return Verdict("aborted")
     if outcome.status is None:
-        if any(FAULTS[window.fault].may_break and outcome.port in window.broken_ports for window in faults):
+        if any(FAULTS[window.fault].may_break and window.closed_connection_of(outcome) for window in windows):
             return Verdict("broken")
         return Verdict("lost", f"no reply after {outcome.latency_s:.1f} s: {outcome.error}", during)
     if outcome.wrong:

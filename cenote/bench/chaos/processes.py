@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 PROC = Path("/proc")
 ENGINE_MODULE, FRONT_END_MODULE = "cenote.api.engine_process", "cenote.api.front_ends.front_end"
 ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
+STOPPED = "T"  # state of a process in its stat file
+POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,12 @@ def read_command(pid: int) -> list[str]:
 def read_stat(pid: int) -> list[str]:
     """Return the fields of the stat file from the state on; the name before it may contain spaces."""
     return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+async def wait_until_stopped(pid: int) -> None:
+    """Wait for SIGSTOP to take effect: the other threads of the process run on for a moment."""
+    while read_stat(pid)[0] != STOPPED:
+        await asyncio.sleep(POLL_S)
 
 
 def read_size(pid: int) -> ProcessSize:

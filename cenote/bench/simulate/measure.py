@@ -60,16 +60,25 @@ async def _measure(url: str, api_key: str | None, model: str | None, window_s: f
             before = await _read_metrics(target)
             load = LoadPattern(concurrency, duration_s=window_s, num_requests=None)
             round_ = await target.run_round(load, 0)
+            seconds = max(sample.finished for sample in round_.samples)
             after = await _read_metrics(target)
             failed = [sample for sample in round_.samples if sample.error is not None]
             if failed:
-                raise PoolingError(f"{len(failed)} of {len(round_.samples)} requests failed: {failed[0].error}")
-            windows.append(LoadWindow(**{name: after[name] - before[name] for name in METRICS}))
+                hint = "; start the server with --max-queue-seconds 60" if failed[0].status == 429 else ""
+                raise PoolingError(f"{len(failed)} of {len(round_.samples)} requests failed: {failed[0].error}{hint}")
+            gained = {name: after[name] - before[name] for name in METRICS}
+            others = mean_others(gained["device_s"] / seconds, min(concurrency, int(after["replicas"])))
+            windows.append(LoadWindow(**gained, others=others))
             samples += round_.samples if concurrency == 1 else []
     service = fit_service_time(windows, *_compare_alone(windows, samples))
     errors = ", ".join(f"{error:+.0%}" for error in relative_errors(service, windows))
     print_note(f"device seconds of the fit against each window: {errors}")
     return service
+
+
+def mean_others(mean_busy: float, max_busy: int) -> float:
+    """Return how many other replicas compute on average while one does, if so many compute at most."""
+    return (max_busy - 1) * min(1.0, mean_busy / max_busy)
 
 
 def _compare_alone(windows: Sequence[LoadWindow], samples: Sequence[RequestSample]) -> tuple[float, tuple[float, ...]]:
@@ -104,15 +113,17 @@ async def _make_target(
 
 
 async def _read_metrics(target: LoadTarget) -> dict[str, float]:
-    """Return the sums over all replicas."""
+    """Return the sums over all replicas, and how many there are."""
     request = encode_http_request("GET", target.address, "/metrics", headers=target.request_settings.headers)
     async with target.make_client() as client:
         reply = await client.send(request)
     sums: defaultdict[str, float] = defaultdict(float)
+    num_replicas = 0
     for family in text_string_to_metric_families(reply.body.decode()):
         for sample in family.samples:
             sums[sample.name] += sample.value
+            num_replicas += sample.name == METRICS["device_s"]  # each has a series of its own
     missing = [name for name in METRICS.values() if name not in sums]
     if missing:
         raise PoolingError(f"/metrics of {target.address} has no {', '.join(missing)}; it must be a server of Cenote")
-    return {name: sums[metric] for name, metric in METRICS.items()}
+    return {"replicas": num_replicas, **{name: sums[metric] for name, metric in METRICS.items()}}

@@ -7,10 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from cenote.api.front_ends.replica_choice import BALANCE_FACTOR, choose_replica
 from cenote.bench.simulate.requests import Request
-
-# a replica that has seen the text is chosen although it has more tokens in flight than another one, up to this factor
-BALANCE_FACTOR = 1.25
 
 
 class ReplicaState(Protocol):
@@ -41,8 +39,13 @@ def random_choice(random: np.random.Generator) -> Policy:
 
 
 def least_tokens(random: np.random.Generator) -> Policy:
-    """The policy of `cenote serve` for texts that are not in flight yet."""
-    return lambda request, replicas: find_least(replicas, request.content)
+    """The policy of `cenote serve` without a result cache, for texts that are not in flight yet."""
+
+    def choose(request: Request, replicas: Sequence[ReplicaState]) -> int:
+        loads = [replica.tokens_in_flight for replica in replicas]
+        return choose_replica(range(len(replicas)), loads, hash_content(request.content) % len(replicas))
+
+    return choose
 
 
 def two_choices(random: np.random.Generator) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from cenote.errors import BadRequest
 
 NUM_REFITS = 20  # of least squares without the coefficients that came out negative
+CONTENTIONS = np.linspace(0.0, 2.0, 201)  # that a fit tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +23,27 @@ class LoadWindow:
     sequences: float
     tokens: float
     device_s: float
+    others: float = 0.0  # mean number of other replicas that computed at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceTime:
-    """Seconds of a batch: `batch_s + sequence_s * sequences + token_s * tokens`, times a random factor."""
+    """Seconds of a batch: `batch_s + sequence_s * sequences + token_s * tokens`, times a random factor.
+
+    Replicas may share cores or memory with each other and with the front-end: for each other replica that computes
+    at the same time, a batch takes `contention` times as long in addition.
+    """
 
     batch_s: float
     sequence_s: float
     token_s: float
     overhead_s: float = 0.0  # of a request, before and after its batch: HTTP, tokenization, delivery
     factors: tuple[float, ...] = (1.0,)  # measured time of a batch divided by the expected one; one is drawn
+    contention: float = 0.0
 
-    def expected_s(self, sequences: int, tokens: int) -> float:
-        return self.batch_s + self.sequence_s * sequences + self.token_s * tokens
+    def expected_s(self, sequences: float, tokens: float, others: float = 0.0, batches: float = 1.0) -> float:
+        alone = self.batch_s * batches + self.sequence_s * sequences + self.token_s * tokens
+        return alone * (1 + self.contention * others)
 
     def tokens_per_s(self, sequences: int, tokens: int) -> float:
         """Return the speed with batches of this size."""
@@ -56,13 +64,21 @@ class ServiceTime:
 def fit_service_time(
     windows: Sequence[LoadWindow], overhead_s: float, factors: Sequence[float] = (1.0,)
 ) -> ServiceTime:
-    """Fit the three coefficients by least squares of relative errors; none is negative."""
+    """Fit the coefficients by least squares of relative errors; none is negative."""
     if len(windows) < 3:
         raise BadRequest(f"3 coefficients cannot be fitted to {len(windows)} windows; measure at least 3")
-    counts = np.array([(window.batches, window.sequences, window.tokens) for window in windows])
-    seconds = np.array([window.device_s for window in windows])
-    if (seconds <= 0).any():
+    if any(window.device_s <= 0 for window in windows):
         raise BadRequest("a window has no device seconds: the server computed nothing in it")
+    has_others = any(window.others > 0 for window in windows)
+    fits = [_fit_alone(windows, float(contention)) for contention in (CONTENTIONS if has_others else (0.0,))]
+    best = min(fits, key=lambda fit: sum(error**2 for error in relative_errors(fit, windows)))
+    return replace(best, overhead_s=overhead_s, factors=tuple(factors))
+
+
+def _fit_alone(windows: Sequence[LoadWindow], contention: float) -> ServiceTime:
+    """Fit the coefficients of a batch for a given contention."""
+    counts = np.array([(window.batches, window.sequences, window.tokens) for window in windows])
+    seconds = np.array([window.device_s / (1 + contention * window.others) for window in windows])
     matrix, ones = counts / seconds[:, None], np.ones(len(windows))
     used = [0, 1, 2]
     coefficients = np.zeros(3)
@@ -73,15 +89,12 @@ def fit_service_time(
             break
         used.remove(used[int(found.argmin())])
     batch_s, sequence_s, token_s = map(float, coefficients)
-    return ServiceTime(batch_s, sequence_s, token_s, overhead_s, tuple(factors))
+    return ServiceTime(batch_s, sequence_s, token_s, contention=contention)
 
 
 def relative_errors(service: ServiceTime, windows: Sequence[LoadWindow]) -> list[float]:
     """Return by how much the fit differs from each window."""
-    errors = []
-    for window in windows:
-        fitted = (
-            service.batch_s * window.batches + service.sequence_s * window.sequences + service.token_s * window.tokens
-        )
-        errors.append(fitted / window.device_s - 1)
-    return errors
+    return [
+        service.expected_s(window.sequences, window.tokens, window.others, window.batches) / window.device_s - 1
+        for window in windows
+    ]

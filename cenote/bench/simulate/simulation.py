@@ -134,7 +134,8 @@ class _Simulation:
             replica.running.append(replica.waiting.popleft())
             tokens += length
         factor = self.service.factors[int(self.random.integers(len(self.service.factors)))]
-        seconds = self.service.expected_s(len(replica.running), tokens) * factor
+        others = sum(other is not replica and bool(other.running) for other in self.replicas)  # when the batch starts
+        seconds = self.service.expected_s(len(replica.running), tokens, others) * factor
         replica.busy_s += seconds
         replica.num_batches += 1
         heapq.heappush(self.ends, (time_s + seconds, number))

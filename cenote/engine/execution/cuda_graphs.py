@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cenote.engine.execution.device_to_host import uses_side_stream
 from cenote.engine.execution.graph_table import GraphTable
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
@@ -99,6 +100,11 @@ class CudaGraphCache:
         ((spec,), *_) = specs
         return [PooledGroup(spec, list(range(len(inputs))), graph.run(inputs, spec.options))]
 
+    def is_captured(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> bool:
+        """Whether there is a graph for these inputs already."""
+        key = self._make_key(inputs, specs)
+        return key is not None and key in self.graphs
+
     def _make_key(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> GraphKey | None:
         if not self.is_enabled or len(inputs.token_ids) > self.max_tokens:
             return None
@@ -108,10 +114,12 @@ class CudaGraphCache:
         (spec,) = first
         if spec.task not in ("embed", "classify") or spec.is_max_sim or not _is_plain(inputs):
             return None
-        bucket = select_bucket(len(inputs.token_ids), len(inputs), int(inputs.lengths.max()))
+        num_tokens, num_seqs = len(inputs.token_ids), len(inputs)
+        bucket = select_bucket(num_tokens, num_seqs, num_tokens if num_seqs == 1 else int(inputs.lengths.max()))
         if bucket is None:
             return None
-        return GraphKey(bucket, make_graph_spec(spec), bool((inputs.metadata["type1_start"] < inputs.lengths).any()))
+        has_token_type_ids = not inputs.is_plain and bool((inputs.metadata["type1_start"] < inputs.lengths).any())
+        return GraphKey(bucket, make_graph_spec(spec), has_token_type_ids)
 
     def _get_or_capture(self, key: GraphKey) -> CapturedGraph | None:
         try:
@@ -167,7 +175,9 @@ def _is_plain(inputs: TokenizedInputs) -> bool:
     metadata = inputs.metadata
     if inputs.row_mask is not None or inputs.inputs_embeds is not None or inputs.images is not None:
         return False
-    return not (metadata["num_unpooled"].any() or (metadata["attended_len"] < metadata["length"]).any())
+    return inputs.is_plain or not (
+        metadata["num_unpooled"].any() or (metadata["attended_len"] < metadata["length"]).any()
+    )
 
 
 class CapturedGraph:
@@ -181,7 +191,7 @@ class CapturedGraph:
     ) -> None:
         num_tokens, num_seqs, max_seqlen = key.bucket
         sizes = [num_tokens, num_tokens, num_tokens if key.has_token_type_ids else 0, num_seqs + 1]
-        self.input_splits = list(accumulate(sizes[:-1]))
+        self.input_slices = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         self.static_inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         token_ids, positions, token_types, cu_seqlens = self.static_inputs.split(sizes)  # type: ignore[no-untyped-call]
         cu_seqlens[1:] = max_seqlen if num_seqs == 1 else min(max_seqlen, num_tokens - 1)
@@ -217,14 +227,19 @@ class CapturedGraph:
             self.static_raw, self.static_output = run()
 
     def run(self, inputs: TokenizedInputs, options: PoolingOptions) -> Tensor:
-        """Replay the graph for these inputs and return the results, in memory that the caller owns."""
+        """Replay the graph for these inputs and return the results.
+
+        They are valid until the next replay of any graph: copy them on the current stream before.
+        """
         staging = torch.empty(self.static_inputs.shape, dtype=torch.int64, pin_memory=True)
-        token_ids, positions, token_types, cu_seqlens = np.split(staging.numpy(), self.input_splits)
+        values = staging.numpy()
+        token_ids, positions, token_types, cu_seqlens = [values[part] for part in self.input_slices]
         num_tokens, num_seqs = len(inputs.token_ids), len(inputs)
         token_ids[:num_tokens] = inputs.token_ids
         token_ids[num_tokens:] = 0  # padding tokens, which belong to no sequence
         positions[:num_tokens] = np.arange(num_tokens)
-        positions[:num_tokens] -= np.repeat(inputs.cu_seqlens[:-1], inputs.lengths)
+        if num_seqs > 1:
+            positions[:num_tokens] -= np.repeat(inputs.cu_seqlens[:-1], inputs.lengths)
         positions[num_tokens:] = 0
         if len(token_types):
             type1_start = np.repeat(inputs.metadata["type1_start"], inputs.lengths)
@@ -236,6 +251,9 @@ class CapturedGraph:
         self.graph.replay()
         # The next replay overwrites both outputs, and so may the replay of any other graph of this memory pool, whose
         # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
+        # Small results are copied to the host on this stream, without a copy on the device.
         if options == self.default_options:
-            return self.static_output[:num_seqs].clone()
+            rows = self.static_output[:num_seqs]
+            num_mask_bytes = num_seqs  # whether each row is finite is copied with them
+            return rows.clone() if uses_side_stream(rows.nbytes + num_mask_bytes) else rows
         return self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)

@@ -19,7 +19,7 @@ class DeviceToHostCopier:
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
         """Start the copies; return them and the event that marks their completion."""
-        if sum(tensor.nbytes for tensor in tensors) <= SIDE_STREAM_MIN_BYTES:
+        if not uses_side_stream(sum(tensor.nbytes for tensor in tensors)):
             return _copy_to_pinned(tensors)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -27,6 +27,10 @@ class DeviceToHostCopier:
         for tensor in tensors:
             tensor.record_stream(self.stream)  # the allocator must not reuse its memory before it is copied
         return copies
+
+
+def uses_side_stream(num_bytes: int) -> bool:
+    return num_bytes > SIDE_STREAM_MIN_BYTES
 
 
 def _copy_to_pinned(tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:

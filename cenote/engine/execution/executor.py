@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.kernels.cpu.pooling import all_finite
 from cenote.pooling.pooler import PooledGroup, Pooler
 
 
@@ -29,11 +29,16 @@ class Executor(Protocol):
         """Start a batch; return a function that waits for its results on the host."""
         ...
 
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        """Whether `start` takes microseconds, in any thread; called only if `is_async`."""
+        ...
+
 
 class LocalExecutor:
     """Runs the model in this process on a CPU; base class of GPUExecutor."""
 
     is_async = False
+    warmup_tokens_per_s = 0.0  # of a GPU; 0.0: not measured
 
     def __init__(
         self,
@@ -52,8 +57,11 @@ class LocalExecutor:
         with torch.inference_mode():
             groups = self.run(batch)
         # copied outside of inference mode: autograd rejects inference tensors
-        copies = [replace(group, rows=torch.empty_like(group.rows).copy_(group.rows)) for group in groups]
-        return lambda: to_batch_output(copies, [rows_are_finite(group.rows) for group in copies])
+        copies = [PooledGroup(spec, indices, rows.clone(), counts) for spec, indices, rows, counts in groups]
+        return lambda: to_batch_output(copies, [find_finite_rows(group.rows) for group in copies])
+
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        return False
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         if self.deterministic is not None:
@@ -80,6 +88,9 @@ class EchoExecutor:
             {spec: _echo_token_ids(batch.select(spec).inputs) for specs in set(batch.specs) for spec in specs}
         )
 
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        return False
+
 
 def _echo_token_ids(inputs: TokenizedInputs) -> RaggedRows:
     return RaggedRows.from_counts(torch.from_numpy(inputs.token_ids).float(), inputs.lengths.tolist())
@@ -91,11 +102,16 @@ def rows_are_finite(rows: Tensor) -> Tensor:
     return is_finite.all(dim=-1) if rows.ndim > 1 else is_finite
 
 
-def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[Tensor]) -> BatchOutput:
-    """Build the BatchOutput of results on the host, given for each of their rows whether it is finite."""
+def find_finite_rows(rows: Tensor) -> Tensor | None:
+    """Return the same as `rows_are_finite`, or None if all rows are finite; of rows on the host."""
+    return None if all_finite(rows) else rows_are_finite(rows)
+
+
+def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[Tensor | None]) -> BatchOutput:
+    """Build the BatchOutput of results on the host, given for each row whether it is finite; None: all are."""
     failed: set[int] = set()
     for group, mask in zip(groups, finite_masks, strict=True):
-        if not bool(mask.all()):
+        if mask is not None and not bool(mask.all()):
             seq_masks = RaggedRows.from_counts(mask, group.row_counts).unbind()
             failed.update(
                 index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not bool(seq_mask.all())

@@ -30,5 +30,5 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
         return executor
     task = description.default_task
     spec = PoolingSpec(task, description.plan.resolve_options(task, None))
-    warm_up(executor, spec, description.max_length.value, vocab_size)
+    executor.warmup_tokens_per_s = warm_up(executor, spec, description.max_length.value, vocab_size)
     return executor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from cenote.engine.execution.cuda_graphs import CudaGraphCache
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
-from cenote.engine.execution.executor import LocalExecutor, rows_are_finite, to_batch_output
+from cenote.engine.execution.executor import LocalExecutor, find_finite_rows, rows_are_finite, to_batch_output
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
@@ -40,10 +39,16 @@ class GPUExecutor(LocalExecutor):
         with torch.cuda.device(self.device):
             return self._start(batch)
 
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        """Whether the batch runs as a graph that has been captured: replaying it is one launch."""
+        return self._can_use_graphs(batch) and self.graphs.is_captured(batch.inputs, batch.specs)
+
+    def _can_use_graphs(self, batch: ScheduledBatch) -> bool:
+        return self.deterministic is None and batch.lora_names is None and batch.num_tokens <= self.graphs.max_tokens
+
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         """Run a small batch as a CUDA graph: one launch instead of hundreds."""
-        can_use_graphs = self.deterministic is None and batch.lora_names is None
-        if can_use_graphs and batch.num_tokens <= self.graphs.max_tokens:
+        if self._can_use_graphs(batch):
             batch.times.packed_at = time.monotonic()  # the graph copies its inputs itself
             groups = self.graphs(batch.inputs, batch.specs)
             if groups is not None:
@@ -61,8 +66,8 @@ class GPUExecutor(LocalExecutor):
             done.synchronize()
             # copied out of pinned memory, which is scarce: callers may hold results for long
             rows = [copy.clone() for copy in copies[: len(groups)]]
-            masks = [rows_are_finite(tensor) for tensor in rows] if check_on_host else copies[len(groups) :]
-            host_groups = [replace(group, rows=tensor) for group, tensor in zip(groups, rows, strict=True)]
+            masks = [find_finite_rows(tensor) for tensor in rows] if check_on_host else copies[len(groups) :]
+            host_groups = [group._replace(rows=tensor) for group, tensor in zip(groups, rows, strict=True)]
             return to_batch_output(host_groups, masks)
 
         return wait

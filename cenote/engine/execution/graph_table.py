@@ -34,6 +34,9 @@ class GraphTable(Generic[KeyT, GraphT]):
     def __len__(self) -> int:
         return len(self._graphs)
 
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._graphs
+
     def get(self, key: KeyT) -> GraphT | None:
         """Return the graph of a key, captured now if there is room for it; None if there is none."""
         self._num_lookups += 1

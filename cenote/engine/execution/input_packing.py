@@ -29,16 +29,21 @@ def pack_inputs(
     is_deterministic: bool = False,
 ) -> PackedBatch:
     lengths, offsets, is_plain = inputs.lengths, inputs.cu_seqlens, inputs.is_plain
-    positions = np.arange(offsets[-1])
-    positions -= np.repeat(offsets[:-1], lengths)
+    positions = np.arange(len(inputs.token_ids))
+    if len(inputs) > 1:
+        positions -= np.repeat(offsets[:-1], lengths)
     columns: dict[str, Column] = {"token_ids": inputs.token_ids, "positions": positions, "cu_seqlens": offsets}
-    type1_start, num_unpooled, attended_len = (
-        inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len")
-    )
-    if not is_plain and (type1_start < lengths).any():  # otherwise all are of type 0
-        columns["token_type_ids"] = positions >= np.repeat(type1_start, lengths)
-    if not is_plain and num_unpooled.any():
-        columns["num_unpooled"] = num_unpooled
+    attended_lens: tuple[int, ...] | None = None
+    if not is_plain:
+        type1_start, num_unpooled, attended_len = (
+            inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len")
+        )
+        if (type1_start < lengths).any():  # otherwise all are of type 0
+            columns["token_type_ids"] = positions >= np.repeat(type1_start, lengths)
+        if num_unpooled.any():
+            columns["num_unpooled"] = num_unpooled
+        if (attended_len < lengths).any():
+            attended_lens = tuple(attended_len.tolist())
     if inputs.row_mask is not None:
         columns["row_mask"] = inputs.row_mask
     if inputs.inputs_embeds is not None:
@@ -55,7 +60,7 @@ def pack_inputs(
         seq_lens_cpu=tuple(lengths.tolist()),
         inputs_embeds=None if inputs.inputs_embeds is None else _concat_embeds(inputs.inputs_embeds, device),
         images=None if inputs.images is None else _pack_images(inputs.images, offsets, device),
-        attended_lens_cpu=tuple(attended_len.tolist()) if not is_plain and (attended_len < lengths).any() else None,
+        attended_lens_cpu=attended_lens,
         lora_names=lora_names,
         is_deterministic=is_deterministic,
     )
@@ -64,7 +69,7 @@ def pack_inputs(
 def _copy_to_device(columns: dict[str, Column], device: torch.device) -> dict[str, Tensor]:
     """Return the arrays as int64 tensors on the device, using one copy for all."""
     if device.type == "cpu":
-        return {name: torch.from_numpy(column.astype(np.int64)) for name, column in columns.items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(column, np.int64)) for name, column in columns.items()}
     # torch's caching allocator reuses the pinned memory only after the copy from it has finished
     host, ranges = concat_columns(columns, pin_memory=device.type == "cuda")
     on_device = host.to(device, non_blocking=True)

@@ -39,6 +39,9 @@ class TensorExecutor:
         failed = {index for index, output in enumerate(outputs) if not bool(torch.isfinite(output).all())}
         return lambda: BatchOutput(rows, failed)
 
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        return False
+
 
 def _to_float32(tensor: Tensor) -> Tensor:
     """Convert 16-bit floats to float32: NumPy has no bfloat16, and other results are float32 too."""

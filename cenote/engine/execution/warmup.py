@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,13 +40,22 @@ class NullReceiver:
     def expire(self, now: float) -> None: ...
 
 
-def warm_up(executor: Executor, spec: PoolingSpec, max_length: int, vocab_size: int) -> None:
-    """Run batches of several lengths: takes seconds the first time, less when Triton's compile cache is filled."""
-    for length in WARMUP_LENGTHS:
-        if length <= max_length:
-            executor.start(_make_batch(length, -(-WARMUP_TOKENS // length), spec, vocab_size))()
+def warm_up(executor: Executor, spec: PoolingSpec, max_length: int, vocab_size: int) -> float:
+    """Run batches of several lengths: takes seconds the first time, less when Triton's compile cache is filled.
+
+    Return the tokens per second of such a batch once its kernels are compiled.
+    """
+    lengths = [length for length in WARMUP_LENGTHS if length <= max_length]
+    for length in lengths:
+        executor.start(_make_batch(length, -(-WARMUP_TOKENS // length), spec, vocab_size))()
     for length in GRAPH_WARMUP_LENGTHS:
         executor.start(_make_batch(min(length, max_length), 1, spec, vocab_size))()
+    if not lengths:
+        return 0.0
+    batch = _make_batch(lengths[-1], -(-WARMUP_TOKENS // lengths[-1]), spec, vocab_size)
+    started_at = time.perf_counter()
+    executor.start(batch)()
+    return batch.num_tokens / (time.perf_counter() - started_at)
 
 
 def _make_batch(length: int, num_seqs: int, spec: PoolingSpec, vocab_size: int) -> ScheduledBatch:

@@ -1,4 +1,7 @@
-"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and holds them while the queue is full."""
+"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and holds them while the queue is full.
+
+A short text is rendered by the thread of its caller while the tokenizer thread is idle.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,10 @@ MIN_SLICE_TOKENS = 8192
 SHORT_SLICE_TOKENS = 2048
 # interactive items in a row while bulk items wait
 MAX_INTERACTIVE_IN_A_ROW = 16
+
+# characters of a text that is rendered by the thread of its caller if the tokenizer thread is idle: waking that thread
+# would take as long
+MAX_INLINE_CHARS = 1024
 
 WorkItem = Callable[[], None]
 
@@ -94,13 +101,36 @@ class TokenizerWorker:
         self.lanes: dict[Lane, LaneItems] = {"interactive": LaneItems(), "bulk": LaneItems()}
         self._num_in_a_row = 0
         self.condition = threading.Condition()
+        self._work_lock = threading.Lock()  # held while an item is in work, by this or a calling thread
         loop.on_batch_taken = self._wake_up
         self.is_stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
     def add(self, state: RequestState) -> None:
         # no other request may wait for an input that may crash the process
-        self._enqueue_job(TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state)))
+        job = TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state))
+        if not self._try_render_inline(job):
+            self._enqueue_job(job)
+
+    def _try_render_inline(self, job: TokenizeJob) -> bool:
+        """Render a short text in the calling thread; return False if it is not one, or another item is in work."""
+        state = job.state
+        is_short = state.num_inputs == 1 and state.num_chars <= MAX_INLINE_CHARS
+        if not (is_short and isinstance(state.request.inputs[0], str) and self.is_idle):
+            return False
+        if self.dedup.reads_disk:  # the calling thread may be an event loop
+            return False
+        if not self._work_lock.acquire(blocking=False):
+            return False
+        try:
+            with self.busy_stages.track("tokenizer"):
+                self._render([job])
+        except BaseException:  # such as that of Ctrl-C: nobody will wait for the results
+            state.future.cancel()
+            raise
+        finally:
+            self._work_lock.release()
+        return True
 
     def _enqueue_job(self, job: TokenizeJob) -> None:
         with self.condition:
@@ -136,7 +166,7 @@ class TokenizerWorker:
         error: BaseException | None = None
         try:
             while (run := self._next_item()) is not None:
-                with self.busy_stages.track("tokenizer"):
+                with self._work_lock, self.busy_stages.track("tokenizer"):
                     run()
                 del run  # free its memory while waiting for the next item
         except BaseException as caught:  # fail all requests in flight: callers must not block forever
@@ -238,8 +268,10 @@ class TokenizerWorker:
             if not self._has_capacity(group.scheduling.lane):
                 self._enqueue_submit(group.scheduling.lane, partial(self._submit, groups[number:], following, start))
                 return
-            offsets = group.inputs.cu_seqlens
-            end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
+            end = 1
+            if len(group.inputs) > 1:
+                offsets = group.inputs.cu_seqlens
+                end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
             self.loop.submit([group.slice(start, end)])
             if end < len(group.inputs):
                 self._enqueue_submit(group.scheduling.lane, partial(self._submit, groups[number:], following, end))

@@ -5,7 +5,7 @@
 #include "level.h"
 #include <arm_neon.h>
 
-extern const Product cenote_neon_float32, cenote_fp16_float16, cenote_dotprod_int8, cenote_i8mm_int8;
+extern const Product cenote_neon_float32, cenote_fp16_float16, cenote_dotprod_int8, cenote_i8mm_int8, cenote_bf16_bfloat16;
 extern const RowKernels cenote_neon_rows;
 
 static inline __attribute__((always_inline)) void transpose_words(float32x4_t v[4]) {

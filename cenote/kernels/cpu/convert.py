@@ -1,10 +1,9 @@
-"""Pass that replaces the float32 linear layers of a module by packed ones."""
+"""Pass that replaces the linear layers of a module by packed ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch import Tensor, nn
 
 from cenote.kernels.cpu import packed_linear
@@ -25,12 +24,17 @@ def unquantized_format() -> Format:
 
 
 def pack_linears(module: nn.Module, format: Format, *, unquantized: Collection[nn.Module] = ()) -> bool:
-    """Replace the float32 linear layers of a module; return whether there is a kernel of this format."""
-    if not supports_format(format) or not all(_is_float32_on_cpu(x) for x in module.modules()):
+    """Replace the linear layers of a module, if there is a kernel of this format for all; return whether there is.
+
+    Weights are float32, or bfloat16 for that format.
+    """
+    linears = list_linears(module)
+    if not supports_format(format) or not all(packed_linear.has_packable_weight(x, format) for _, _, x in linears):
         return False
     scales_by_layer = _compute_smooth_scales(module) if format == "int8" else {}
     packed: dict[object, nn.Module] = {}  # layers that share weights share the packed layer
-    for parent, name, linear in list_linears(module):
+    while linears:  # without a reference in the list, a weight is freed as soon as it is packed
+        parent, name, linear = linears.pop()
         activation = getattr(linear, "activation", None)
         own: Format = unquantized_format() if linear in unquantized else format
         key = (linear.weight.data_ptr(), linear.weight.shape, activation, own)
@@ -60,9 +64,3 @@ def list_linears(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
         for name, child in parent.named_children()
         if isinstance(child, nn.Linear)
     ]
-
-
-def _is_float32_on_cpu(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Linear):
-        return True
-    return module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"

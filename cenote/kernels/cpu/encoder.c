@@ -24,10 +24,10 @@ typedef struct {
     int64_t rope, window;
 } LevelLayer;
 
-/* Embedding tables, whose rows are summed and normalized; positions and types may be NULL. */
+/* Embedding tables of float32 or bfloat16, whose rows are summed and normalized; positions and types may be NULL. */
 typedef struct {
-    const float *tokens, *positions, *types;
-    int64_t num_tokens, num_positions, num_types, position_offset;
+    const void *tokens, *positions, *types;
+    int64_t num_tokens, num_positions, num_types, position_offset, is_bfloat16;
     Norm norm;
 } LevelEmbedding;
 
@@ -196,14 +196,30 @@ static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows
     add_linear(e, &layer->down, &layer->mlp_out_norm, rows, chunk, team);
 }
 
+static void add_table_row(const LevelEmbedding *tables, const void *table, int64_t row, int64_t width, float *sum) {
+    if (tables->is_bfloat16) {
+        const uint16_t *from = (const uint16_t *)table + row * width;
+        for (int64_t c = 0; c < width; c++) {
+            const union {
+                uint32_t bits;
+                float value;
+            } element = {(uint32_t)from[c] << 16};
+            sum[c] += element.value;
+        }
+    } else {
+        const float *from = (const float *)table + row * width;
+        for (int64_t c = 0; c < width; c++) sum[c] += from[c];
+    }
+}
+
 /* Sum of the token, type and position embeddings, normalized. */
 static void embed_token(const LevelEncoder *e, const LevelInput *batch, int64_t token, float *out) {
     const LevelEmbedding *tables = &e->embedding;
     const int64_t hidden = e->hidden;
-    const float *word = tables->tokens + batch->token_ids[token] * hidden;
-    const float *type = tables->types ? tables->types + (batch->types ? batch->types[token] : 0) * hidden : NULL;
-    const float *position = tables->positions ? tables->positions + (batch->positions[token] + tables->position_offset) * hidden : NULL;
-    for (int64_t c = 0; c < hidden; c++) out[c] = word[c] + (type ? type[c] : 0.0f) + (position ? position[c] : 0.0f);
+    memset(out, 0, hidden * sizeof(float));
+    add_table_row(tables, tables->tokens, batch->token_ids[token], hidden, out);
+    if (tables->types) add_table_row(tables, tables->types, batch->types ? batch->types[token] : 0, hidden, out);
+    if (tables->positions) add_table_row(tables, tables->positions, batch->positions[token] + tables->position_offset, hidden, out);
     e->level->rows->norm(&tables->norm, out, hidden, out);
 }
 

@@ -21,7 +21,7 @@ MIN_WORK_PER_THREAD = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """A LayerNorm or RMSNorm in float32; the weight of an RMSNorm includes its offset."""
+    """A LayerNorm or RMSNorm; the weight of an RMSNorm includes its offset."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -48,7 +48,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TableWeights:
-    """Tables of token, position and token type embeddings, whose rows are summed and normalized."""
+    """Tables of token, position and token type embeddings, whose rows are summed and normalized.
+
+    All are float32 or all are bfloat16.
+    """
 
     tokens: Tensor
     positions: Tensor | None
@@ -109,6 +112,7 @@ class LevelEncoder:
         self._layers = (library.LevelLayer * len(layers))(*(self._make_layer(layer) for layer in layers))
         self._work_per_token = sum(x.in_features * x.out_features for layer in layers for x in _linears(layer))
         has_float32 = any(x.format == "float32" for layer in layers for x in _linears(layer))
+        # also for bfloat16 layers: float16 is more precise, and its words of one input need no pairs of keys
         attention_format = "float16" if "float16" in level.products and not has_float32 else "float32"
         self._encoder = library.LevelEncoder(
             level=level.pointer,
@@ -134,7 +138,7 @@ class LevelEncoder:
         )
 
     def encode_ids(self, batch: PackedBatch, positions: PositionTables) -> Tensor | None:
-        """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table."""
+        """Return the hidden states [tokens, hidden] in float32, or None if an id is out of the range of its table."""
         types = batch.token_type_ids
         if types is not None and (self.tables is None or self.tables.types is None or len(self.tables.types) == 1):
             types = None  # some tokenizers return a second type for a model that has only one
@@ -147,8 +151,8 @@ class LevelEncoder:
         )
 
     def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch, positions: PositionTables) -> Tensor:
-        """Return the hidden states [tokens, hidden] for given input embeddings."""
-        inputs_embeds = inputs_embeds.contiguous()  # this reference keeps the copy alive during the call
+        """Return the hidden states [tokens, hidden] in float32 for given input embeddings."""
+        inputs_embeds = inputs_embeds.float().contiguous()  # this reference keeps the copy alive during the call
         states = self._run(batch, positions, rows=inputs_embeds.data_ptr())
         assert states is not None
         return states
@@ -158,11 +162,11 @@ class LevelEncoder:
         retained: list[Tensor] = []  # copies that the C code reads during the call
         for prefix, rotary in (("", tables.rotary), ("local_", tables.local_rotary)):
             if rotary is not None:
-                retained += (rotary.cosine.contiguous(), rotary.sine.contiguous())
+                retained += (rotary.cosine.float().contiguous(), rotary.sine.float().contiguous())
                 inputs[f"{prefix}cosine"], inputs[f"{prefix}sine"] = (x.data_ptr() for x in retained[-2:])
                 inputs[f"{prefix}rotary_half"] = rotary.cosine.shape[-1]
         if tables.bias is not None:
-            retained.append(tables.bias.contiguous())
+            retained.append(tables.bias.float().contiguous())
             inputs["bias"], inputs["max_length"] = retained[-1].data_ptr(), (tables.bias.shape[1] + 1) // 2
         work = batch.num_tokens * self._work_per_token
         failed = self.level.library.cenote_level_encode(
@@ -190,8 +194,8 @@ class LevelEncoder:
         if norm is None:
             return library.Norm(kind=library.NO_NORM)
         return library.Norm(
-            weight=None if norm.weight is None else self._retain(norm.weight),
-            bias=None if norm.bias is None else self._retain(norm.bias),
+            weight=None if norm.weight is None else self._retain(norm.weight.float()),
+            bias=None if norm.bias is None else self._retain(norm.bias.float()),
             eps=norm.eps,
             kind=library.RMS_NORM if norm.is_rms else library.LAYER_NORM,
         )
@@ -202,6 +206,7 @@ class LevelEncoder:
             *(None if part is None else self._retain(part) for part in parts),
             *(0 if part is None else len(part) for part in parts),
             tables.position_offset,
+            tables.tokens.dtype is torch.bfloat16,
             self._make_norm(tables.norm),
         )
 

@@ -48,7 +48,7 @@ class LevelLayer(ctypes.Structure):
 class LevelEmbedding(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("tokens", "positions", "types")),
-        *((name, _int64) for name in ("num_tokens", "num_positions", "num_types", "position_offset")),
+        *((name, _int64) for name in ("num_tokens", "num_positions", "num_types", "position_offset", "is_bfloat16")),
         ("norm", Norm),
     ]
 
@@ -115,7 +115,7 @@ class CPULevel:
 
 
 def load_level() -> CPULevel | None:
-    """Return the highest level of this CPU within CENOTE_MAX_CPU_ISA, or None; None if the library is not built.
+    """Return the highest level of this CPU within CENOTE_CPU_LEVEL, or None; None if the library is not built.
 
     CPUs with AMX have none: they have kernels of their own.
     """

@@ -8,6 +8,9 @@
 /* Bytes of weights and rows of one part of the inputs: together with the next row tile they fit in the L1 cache. */
 enum { MAX_PART_BYTES = 24 << 10, MAX_BLOCK_ROWS = 128 };
 
+/* With fewer row tiles than this, prefetching the next part takes longer than it saves. */
+enum { MIN_TILES_TO_PREFETCH = 4, CACHE_LINE = 64 };
+
 /* Rows of a block: whole tiles. */
 static int64_t max_block_rows(const Product *product) { return MAX_BLOCK_ROWS / product->rows * product->rows; }
 
@@ -24,7 +27,14 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
     product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
 }
 
-/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. */
+/* Prefetch the share of row tile `tile` of the `bytes` bytes of weights from `next`, which may lie behind the last panel, into the L2 cache. */
+static void prefetch_share(const uint8_t *next, int64_t bytes, int64_t tile, int64_t tiles) {
+    const int64_t lines = divide_up(bytes, CACHE_LINE), end = lines * (tile + 1) / tiles;
+    for (int64_t line = lines * tile / tiles; line < end; line++) __builtin_prefetch(next + line * CACHE_LINE, 0, 2);
+}
+
+/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. Weights come from the
+ * L3 cache or memory, more slowly than a tile reads them: the tiles of a part prefetch the next part, each its share. */
 static void multiply_panel(
     const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, int add,
     float *out, int64_t stride
@@ -32,7 +42,7 @@ static void multiply_panel(
     const Product *product = product_of(level, layer);
     const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
     const int64_t max_words = MAX_PART_BYTES / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
-    const int64_t part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
+    const int64_t tiles = divide_up(count, product->rows), part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
     const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * columns * word_bytes;
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
@@ -48,6 +58,10 @@ static void multiply_panel(
             const uint8_t *tile = packed->tiles + (first + row) / product->rows * tile_bytes + begin * product->rows * word_bytes;
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = sums + row * columns;
+            if (tiles >= MIN_TILES_TO_PREFETCH) {
+                const int64_t part_bytes = part * columns * word_bytes;
+                prefetch_share(weights + begin * columns * word_bytes + part_bytes, part_bytes, row / product->rows, tiles);
+            }
             product->multiply(tile, weights + begin * columns * word_bytes, min_of(part, words - begin), tile_sums, columns, rows, begin > 0);
             if (begin + part < words) continue;
             epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;

@@ -17,14 +17,21 @@ def supports(linear: nn.Linear, activation: str | None, format: Format) -> bool:
     """Return whether this CPU has a kernel of that format for this layer."""
     level = load_level()
     has_kernel = level is not None and format in level.products and activation in library.ACTIVATION_CODES
-    return has_kernel and linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32
+    return has_kernel and has_packable_weight(linear, format)
+
+
+def has_packable_weight(linear: nn.Linear, format: Format) -> bool:
+    """Return whether the weight is in float32 on the CPU, or in bfloat16 for that format."""
+    dtypes = (torch.float32, torch.bfloat16) if format == "bfloat16" else (torch.float32,)
+    return linear.weight.device.type == "cpu" and linear.weight.dtype in dtypes
 
 
 class PackedLinear(nn.Module):
-    """y = activation(x W' + b), with float32 x and y.
+    """y = activation(x W' + b), with x and y in the same dtype, and everything but the products in float32.
 
-    float16: products of float16, summed in float32 after every 128 inputs; rows and weights are scaled by powers of
-    two, so that nothing overflows. int8: one scale per output and per row, after the SmoothQuant scales, exact sums.
+    bfloat16: products of bfloat16, summed in float32. float16: products of float16, summed in float32 after every 128
+    inputs; rows and weights are scaled by powers of two, so that nothing overflows. int8: one scale per
+    output and per row, after the SmoothQuant scales, exact sums.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.contiguous()
+        rows = x.float().contiguous()
         out = torch.empty((*x.shape[:-1], self.out_features))
         failed = self.level.library.cenote_packed_linear(
             self.level.pointer,
@@ -71,7 +78,7 @@ class PackedLinear(nn.Module):
             raise MemoryError(
                 f"cannot allocate scratch memory for a linear layer over an input of shape {tuple(x.shape)}"
             )
-        return out
+        return out.to(x.dtype)
 
 
 def pack_panels(weight: Tensor, layout: ProductLayout) -> Tensor:
@@ -89,6 +96,8 @@ def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tu
         largest = weight.abs().amax(dim=1).clamp(min=1e-30)
         scales = torch.exp2(torch.frexp(largest).exponent.float())
         return (weight / scales[:, None]).half(), scales
+    if format == "bfloat16":
+        return weight.bfloat16(), None
     return weight.contiguous(), None
 
 

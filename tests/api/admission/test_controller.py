@@ -82,9 +82,9 @@ def test_few_requests_are_admitted_beside_one_that_is_larger_than_the_queue() ->
     assert controller.limits[0].tokens < 2000
     image = controller.admit(3000)
 
-    texts = [controller.admit(10) for _ in range(MIN_REQUESTS - 1)]
+    texts = [controller.admit(10, num_inputs=2) for _ in range(MIN_REQUESTS - 1)]
     with pytest.raises(Overloaded, match=r"overloaded: 3070 tokens in flight"):
-        controller.admit(10)
+        controller.admit(10, num_inputs=2)
     controller.check_open(100, "bulk", ANONYMOUS, ())
     with pytest.raises(Overloaded):
         controller.check_open(100, None, ANONYMOUS, ())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cenote import LLM
+from cenote.api.engine_process.token_batcher import MergedCalls
 from cenote.api.front_ends import token_client
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.token_client import TokenClient
@@ -92,6 +93,26 @@ def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
 
     asyncio.run(send())
     assert gate.token_ids == [7] + [5] * num_computed
+
+
+@pytest.mark.parametrize("num_inputs", [1, 3, token_client.MAX_INLINE_INPUTS + 1])
+def test_the_tokens_of_a_request_are_known_before_it_is_computed(
+    make_engine: MakeEngine,  # noqa: F811
+    num_inputs: int,
+) -> None:
+    gate, counts = BatchGate(), list[int]()
+
+    async def send() -> None:
+        async with connect_remote(make_engine(fault=gate)) as (remote, _):
+            task = embed(remote, [[7, 8]] * num_inputs, on_tokenized=counts.append)
+            other = embed(remote, [[9]])
+            await wait_until(gate.reached.is_set)
+            assert counts == [2 * num_inputs]
+            gate.opened.set()
+            await asyncio.gather(task, other)
+
+    asyncio.run(send())
+    assert counts == [2 * num_inputs]
 
 
 def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
@@ -393,3 +414,21 @@ def test_expired_calls_are_not_sent_and_not_run(make_engine: MakeEngine) -> None
     asyncio.run(call())
     assert sorted(gate.token_ids) == [9, 200]
     assert get_value(engine, "cenote_requests_total", "expired") == 5
+
+
+def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engine(
+    make_engine: MakeEngine,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise OverflowError("too large")
+
+    async def run() -> None:
+        async with connect_remote(make_engine()) as (remote, _):
+            with monkeypatch.context() as patch:
+                patch.setattr(MergedCalls, "_send_part", fail)
+                with pytest.raises(PoolingError, match="could not send the results"):
+                    await asyncio.wait_for(embed(remote, [[7]]), 5)
+            assert len(await asyncio.wait_for(embed(remote, [[7]]), 5)) == 1
+
+    asyncio.run(run())

@@ -1,9 +1,10 @@
-/* The intrinsics of AVX-512 and VNNI that the kernels use, in plain C, for CPUs and emulators that lack them. */
+/* The intrinsics of AVX-512, VNNI and BF16 that the kernels use, in plain C, for CPUs and emulators that lack them. */
 #ifndef CENOTE_EMULATED_INTRINSICS_H
 #define CENOTE_EMULATED_INTRINSICS_H
 
 #include_next <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int32_t Words8 __attribute__((vector_size(32)));
 typedef int32_t Words16 __attribute__((vector_size(64)));
@@ -55,6 +56,42 @@ EMULATED __m512i emulated_cvtps_epi32(__m512 values) {
     return (__m512i)out;
 }
 
+/* Rounded to nearest even; NaN stays NaN. */
+EMULATED uint16_t emulated_bfloat16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+EMULATED __m128bh emulated_cvtneps_pbh(__m256 values) {
+    uint16_t out[8];
+    __m128bh packed;
+    for (int i = 0; i < 8; i++) out[i] = emulated_bfloat16(values[i]);
+    memcpy(&packed, out, sizeof packed);
+    return packed;
+}
+
+EMULATED float emulated_float32(uint16_t value) {
+    const uint32_t bits = (uint32_t)value << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+/* The product of the odd elements is added first, and each sum is rounded once. */
+EMULATED __m512 emulated_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
+    uint16_t left[32], right[32];
+    memcpy(left, &a, sizeof left), memcpy(right, &b, sizeof right);
+    for (int i = 0; i < 16; i++)
+        for (int element = 2 * i + 1; element >= 2 * i; element--)
+            sums[i] = __builtin_fmaf(emulated_float32(left[element]), emulated_float32(right[element]), sums[i]);
+    return sums;
+}
+
+#undef _mm256_cvtneps_pbh /* a macro from gcc 13 on */
+#define _mm256_cvtneps_pbh emulated_cvtneps_pbh
+#define _mm512_dpbf16_ps emulated_dpbf16_ps
 #define _mm256_dpbusd_avx_epi32 emulated_dpbusd_256
 #define _mm512_dpbusd_epi32 emulated_dpbusd_512
 #define _mm512_max_ps emulated_max_ps

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cenote.bench.chaos.faults.fault import Fault, FaultContext, make_open_loop
 from cenote.bench.chaos.outcomes import FaultWindow
-from cenote.bench.chaos.processes import find_client_ports, read_links
+from cenote.bench.chaos.processes import find_client_ports, read_links, wait_until_stopped
 from cenote.bench.chaos.server import THREADS
 from cenote.bench.load import run_load
 from cenote.cache.disk_cache import FILE_NAME
@@ -41,6 +41,7 @@ class LostFrontEnd(Fault):
     async def inject(self, context: FaultContext, window: FaultWindow) -> None:
         front_end = context.source.choice(context.server.front_ends)
         os.kill(front_end, signal.SIGSTOP)  # it accepts no further connection while its connections are listed
+        await wait_until_stopped(front_end)
         window.broken_ports = find_client_ports(front_end)
         os.kill(front_end, signal.SIGKILL)
 

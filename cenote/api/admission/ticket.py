@@ -1,0 +1,63 @@
+"""Ticket: what one admitted request has in flight in the counters of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cenote.protocol.scheduling import Lane
+
+if TYPE_CHECKING:
+    from cenote.api.admission.controller import AdmissionController
+
+
+class Ticket:
+    """Tokens that one request has in flight, until `release`."""
+
+    __slots__ = ("admitted_at", "column", "controller", "is_first", "is_released", "size_class", "tokens")
+
+    def __init__(
+        self, controller: AdmissionController, tokens: int, size_class: int, column: int, now: float, is_first: bool
+    ) -> None:
+        self.controller = controller
+        self.tokens = tokens
+        self.size_class = size_class
+        self.column = column  # of its tenant; 0: none
+        self.admitted_at = now
+        self.is_first = is_first  # the lane was empty
+        self.is_released = False
+
+    @property
+    def lane(self) -> Lane:
+        return "bulk" if self.size_class else "interactive"
+
+    def set_tokens(self, tokens: int) -> None:
+        """Replace the estimate by the tokens of the inputs, once they are tokenized."""
+        difference = tokens - self.tokens
+        if self.is_released or not difference:
+            return
+        self.tokens = tokens
+        controller = self.controller
+        own = controller.own
+        own[controller.queued + self.size_class] += difference
+        if self.column:
+            own[self.column + (1 if self.size_class else 0)] += difference
+            controller.tenants.correct_minute(self.column, difference, self.admitted_at)
+
+    def release(self, *, is_completed: bool) -> None:
+        controller, tokens, size_class = self.controller, self.tokens, self.size_class
+        own, lane = controller.own, 1 if size_class else 0
+        self.is_released = True
+        own[controller.queued + size_class] -= tokens
+        if not size_class:
+            own[controller.requests] -= 1
+        if self.column:
+            own[self.column + lane] -= tokens
+        if is_completed:
+            now, limit, done = controller.clock(), controller.limits[lane], controller.done + lane
+            own[controller.used_at] = now
+            if not size_class:
+                own[controller.waits_since] = now
+            own[done] += tokens
+            latency_s = now - self.admitted_at if self.is_first else 0.0
+            if limit.on_completed(now, controller.counters.total(done), latency_s):
+                own[controller.rate + lane] = limit.rate

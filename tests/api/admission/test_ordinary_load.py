@@ -1,0 +1,161 @@
+"""AdmissionController: clients that send one request after the other are not refused, on fast and on slow devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cenote.api.admission.controller import MAX_FEW_REQUESTS
+from cenote.api.admission.counters import DONE, MODELS, QUEUED, TENANT_MINUTE_TOKENS, TENANTS
+from cenote.api.key_settings import parse_key_lines
+from cenote.errors import Overloaded
+from cenote.protocol.model_info import ModelInfo
+
+from .simulated_server import SimulatedServer
+
+CONNECTIONS, TOKENS, ESTIMATE_FACTOR = 256, 48, 1.6
+
+
+def make_model_info(device: str, device_tokens_per_s: float = 0.0) -> ModelInfo:
+    return ModelInfo(
+        name="model",
+        root="model",
+        architecture="BertModel",
+        tasks=("embed",),
+        default_task="embed",
+        score_types=(),
+        max_model_len=512,
+        dtype="float32",
+        device=device,
+        device_tokens_per_s=device_tokens_per_s,
+        embedding_size=384,
+        labels=None,
+        prompts={},
+        instructions={},
+        tokenizer_info={},
+        has_chat_template=False,
+    )
+
+
+def make_gpu() -> SimulatedServer:
+    """A device of 2.9 million tokens/s behind front-ends of 16,000 requests/s."""
+    server = SimulatedServer(2_900_000, 0.002, request_overhead_s=1 / 16_000)
+    server.batch_tokens = 65_536
+    server.controller.on_loaded(make_model_info("cuda:0", 1_500_000.0))
+    return server
+
+
+def make_cpu() -> SimulatedServer:
+    """The default model on two cores."""
+    server = SimulatedServer(12_000, 0.004, request_overhead_s=0.0005)
+    server.batch_tokens = 4096
+    server.controller.on_loaded(make_model_info("cpu"))
+    return server
+
+
+DEVICES = pytest.mark.parametrize("make_server", [make_gpu, make_cpu], ids=["GPU", "CPU"])
+
+
+@DEVICES
+@pytest.mark.parametrize("before", ["nothing", "an idle hour", "one request per second", "four clients", "overload"])
+def test_clients_with_a_short_text_each_are_not_refused(make_server: Any, before: str) -> None:
+    server: SimulatedServer = make_server()
+    server.estimate_factor = ESTIMATE_FACTOR
+    if before == "one request per second":
+        server.run_clients(1, 60, 12, pause_s=1.0)
+    elif before == "four clients":
+        server.run_clients(4, 10, 12)
+    elif before == "overload":
+        assert server.run_clients(4000, 3, 600).retry_after
+        server.now += 2
+    elif before == "an idle hour":
+        server.run_clients(64, 2, TOKENS)
+        server.now += 3600
+
+    outcome = server.run_clients(CONNECTIONS, 3, TOKENS)
+
+    assert not outcome.retry_after
+    assert len(outcome.latencies) >= CONNECTIONS
+
+
+def test_requests_of_a_full_batch_are_admitted_after_tiny_ones_on_a_gpu() -> None:
+    server = make_gpu()
+    server.run_clients(1, 1, 4)
+    server.batch_tokens = 256  # as what arrives together
+    server.run_clients(CONNECTIONS, 2, 4)
+    server.batch_tokens = 65_536
+    limit = server.controller.limits[0]
+    assert limit.is_measured and limit.rate < 100_000  # the front-ends were the limit
+
+    assert not server.run_clients(64, 1, 3000).retry_after
+
+
+def test_few_clients_do_not_lower_the_measured_rate() -> None:
+    server = make_cpu()
+    server.run(10, 5, 60)
+    measured = server.controller.limits[0].rate
+
+    server.run_clients(2, 30, 12)
+
+    assert server.controller.limits[0].rate >= measured > 6000
+
+
+def test_a_slow_device_refuses_what_takes_more_than_ten_seconds() -> None:
+    server = SimulatedServer(300, 0.05)
+    server.controller.on_loaded(make_model_info("cpu"))
+    server.run_clients(8, 30, 60)  # until its speed is known
+
+    outcome = server.run_clients(CONNECTIONS, 30, 60)
+
+    assert outcome.retry_after
+    assert outcome.percentile(0.99) < 11
+
+
+def test_a_gpu_refuses_what_its_front_ends_cannot_answer_soon() -> None:
+    server = make_gpu()
+    server.run(0.02, 1, 12)
+    outcome = server.run(0.2, 1, 12)  # three times the requests that the front-ends answer
+
+    assert outcome.retry_after
+    assert outcome.percentile(0.99) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_inputs", "num_admitted"),
+    [(40, 1, MAX_FEW_REQUESTS), (100, 1, 10 * 2000 // 100), (40, 2, 2000 // 40), (190, 1, 2000 // 190)],
+    ids=["short texts", "many tokens", "several texts", "longer texts"],
+)
+def test_single_short_texts_of_few_clients_may_fill_more_than_a_second(
+    tokens: int, num_inputs: int, num_admitted: int
+) -> None:
+    server = SimulatedServer(2000, 0.0)
+    server.run(10, 20, 60)  # until its speed is known
+    server.run(0.001, 3, 10)
+    controller = server.controller
+    assert controller.limits[0].rate == pytest.approx(2000, rel=0.02)
+
+    tickets = []
+    with pytest.raises(Overloaded):
+        while True:
+            tickets.append(controller.admit(tokens, num_inputs=num_inputs))
+
+    assert len(tickets) == pytest.approx(num_admitted, abs=1)
+
+
+def test_true_counts_replace_estimates_as_soon_as_they_are_known() -> None:
+    server = SimulatedServer(2000, 0.02)
+    (key,) = keys = parse_key_lines([b"a max-tokens-per-minute=1000"])
+    controller = server.controller
+    counters, column = controller.counters, controller.tenants.find_column(key, keys)
+    assert column >= TENANTS
+    ticket = controller.admit(100, None, key, keys)
+
+    ticket.set_tokens(60)
+
+    assert counters.total(MODELS + QUEUED) == counters.total(column) == 60
+    assert counters.total(column + TENANT_MINUTE_TOKENS) == 60
+    ticket.release(is_completed=True)
+    ticket.set_tokens(90)
+    assert counters.total(MODELS + QUEUED) == counters.total(column) == 0
+    assert counters.total(MODELS + DONE) == 60

@@ -1,0 +1,127 @@
+"""Small batches that find an asynchronous device idle are started by the thread that submits them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.engine_loop import MAX_TOKENS_AT_ONCE
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.result_delivery import BatchOutput
+from cenote.engine.sequence_group import ScheduledBatch
+from cenote.errors import EngineStopped, PoolingError
+from cenote.protocol.requests import CallRef
+from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+
+SUBMITTER, ENGINE = "cenote-tokenizer", "cenote-engine"  # names of the threads
+
+
+class PreparedEcho(EchoExecutor):
+    """An asynchronous executor that can start batches in any thread; records the thread of each."""
+
+    is_async = True
+
+    def __init__(self, fault: Callable[[ScheduledBatch], None] = lambda batch: None) -> None:
+        super().__init__(fault)
+        self.is_ready = True
+        self.threads: list[str] = []  # where batches were started
+        self.waits: list[str] = []  # where their results were awaited
+
+    def is_prepared(self, batch: ScheduledBatch) -> bool:
+        return self.is_ready
+
+    def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
+        self.threads.append(threading.current_thread().name)
+        get_output = super().start(batch)
+
+        def wait() -> BatchOutput:
+            self.waits.append(threading.current_thread().name)
+            return get_output()
+
+        return wait
+
+
+def run(engine: PoolingEngine, inputs: list[list[int]], **options: Any) -> list[Any]:
+    wait_until(lambda: engine.loop.is_waiting)
+    return echoed_token_ids(engine.pool_sync(make_request(inputs, **options)))
+
+
+def test_a_prepared_batch_starts_in_the_submitting_thread_and_ends_in_the_engine_thread(
+    make_engine: MakeEngine,
+) -> None:
+    executor = PreparedEcho()
+    engine = make_engine(executor)
+
+    assert [run(engine, [[number, 7]]) for number in range(3)] == [[[number, 7]] for number in range(3)]
+    assert executor.threads == [SUBMITTER] * 3
+    assert executor.waits == [ENGINE] * 3
+
+
+def test_batches_that_are_large_isolated_or_not_prepared_start_in_the_engine_thread(make_engine: MakeEngine) -> None:
+    executor = PreparedEcho()
+    engine = make_engine(executor)
+    large = [[7 + number] * 256 for number in range(MAX_TOKENS_AT_ONCE // 256 + 1)]
+
+    assert run(engine, large) == large
+    assert run(engine, [[5]], call=CallRef(5, frozenset({0}))) == [[5]]
+    executor.is_ready = False
+    assert run(engine, [[6]]) == [[6]]
+    assert set(executor.threads) == {ENGINE}
+
+
+def test_a_batch_that_fails_in_the_submitting_thread_is_bisected_by_the_engine_thread(make_engine: MakeEngine) -> None:
+    executor = PreparedEcho(raise_on_tokens(13))
+    engine = make_engine(executor)
+
+    results = run(engine, [[10], [11], [12], [13], [14]], return_exceptions=True)
+
+    assert isinstance(results[3], PoolingError)
+    assert [*results[:3], results[4]] == [[10], [11], [12], [14]]
+    assert executor.threads[0] == SUBMITTER
+    assert set(executor.threads[1:]) == {ENGINE}
+    assert run(engine, [[20]]) == [[20]]
+
+
+def test_a_device_that_fails_in_the_submitting_thread_stops_the_engine(make_engine: MakeEngine) -> None:
+    def fail(batch: ScheduledBatch) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine = make_engine(PreparedEcho(fail))
+
+    with pytest.raises(EngineStopped, match="cannot be used any more"):
+        run(engine, [[7]])
+    assert engine.dead_error is not None
+
+
+def test_requests_of_many_threads_get_their_own_results(make_engine: MakeEngine) -> None:
+    executor = PreparedEcho()
+    engine = make_engine(executor)
+    results: dict[int, list[Any]] = {}
+
+    def send(client: int) -> None:
+        results[client] = [
+            echoed_token_ids(engine.pool_sync(make_request([[client, number + 1]]))) for number in range(50)
+        ]
+
+    threads = [threading.Thread(target=send, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert results == {client: [[[client, number + 1]] for number in range(50)] for client in range(4)}
+    assert executor.threads.count(SUBMITTER) > 0
+    assert set(executor.waits) == {ENGINE}
+
+
+def test_a_device_that_hangs_in_the_submitting_thread_is_noticed(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
+    engine = make_engine(PreparedEcho(gate), step_timeout_s=0.2)
+
+    with pytest.raises(EngineStopped, match="0.2"):
+        run(engine, [[7]])
+    gate.opened.set()
