@@ -183,63 +183,60 @@ class AdmissionController:
         max_queued = limit.tokens
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
+        fits = (
+            not num_queued
+            or num_queued + tokens <= max_queued
+            or self._has_room_for_few(tokens, size_class, num_queued, num_inputs)
+        )
         if column:
-            # while nothing is computed, a key that uses more than its share takes nothing from the others
-            share_of = UNLIMITED if may_be_stopped else max_queued
-            share = self._check_tenant(tokens, size_class, key, column, now, share_of)
-            if share < 1.0 and not may_be_stopped:  # others are active, and this key is below its share
+            self._check_key_limits(tokens, size_class, key, column, now)
+            share = self.tenants.compute_share(key, now)
+            # a key may use what the others leave; while nothing is computed, it takes nothing from them
+            if share < 1.0 and not fits and not may_be_stopped:
+                self._check_share(tokens, size_class, column, share, share * max_queued, now)
                 return num_queued
-        if (
-            num_queued
-            and num_queued + tokens > max_queued
-            and not self._has_room_for_few(tokens, size_class, num_queued, num_inputs)
-        ):
+        if not fits:
             limit.on_full(now)
             raise self._queue_error(tokens, num_queued, limit)
         return num_queued
 
-    def _are_few(self, size_class: int, tokens: float) -> bool:
-        """Whether another interactive request, with which there are so many tokens, is admitted at any speed."""
-        if size_class or self.limits[0].max_seconds is not None:
-            return False
-        return tokens <= self.max_queue_tokens and self.counters.total(self.requests) < MIN_REQUESTS
-
     def _has_room_for_few(self, tokens: int, size_class: int, num_queued: float, num_inputs: int) -> bool:
         """Whether a request that exceeds the limit is admitted because few interactive requests are in flight."""
-        if self._are_few(size_class, num_queued + tokens):
-            return True
         limit = self.limits[0]
         if size_class or limit.max_seconds is not None or num_queued + tokens > self.max_queue_tokens:
             return False
-        if self.counters.total(self.requests) >= MAX_FEW_REQUESTS:
-            return False
-        return limit.has_room_for_few(tokens, num_queued, num_inputs)
+        num_requests = self.counters.total(self.requests)
+        if num_requests < MIN_REQUESTS:
+            return True
+        return num_requests < MAX_FEW_REQUESTS and limit.has_room_for_few(tokens, num_queued, num_inputs)
 
-    def _check_tenant(
-        self, tokens: int, size_class: int, key: KeySettings, column: int, now: float, max_queued: float
-    ) -> float:
-        """Return the share of a key, or raise if it has reached its share or one of its own limits."""
-        tenants, lane = self.tenants, 1 if size_class else 0
+    def _check_key_limits(self, tokens: int, size_class: int, key: KeySettings, column: int, now: float) -> None:
+        """Count a key as active; raise if it has reached one of its own limits."""
+        tenants, limit = self.tenants, self.limits[1 if size_class else 0]
         tenants.touch(column, now)
-        share = tenants.compute_share(key, now)
-        in_lane = self.counters.total(column + lane)
         if key.max_queue_tokens is not None:
-            in_flight = in_lane + self.counters.total(column + 1 - lane)
-            self._check_key_limit(tokens, in_flight, key.max_queue_tokens, self.limits[lane])
+            in_flight = self.counters.total(column) + self.counters.total(column + 1)
+            self._check_key_queue(tokens, in_flight, key.max_queue_tokens, limit)
         if key.max_tokens_per_minute is not None:
             self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
-        is_above_share = share < 1.0 and in_lane and in_lane + tokens > share * max_queued
-        if is_above_share and not self._are_few(size_class, self.counters.total(self.queued) + tokens):
-            self.limits[lane].on_full(now)
-            raise self.refusals.overloaded(
-                "share",
-                f"this API key has {in_lane:.0f} tokens in flight, its share of the queue is {share * max_queued:.0f} "
-                "while other keys are active; retry later",
-                self.limits[lane].estimate_wait(tokens / share),
-            )
-        return share
 
-    def _check_key_limit(self, tokens: int, in_flight: float, max_tokens: int, limit: QueueLimit) -> None:
+    def _check_share(
+        self, tokens: int, size_class: int, column: int, share: float, max_queued: float, now: float
+    ) -> None:
+        """Raise if a key has more tokens in flight than its share of the queue."""
+        lane = 1 if size_class else 0
+        in_lane = self.counters.total(column + lane)
+        if not in_lane or in_lane + tokens <= max_queued:
+            return
+        self.limits[lane].on_full(now)
+        raise self.refusals.overloaded(
+            "share",
+            f"overloaded: this API key has {in_lane:.0f} tokens in flight and the request about {tokens}, its share of "
+            f"the queue is {max_queued:.0f} while other keys are active; retry later",
+            self.limits[lane].estimate_wait(tokens / share),
+        )
+
+    def _check_key_queue(self, tokens: int, in_flight: float, max_tokens: int, limit: QueueLimit) -> None:
         if tokens > max_tokens:
             raise self.refusals.too_large(
                 "request_tokens",

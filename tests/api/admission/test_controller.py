@@ -105,9 +105,24 @@ def test_a_key_above_its_share_is_admitted_while_few_requests_are_in_flight() ->
     controller.admit(3000, None, keys[1], keys)
 
     for _ in range(MIN_REQUESTS - 2):
-        controller.admit(10, None, keys[1], keys)
+        controller.admit(10, None, keys[1], keys, num_inputs=2)
     with pytest.raises(Overloaded, match="its share of the queue is"):
-        controller.admit(10, None, keys[1], keys)
+        controller.admit(10, None, keys[1], keys, num_inputs=2)
+
+
+def test_a_key_above_its_share_is_admitted_while_the_queue_has_room() -> None:
+    clock = Clock()
+    controller, keys = make_controller(clock), make_keys("a", "b")
+    limit = controller.limits[0].tokens
+    for _ in range(MIN_REQUESTS):
+        controller.admit(10, None, keys[0], keys)
+    for _ in range(3):
+        controller.admit(int(limit / 4), None, keys[1], keys)
+
+    with pytest.raises(Overloaded, match="tokens in flight and the request about 4096, its share of the queue is"):
+        controller.admit(4096, None, keys[1], keys, num_inputs=2)
+    clock.now += 0.1
+    controller.admit(4000, None, keys[0], keys, num_inputs=2)  # below its share
 
 
 def test_a_request_larger_than_the_queue_is_refused_for_good() -> None:
@@ -193,7 +208,7 @@ def test_a_key_fills_the_queue_alone_and_its_share_while_others_are_active() -> 
     assert 0 < second <= alone // 2 + 1  # the queue was full, but not with requests of this key
     assert third > 0 and abs(third / 2 - second / 2) <= 1  # half of the queue for two of four parts
     clock.now += 0.1
-    with pytest.raises(Overloaded, match="this API key has .* tokens in flight, its share of the queue is"):
+    with pytest.raises(Overloaded, match="this API key has .* tokens in flight and .* its share of the queue is"):
         controller.admit(100, None, keys[0], keys)
 
 
