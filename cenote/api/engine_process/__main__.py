@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -54,8 +55,12 @@ def load_pooling_engine(init: EngineInit) -> PoolingEngine:
     # torch's threads must not spin while they wait for each other: the front-ends need the cores;
     # has to be set before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
+    gc.disable()
     from cenote.engine.engine import PoolingEngine
 
+    gc.freeze()
+    gc.enable()
     engine = PoolingEngine.load(decode_engine_config(init.config))
     for name, path in init.adapters.items():
         try:
