@@ -47,16 +47,20 @@ check: setup ## lint, format, types and import order
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# tests without servers, timing and threads run in two processes; tests of servers wait more than they compute
-PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/doctor tests/explain tests/files tests/inputs tests/layers tests/layouts tests/loading \
-	tests/models tests/multimodal tests/pooling tests/protocol tests/real tests/scoring tests/seeds tests/utils tests/vllm_programs
+# tests without servers, timing and threads run in two processes; tests of servers wait more than they compute, and the
+# longest files come first
+PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/doctor tests/engine/execution tests/engine/preprocessing \
+	tests/engine/tasks tests/explain tests/files tests/inputs tests/kernels tests/layers tests/layouts tests/loading tests/models tests/multimodal \
+	tests/packaging tests/pooling tests/protocol tests/ray tests/real tests/scoring tests/seeds tests/test_deterministic.py tests/test_late_chunking.py \
+	tests/test_llm.py tests/test_llm_images.py tests/test_outputs.py tests/utils tests/vllm_programs
+LONG := $(addprefix tests/serving/test_,supervisor.py several_models.py replay.py replicas.py fuzz.py startup.py tensor_parallel.py)
 SERVERS := tests/clients tests/deploy tests/serving tests/test_examples.py tests/test_examples_vision.py
 
 test: check ## check, then all tests
 	@echo "== tests in two processes =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
 	@echo "== tests of servers in three processes =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(SERVERS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(LONG) $(SERVERS)
 	@echo "== tests with timing and threads in one process =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%) $(SERVERS:%=--ignore=%)
 

@@ -14,7 +14,11 @@ from .server_process import ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 
-ARRANGEMENTS = {"supervised": (), "in-process": ("--in-process-engine",)}
+ARRANGEMENTS = {
+    "supervised": (),
+    "in-process": ("--in-process-engine",),
+    "two front-ends": ("--api-server-count", "2"),
+}
 # modules whose tests always run in both arrangements; SERVER_ARRANGEMENTS="supervised in-process" runs all in both
 IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.serving.test_deterministic")
 
@@ -22,9 +26,10 @@ IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.se
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = os.environ.get("SERVER_ARRANGEMENTS", "supervised").split()
     if metafunc.module.__name__ in IN_BOTH:
-        names = list(ARRANGEMENTS)
+        names = ["supervised", "in-process"]
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for fixture in ("start_server", "shared_server"):
-        if fixture in metafunc.fixturenames:
+        if fixture in metafunc.fixturenames and fixture not in own:
             scope = "session" if fixture == "shared_server" else None
             metafunc.parametrize(fixture, names, indirect=True, scope=scope)
 
@@ -60,10 +65,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["1", "2"], ids=["one front-end", "two front-ends"])
-def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    """A server with the tiny model, without and with front-end processes."""
-    server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", request.param)
-    server.wait_until_ready()
-    yield server
-    server.stop()
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one front-end", "two front-ends"])
+def get_server(folder: Path, request: pytest.FixtureRequest) -> Iterator[StartServer]:
+    servers: list[ServerProcess] = []
+
+    def get() -> ServerProcess:
+        if not servers or servers[-1].process.poll() is not None:
+            flags = ("--dtype", "float32", "--api-server-count", request.param)
+            servers.append(ServerProcess(str(folder), *flags).wait_until_ready())
+        return servers[-1]
+
+    yield get
+    if servers and servers[-1].process.poll() is None:
+        assert servers[-1].stop() == 0
+
+
+@pytest.fixture
+def server(get_server: StartServer) -> ServerProcess:
+    """A server with the tiny model, without and with front-end processes: the one of the tests before if it runs."""
+    return get_server()

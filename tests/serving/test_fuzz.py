@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def run_schemathesis(server: ServerProcess, folder: Path) -> None:
         "--phases",
         "examples,coverage,fuzzing",
         "--max-examples",
-        "12",
+        "100" if os.environ.get("FAULT_TESTS") == "full" else "6",
         "--continue-on-failure",
         "--no-color",
     ]

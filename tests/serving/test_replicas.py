@@ -36,7 +36,7 @@ def adapter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["1", "2"], ids=["one front-end", "two front-ends"])
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one front-end", "two front-ends"])
 def server(adapter_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     server = ServerProcess(
         str(adapter_folder / "model"),
@@ -47,6 +47,10 @@ def server(adapter_folder: Path, request: pytest.FixtureRequest) -> Iterator[Ser
     wait_until(lambda: server.output.count("is ready (process") == 2)
     yield server
     assert server.stop() == 0
+
+
+def count_restarts(server: ServerProcess) -> int:
+    return server.output.count("is ready again")
 
 
 def read_by_replica(client: httpx.Client, name: str) -> dict[str, float]:
@@ -74,6 +78,7 @@ def test_replicas_share_the_requests_on_disjoint_cores(server: ServerProcess) ->
 
 @needs_two_cores
 def test_no_request_fails_while_replicas_are_killed(server: ServerProcess) -> None:
+    num_restarts = count_restarts(server)
     with server.client() as client, Load(server) as load:
         for number in range(NUM_KILLS):
             killed = server.engines[number % 2]
@@ -82,7 +87,7 @@ def test_no_request_fails_while_replicas_are_killed(server: ServerProcess) -> No
             num_answered = load.num_answered
             assert client.get("/health/ready").status_code == 200  # the other one answers
             wait_until(lambda count=num_answered: load.num_answered > count + 20)  # type: ignore[misc]
-            wait_until(lambda count=number: server.output.count("is ready again") == count + 1)  # type: ignore[misc]
+            wait_until(lambda count=number: count_restarts(server) == num_restarts + count + 1)  # type: ignore[misc]
 
     assert load.failures == []
     assert load.num_answered > 40
@@ -122,6 +127,7 @@ def test_adapters_are_loaded_at_every_replica_and_at_one_that_is_restarted(
         assert all(reply.status_code == 200 for reply in replies), replies[0].text
         return [reply.json()["data"][0]["embedding"] for reply in replies]
 
+    num_restarts = count_restarts(server)
     with server.client() as client:
         body = {"lora_name": "late", "lora_path": str(adapter_folder / "late")}
         assert client.post("/v1/load_lora_adapter", json=body).status_code == 200
@@ -129,16 +135,16 @@ def test_adapters_are_loaded_at_every_replica_and_at_one_that_is_restarted(
         assert expected != embed()
         for number in range(2):
             os.kill(server.engines[number], signal.SIGKILL)
-            wait_until(lambda count=number: server.output.count("is ready again") == count + 1)  # type: ignore[misc]
+            wait_until(lambda count=number: count_restarts(server) == num_restarts + count + 1)  # type: ignore[misc]
             assert embed("late") == expected
         # a replica that is being started while an adapter is loaded has it as well
         os.kill(server.engines[0], signal.SIGKILL)
         assert client.post("/v1/load_lora_adapter", json={**body, "lora_name": "later"}).status_code == 200
-        wait_until(lambda: server.output.count("is ready again") == 3)
+        wait_until(lambda: count_restarts(server) == num_restarts + 3)
         assert embed("later") == expected
         os.kill(server.engines[0], signal.SIGKILL)  # the older one, so that only that replica answers
         assert embed("later") == expected
-        wait_until(lambda: server.output.count("is ready again") == 4)
+        wait_until(lambda: count_restarts(server) == num_restarts + 4)
         assert client.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 200
         for text in texts:
             assert client.post("/v1/embeddings", json={"model": "late", "input": text}).status_code == 404

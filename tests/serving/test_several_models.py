@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 Start = Callable[..., ServerProcess]
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
+@contextmanager
+def starting() -> Iterator[Start]:
     running: list[ServerProcess] = []
 
     def start(*flags: str) -> ServerProcess:
@@ -112,10 +113,17 @@ def start() -> Iterator[Start]:
         server.wait()
 
 
-@pytest.fixture(params=["1", "2"] if IS_FULL else ["2"], ids=lambda count: f"{count} front-ends")
-def three(models: Models, start: Start, request: pytest.FixtureRequest) -> ServerProcess:
-    """A server with three models."""
-    return start("--models", models.write_file(), "--api-server-count", request.param).wait_until_ready()
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with starting() as start:
+        yield start
+
+
+@pytest.fixture(scope="module", params=["1", "2"] if IS_FULL else ["2"], ids=lambda count: f"{count} front-ends")
+def three(models: Models, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server with three models; each test leaves them as they were."""
+    with starting() as start:
+        yield start("--models", models.write_file(), "--api-server-count", request.param).wait_until_ready()
 
 
 def admin(client: httpx.Client, action: str, **body: Any) -> dict[str, Any]:
@@ -194,6 +202,7 @@ def test_a_model_is_unloaded_and_loaded_again_while_the_others_serve(three: Serv
         load.wait_for_answers(20)
         assert measure_memory(three) - before < 50 * MEGABYTE
         assert list_models(client)["splade"]["memory_bytes"] is None
+        admin(client, "load", name="splade")
 
 
 def test_a_request_for_an_unloaded_model_waits_until_it_is_loaded(models: Models, start: Start) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .conftest import StartServer
+from .conftest import ARRANGEMENTS, StartServer
 from .server_process import ServerProcess
+
+in_every_arrangement = pytest.mark.parametrize("start_server", list(ARRANGEMENTS), indirect=True)
 
 
 def test_the_listening_process_does_not_import_torch() -> None:
@@ -47,25 +49,21 @@ def measure_startup(server: ServerProcess) -> tuple[float, float]:
     return first_response_s, first_embedding_s
 
 
-@pytest.mark.parametrize("num_front_ends", ["1", "2"])
-def test_health_responds_within_a_second_and_the_first_request_within_five(
-    start_server: StartServer, num_front_ends: str
-) -> None:
+@in_every_arrangement
+def test_health_responds_within_a_second_and_the_first_request_within_five(start_server: StartServer) -> None:
     times: list[tuple[float, float]] = []
     # other processes may use the cores; a server that is slow by itself is slow every time
     while len(times) < 3 and not any(first < 1.0 and embedding < 5.0 for first, embedding in times):
-        server = start_server("--api-server-count", num_front_ends)
+        server = start_server()
         times.append(measure_startup(server))
         server.stop()
 
     assert any(first < 1.0 and embedding < 5.0 for first, embedding in times), times
 
 
-@pytest.mark.parametrize("num_front_ends", ["1", "2"])
-def test_half_precision_on_a_cpu_starts_and_logs_one_line_about_float32(
-    start_server: StartServer, num_front_ends: str
-) -> None:
-    flags = ("--dtype", "half", "--device", "cpu", "--api-server-count", num_front_ends)
+@in_every_arrangement
+def test_half_precision_on_a_cpu_starts_and_logs_one_line_about_float32(start_server: StartServer) -> None:
+    flags = ("--dtype", "half", "--device", "cpu")
     server = start_server(*flags, CENOTE_CPU_LEVEL="baseline").wait_until_ready()  # without fp16 instructions
 
     with server.client() as client:

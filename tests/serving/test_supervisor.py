@@ -16,6 +16,7 @@ from .failing_device import CRASHED, HUNG, LOST, failing_server
 from .server_process import ServerProcess, children, is_alive, read_metrics, wait_until
 
 BODY = {"input": "the cat is in the city"}
+NUM_KILLS = 20 if os.environ.get("FAULT_TESTS") == "full" else 3
 
 
 def status(server: ServerProcess, path: str) -> int:
@@ -41,7 +42,7 @@ def resources(server: ServerProcess) -> int:
 def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> None:
     expected = embed(server).json()["data"]
     num_children, num_files = len(children(server.process.pid)), resources(server)
-    for _ in range(5):
+    for _ in range(NUM_KILLS):
         killed = engine_pid(server)
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: status(server, "/health/ready") == 503)
@@ -54,9 +55,8 @@ def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> N
     assert len(children(server.process.pid)) == num_children
     assert resources(server) <= num_files
     with server.client() as client:
-        assert read_metrics(client)["cenote_engine_restarts_total"] == 5
-    assert server.output.count("exited with SIGKILL; starting another now") == 5
-    assert server.stop() == 0
+        assert read_metrics(client)["cenote_engine_restarts_total"] == NUM_KILLS
+    assert server.output.count("exited with SIGKILL; starting another now") == NUM_KILLS
 
 
 def test_a_stopped_engine_is_noticed_and_replaced(server: ServerProcess) -> None:
@@ -110,10 +110,9 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
     [
         (LOST, "the device failed", "1"),
         (HUNG, "did not finish within 2 s", "2"),
-        (CRASHED, "SIGSEGV", "1"),
         (CRASHED, "SIGSEGV", "2"),
     ],
-    ids=["lost", "hung", "crashed", "crashed with two front-ends"],
+    ids=["lost", "hung", "crashed"],
 )
 def test_an_input_on_which_the_device_fails_costs_two_engine_processes_and_nobody_else(
     folder: Path, num_front_ends: str, token_id: int, reason: str
