@@ -26,6 +26,8 @@ from cenote.errors import BadRequest, LoadError
 
 from .app_client import make_client
 
+pytestmark = pytest.mark.usefixtures("shared_event_loop")
+
 PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping", "/docs", "/redoc"]
 DIALECT_ROUTES = [
     "/v1/health/live",

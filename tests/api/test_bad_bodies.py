@@ -22,6 +22,8 @@ from cenote.errors import BodyTooLarge
 from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
+pytestmark = pytest.mark.usefixtures("shared_event_loop")
+
 # test_vendor_errors.py tests the others, whose errors may have other formats
 ROUTES = {
     route.paths[0]: route

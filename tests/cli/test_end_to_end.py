@@ -61,7 +61,8 @@ def test_a_missing_model_is_one_line_and_status_78(tmp_path: Path) -> None:
 
 def test_ctrl_c_and_a_kill_lose_few_rows_and_do_not_change_results(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"{number} " + "water drips from the stone above " * 8 + "\n" for number in range(300)))
+    # many characters make many slices; a word as long as the last one is a single token
+    texts.write_text("".join(f"{number} drops of water {'x' * 250}\n" for number in range(300)))
     out, uninterrupted = tmp_path / "out.jsonl", tmp_path / "uninterrupted.jsonl"
     command = ["embed", "--input", texts, "--output"]
     assert run_cenote(*command, uninterrupted).returncode == 0

@@ -41,9 +41,12 @@ def wrap_tokenizer(raw: tokenizers.Tokenizer, side: TruncationSide = "right") ->
     return Tokenizer(raw, truncation_side=side)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wordpiece(default_folder: Path) -> Tokenizer:
-    """BERT's tokenizer: [CLS] 101, [SEP] 102, [PAD] 0; the longest of 30,522 tokens has 18 characters."""
+    """BERT's tokenizer: [CLS] 101, [SEP] 102, [PAD] 0; the longest of 30,522 tokens has 18 characters.
+
+    Shared by tests: they must restore what they change.
+    """
     return Tokenizer(read_tokenizer(default_folder / "tokenizer.json"), pad_token_id=0)
 
 

@@ -20,7 +20,7 @@ from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import TokenizationParams
-from tests.inputs.conftest import SHARED
+from tests.inputs.conftest import SHARED, wrap_tokenizer
 from tests.tiny import QWEN_TOKENS, ROBERTA_TOKENS, save_tokenizer
 
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -112,7 +112,7 @@ def assert_same(
     """Assert that text and token ids of a conversation equal those of Transformers."""
     kwargs = options.pop("kwargs", {})
     settings = ChatSettings(tokenizer_template=files.chat_template, special_tokens=files.special_tokens)
-    renderer = Renderer(Tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat_settings=settings)
+    renderer = Renderer(wrap_tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat_settings=settings)
     conversation = Conversation(messages, template, kwargs, **options)
     their_options = {"chat_template": template, **options, **kwargs}
 

@@ -95,7 +95,7 @@ def test_the_batch_changes_nothing(llm: LLM) -> None:
 def test_similar_sentences_get_similar_ranks(llm: LLM, reference: Callable[[list[str]], Tensor]) -> None:
     file = shared_folder("data", "stsb-ccbysa") / "stsb_images_track5.tsv"
     with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))[:300]
+        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))[-100:]
     sides = [[row["sentence1"] for row in rows], [row["sentence2"] for row in rows]]
     gold = [float(row["score"]) for row in rows]
 
