@@ -27,6 +27,7 @@ MAX_ONGOING_REQUESTS = 1024
 MAX_QUEUED_REQUESTS = 4096  # while no replica runs
 DRAIN_MARGIN_S = 5.0
 POLICY = "cenote.ray.autoscaling:scale_on_queue"
+REQUEST_ROUTER = "cenote.ray.request_router.TwoChoicesRouter"
 SCALE_UP_DELAY_S, SCALE_DOWN_DELAY_S, LOOK_BACK_S = 5.0, 120.0, 30.0
 # options of servers whose processes are not Ray's
 LOCAL_OPTIONS = (
@@ -111,6 +112,7 @@ def deployment_options(entry: ModelEntry, settings: ServerConfig, config: RayCon
         "name": re.sub(r"[^\w.-]+", "_", entry.name),
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "max_queued_requests": MAX_QUEUED_REQUESTS,
+        "request_router_config": {"request_router_class": REQUEST_ROUTER},
         "ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
         "graceful_shutdown_timeout_s": settings.shutdown_timeout_s + DRAIN_MARGIN_S,
     }

@@ -62,6 +62,11 @@ class Load:
             thread.join()
 
 
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def options(folder: Path, **others: Any) -> dict[str, Any]:
     return {"model": str(folder), "served_model_name": "mini", "num_cpus": 0.9, "disable_access_log": True, **others}
 
@@ -72,8 +77,12 @@ def test_no_request_fails_when_a_replica_is_killed_or_the_model_is_replaced(
     tiny_bert(tmp_path)
     serve.run(app(options(default_folder, min_replicas=2)), name="cenote", route_prefix="/")
 
+    workers = find_workers(cluster, "ServeReplica:cenote:mini")
+    idle_s = [cpu_seconds(pid) for pid in workers]
     with Load(port) as load:
         time.sleep(LOAD_S)
+        used_s = [cpu_seconds(pid) - before for pid, before in zip(workers, idle_s, strict=True)]
+        assert len(used_s) == 2 and min(used_s) > 0.3 * max(used_s)  # whichever node the proxy is on
         os.kill(find_workers(cluster, "ServeReplica:cenote:mini")[0], signal.SIGKILL)
         num_before = len(load.sizes)
         time.sleep(2 * LOAD_S)
