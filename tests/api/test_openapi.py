@@ -21,6 +21,7 @@ from cenote.api.app_state import AppState
 from cenote.api.auth import PUBLIC_ROUTES
 from cenote.api.dialects import DIALECTS
 from cenote.api.docs import make_docs_routes
+from cenote.api.openapi import build_document
 from cenote.api.replies import encode_default_error
 from cenote.api.route_table import RouteTable
 from cenote.api.system_routes import make_system_routes
@@ -305,3 +306,22 @@ def test_most_fields_have_descriptions(models: Models) -> None:
     for body in ("EmbeddingsBody", "PoolingBody", "RerankBody", "EmbedBody", "TokenizeBody"):
         described = [name for name, field in schemas[body]["properties"].items() if "description" in field]
         assert len(described) > len(schemas[body]["properties"]) / 2
+
+
+def test_the_document_is_made_once_until_the_models_change(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    app_state = AppState(ServerConfig())
+    client = TestClient(build_app(app_state))
+    documents = []
+
+    def build(*args: Any) -> dict[str, Any]:
+        documents.append(build_document(*args))
+        return documents[-1]
+
+    monkeypatch.setattr("cenote.api.docs.build_document", build)
+    loading = [client.get("/openapi.json").json() for _ in range(2)]
+    app_state.set_engine(llm.engine)
+    loaded = [client.get("/openapi.json").json() for _ in range(2)]
+
+    assert len(documents) == 2
+    assert loading[0] == loading[1] and loaded[0] == loaded[1]
+    assert loading[0]["info"]["description"] == "The model is loading." != loaded[0]["info"]["description"]
