@@ -16,6 +16,8 @@ from cenote import LLM
 from cenote.api.app_state import AppState
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.calls import CallRunner, Method, parse_peer
+from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
+from cenote.api.grpc.health_pb2 import HealthCheckRequest
 from cenote.api.grpc.server import GrpcServer, check_settings, format_target
 from cenote.api.grpc.services import ROUTES, TEI_METHODS, make_method_handler
 from cenote.api.grpc.statuses import get_status_code
@@ -245,6 +247,18 @@ def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
+    async def read() -> list[int]:
+        app_state = make_state(llm)
+        statuses = []
+        async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
+            statuses.append(reply.status)
+            app_state.start_draining()
+        return statuses
+
+    assert asyncio.run(read()) == [SERVING, NOT_SERVING]
+
+
 def test_the_certificate_of_the_http_server_is_used(llm: LLM, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
     settings = {"ssl_certfile": cert, "ssl_keyfile": key}

@@ -37,10 +37,11 @@ class Health:
         """Send the status, and again whenever it changes; ends when the server drains."""
         last = None
         while True:
+            is_last = self.app_state.is_draining  # read before the status: draining may begin while a status is sent
             if (status := self.get_status(request.service)) != last:
                 last = status
                 yield HealthCheckResponse(status=status)
-            if self.app_state.is_draining:
+            if is_last:
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
