@@ -296,7 +296,7 @@ class PoolingEngine:
         `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
         """
         if not self.image_workers.find_image_indices(request):  # nothing to preprocess, and nothing to split
-            state = self.submit(request, query_embeddings=query_embeddings)
+            state = self.submit(request, query_embeddings=query_embeddings, caller_waits=True)
             return state.collect(make_converter(state.num_inputs), on_progress)
 
         async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
@@ -434,10 +434,17 @@ class PoolingEngine:
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
-    def submit(self, request: PoolRequest, *, query_embeddings: Sequence[Tensor] | None = None) -> RequestState:
+    def submit(
+        self,
+        request: PoolRequest,
+        *,
+        query_embeddings: Sequence[Tensor] | None = None,
+        caller_waits: bool = False,
+    ) -> RequestState:
         """Check a request and queue it.
 
-        With `query_embeddings`, one tensor per input, the results are MaxSim scores.
+        With `query_embeddings`, one tensor per input, the results are MaxSim scores. With `caller_waits`, a short text
+        may be computed by the calling thread before this method returns.
         """
         if os.getpid() != self.pid:
             raise EngineStopped(
@@ -445,12 +452,13 @@ class PoolingEngine:
                 "load the model in this process"
             )
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
-            return self.routes[role].submit(request, query_embeddings=query_embeddings)
+            return self.routes[role].submit(request, query_embeddings=query_embeddings, caller_waits=caller_waits)
         with self._counting_refusals():
             state = self.admission.prepare(request, self.model_info, query_embeddings)
             with self._lock:
                 self._check_running()
                 self.metrics.on_admit(state)
+        state.caller_waits = caller_waits
         self.tokenizer_worker.add(state)
         return state
 

@@ -68,7 +68,7 @@ class EngineLoop:
         self.num_on_device = 0  # batches that were started and whose results are not on the host
         self.is_stopping = False
         self.is_waiting = False  # the engine thread waits for sequences, and nothing is on the device
-        self._is_starting = False  # the thread that submits a batch is starting it
+        self._is_starting = False  # a thread that submits a batch is starting it, or runs it
         # a batch that such a thread has taken, and started (or failed to) if it was prepared
         self._handed_over: tuple[ScheduledBatch, Wait | Exception | None] | None = None
         self._slot = 0  # of the last batch, for the recorder
@@ -82,6 +82,23 @@ class EngineLoop:
                 self.condition.notify_all()
                 return
         self._start_here(batch)
+
+    def add(self, groups: Iterable[SequenceGroup]) -> None:
+        """Queue sequences without waking up the engine thread: `run_added` must follow."""
+        with self.condition:
+            self.scheduler.add(self.isolated.take_isolated(groups))
+
+    def run_added(self) -> None:
+        """Run what was added in this thread, which waits for the results anyway, if the engine thread is idle.
+
+        Waking up that thread, and by it this one, would take longer than all other steps of a short text.
+        """
+        with self.condition:
+            batch = self._take_small()
+            if batch is None:
+                self.condition.notify_all()
+                return
+        self._run_here(batch)
 
     def stop(self) -> None:
         with self.condition:
@@ -166,6 +183,30 @@ class EngineLoop:
             return batch
         self._handed_over = batch, None
         return None
+
+    def _take_small(self) -> ScheduledBatch | None:
+        """Return a small batch for the calling thread; the engine thread takes none meanwhile."""
+        is_idle = self.is_waiting and not self._is_starting and not self.is_stopping
+        if not is_idle or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
+            return None
+        batch = self._take_batch()
+        self._is_starting = batch is not None
+        return batch
+
+    def _run_here(self, batch: ScheduledBatch) -> None:
+        is_done = False
+        self.step_started_at = time.monotonic()
+        try:
+            if len(batch) and (started := self._start_batch(batch)) is not None:
+                self._finish_batch(*started)
+            is_done = True
+        finally:
+            with self.condition:
+                self.step_started_at, self._is_starting = None, False
+                if not is_done:  # such as by Ctrl-C: the engine thread runs it, others may wait for the same inputs
+                    self._handed_over = batch, None
+                if not self.is_waiting or len(self.scheduler) or not is_done:
+                    self.condition.notify_all()
 
     def _start_here(self, batch: ScheduledBatch) -> None:
         """Start a batch and hand it over; without the lock: a device that hangs must not block the watchdog."""

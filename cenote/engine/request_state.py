@@ -46,6 +46,7 @@ class RequestState:
     """A request in flight; filled by the tokenizer and engine threads, awaited by the caller."""
 
     has_cancelled = False  # it is cancelled as a whole
+    caller_waits = False  # the thread that submits it does nothing else until the results are there
 
     def __init__(
         self,

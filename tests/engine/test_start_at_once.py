@@ -1,8 +1,10 @@
-"""Small batches that find an asynchronous device idle are started by the thread that submits them."""
+"""Small batches that find the device idle start in the thread that submits them; on a CPU they run in it."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,15 @@ from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import EngineStopped, PoolingError
 from cenote.protocol.requests import CallRef
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+from tests.engine.conftest import (
+    TIMEOUT_S,
+    BatchGate,
+    MakeEngine,
+    echoed_token_ids,
+    make_request,
+    raise_on_tokens,
+    wait_until,
+)
 
 SUBMITTER, ENGINE = "cenote-tokenizer", "cenote-engine"  # names of the threads
 
@@ -125,3 +135,96 @@ def test_a_device_that_hangs_in_the_submitting_thread_is_noticed(make_engine: Ma
     with pytest.raises(EngineStopped, match="0.2"):
         run(engine, [[7]])
     gate.opened.set()
+
+
+# a CPU: a thread that waits for the result of a short text computes it
+
+
+class CallerEcho(EchoExecutor):
+    """A synchronous executor that records the thread of each batch."""
+
+    def __init__(self, fault: Callable[[ScheduledBatch], None] = lambda batch: None) -> None:
+        super().__init__(fault)
+        self.threads: list[str] = []
+
+    def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
+        self.threads.append(threading.current_thread().name)
+        return super().start(batch)
+
+
+def run_texts(engine: PoolingEngine, texts: list[str]) -> list[Any]:
+    wait_until(lambda: engine.loop.is_waiting)
+    return echoed_token_ids(engine.pool_sync(make_request(texts)))
+
+
+def test_a_short_text_is_computed_by_the_thread_that_waits_for_it(make_engine: MakeEngine) -> None:
+    executor = CallerEcho()
+    engine = make_engine(executor)
+
+    (first,), (second,) = run_texts(engine, ["a cat"]), run_texts(engine, ["a dog"])
+    assert first[:2] == second[:2]
+    assert first != second
+    assert executor.threads == [threading.current_thread().name] * 2
+    run_texts(engine, ["two", "texts"])
+    asyncio.run(engine.pool(make_request(["an event loop does not wait"])))
+    assert executor.threads[2:] == [ENGINE] * 2
+    assert engine.loop.step_started_at is None
+
+
+def test_texts_of_many_threads_are_computed_one_batch_at_a_time(make_engine: MakeEngine) -> None:
+    running, most = 0, 0
+
+    def count(batch: ScheduledBatch) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.001)
+        running -= 1
+
+    executor = CallerEcho(count)
+    engine = make_engine(executor)
+    expected = {text: run_texts(engine, [text]) for text in ("one", "two", "three", "four")}
+    results: dict[str, list[Any]] = {text: [] for text in expected}
+
+    def send(text: str) -> None:
+        for _ in range(40):
+            results[text].append(echoed_token_ids(engine.pool_sync(make_request([text]))))
+
+    threads = [threading.Thread(target=send, args=(text,)) for text in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+
+    assert results == {text: [result] * 40 for text, result in expected.items()}
+    assert most == 1
+    assert ENGINE in executor.threads
+
+
+def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(make_engine: MakeEngine) -> None:
+    gate = threading.Event()
+
+    def interrupt(batch: ScheduledBatch) -> None:
+        if threading.current_thread().name != ENGINE:
+            assert gate.wait(TIMEOUT_S)
+            raise KeyboardInterrupt
+
+    engine = make_engine(CallerEcho(interrupt))
+    results: list[Any] = []
+    other = threading.Thread(target=lambda: results.extend(echoed_token_ids(engine.pool_sync(make_request(["a cat"])))))
+
+    def release() -> None:
+        wait_until(lambda: not engine.loop.is_waiting or engine.loop.step_started_at is not None)
+        other.start()
+        wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
+        gate.set()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_texts(engine, ["a cat"])
+    releasing.join(TIMEOUT_S)
+    other.join(TIMEOUT_S)
+
+    assert len(results[0]) == 4
+    assert run_texts(engine, ["two", "texts"])

@@ -146,6 +146,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(server: ServerProcess) ->
 
     wait_until(lambda: not any(map(is_alive, processes)))
     assert time.monotonic() - killed_at < 2
+    assert server.wait() == -signal.SIGKILL  # the next test starts another one
 
 
 def test_an_engine_that_fails_again_and_again_is_given_up(folder: Path, tmp_path: Path) -> None:

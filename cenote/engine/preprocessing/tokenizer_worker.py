@@ -45,6 +45,7 @@ MAX_INTERACTIVE_IN_A_ROW = 16
 MAX_INLINE_CHARS = 1024
 
 WorkItem = Callable[[], None]
+SubmitGroups = Callable[[Many[SequenceGroup]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +123,17 @@ class TokenizerWorker:
             return False
         if not self._work_lock.acquire(blocking=False):
             return False
+        runs_here = state.caller_waits and not self.loop.executor.is_async
         try:
             with self.busy_stages.track("tokenizer"):
-                self._render([job])
+                self._render([job], self.loop.add if runs_here else self.loop.submit)
         except BaseException:  # such as that of Ctrl-C: nobody will wait for the results
             state.future.cancel()
             raise
         finally:
             self._work_lock.release()
+            if runs_here:
+                self.loop.run_added()
         return True
 
     def _enqueue_job(self, job: TokenizeJob) -> None:
@@ -194,7 +198,7 @@ class TokenizerWorker:
         if items.to_submit and self._has_capacity(lane):
             return items.to_submit.popleft()
         if items.to_render:
-            return partial(self._render, self._coalesce(items.to_render))
+            return partial(self._render, self._coalesce(items.to_render), self.loop.submit)
         return None
 
     def _has_capacity(self, lane: Lane) -> bool:
@@ -212,7 +216,7 @@ class TokenizerWorker:
             popped.append(jobs.popleft())
         return popped
 
-    def _render(self, jobs: list[TokenizeJob]) -> None:
+    def _render(self, jobs: list[TokenizeJob], submit: SubmitGroups) -> None:
         started_at = time.monotonic()
         for job in jobs:
             if 0.0 < job.state.request.deadline_at <= started_at:
@@ -237,16 +241,16 @@ class TokenizerWorker:
         elapsed_s, start = time.monotonic() - started_at, 0
         for job, first_index, job_inputs in zip(jobs, first_indices, slices, strict=True):
             job.state.request.timing.tokenize_s += elapsed_s
-            self._submit_rendered(job, first_index, rendered.slice(start, start + len(job_inputs)))
+            self._submit_rendered(job, first_index, rendered.slice(start, start + len(job_inputs)), submit)
             start += len(job_inputs)
 
-    def _submit_rendered(self, job: TokenizeJob, first_index: int, result: RenderResult) -> None:
+    def _submit_rendered(self, job: TokenizeJob, first_index: int, result: RenderResult, submit: SubmitGroups) -> None:
         state = job.state
         for offset, error in result.errors.items():
             state.fail(first_index + offset, error)
         groups = [self.dedup.filter_new(group) for group in self._make_groups(state, job.receiver, first_index, result)]
         following = job if state.num_rendered < state.num_inputs else None
-        self._submit([group for group in groups if group is not None], following)
+        self._submit([group for group in groups if group is not None], following, submit=submit)
 
     def _resubmit(self, group: SequenceGroup) -> None:
         """Submit duplicates whose original request was aborted; called by any thread."""
@@ -257,7 +261,13 @@ class TokenizerWorker:
 
         self._enqueue_submit(group.scheduling.lane, submit)
 
-    def _submit(self, groups: Many[SequenceGroup], following: TokenizeJob | None, start: int = 0) -> None:
+    def _submit(
+        self,
+        groups: Many[SequenceGroup],
+        following: TokenizeJob | None,
+        start: int = 0,
+        submit: SubmitGroups | None = None,
+    ) -> None:
         """Submit groups, the first one from `start` on, then go on with the job `following`.
 
         While the queue is full, and after part of a large group (the chunks of one text may be thousands), the rest
@@ -272,7 +282,7 @@ class TokenizerWorker:
             if len(group.inputs) > 1:
                 offsets = group.inputs.cu_seqlens
                 end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
-            self.loop.submit([group.slice(start, end)])
+            (submit or self.loop.submit)([group.slice(start, end)])
             if end < len(group.inputs):
                 self._enqueue_submit(group.scheduling.lane, partial(self._submit, groups[number:], following, end))
                 return
