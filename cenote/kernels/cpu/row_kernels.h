@@ -48,60 +48,70 @@ INLINE vfloat activate(vfloat x, const int activation) {
     }
 }
 
-/* GELU of several vectors, step by step: a chain of dependent instructions alone would leave most of the units idle. */
+/* 2^x of several vectors, step by step: a chain of dependent instructions alone would leave most of the units idle. */
+INLINE void exp2_group(vfloat x[GROUP]) {
+    static const float coefficients[] = {9.675541293e-3f, 5.550713290e-2f, 2.402211972e-1f, 6.931469671e-1f, 1.0f};
+    vfloat y[GROUP], shifted[GROUP], f[GROUP];
+    EACH shifted[i] = x[i] + splat(12582912.0f);
+    EACH f[i] = x[i] - (shifted[i] - splat(12582912.0f));
+    EACH y[i] = splat(1.327646680e-3f);
+#pragma GCC unroll 5
+    for (int step = 0; step < 5; step++) EACH y[i] = y[i] * f[i] + splat(coefficients[step]);
+    EACH x[i] = (vfloat)((vint)y[i] + ((vint)shifted[i] << 23));
+}
+
+/* GELU of several vectors. */
 INLINE void gelu_group(vfloat x[GROUP]) {
     static const float coefficients[] = {
         -7.692197071e-4f, 8.080716474e-3f, -5.341210394e-2f, -4.587709737e-1f, -1.151201702f, -9.999930610e-1f,
     };
-    static const float powers[] = {9.675541293e-3f, 5.550713290e-2f, 2.402211972e-1f, 6.931469671e-1f, 1.0f};
-    vfloat z[GROUP], y[GROUP], shifted[GROUP], f[GROUP];
+    vfloat z[GROUP], y[GROUP];
     EACH z[i] = at_most(absolute(x[i]), 5.6f);
     EACH y[i] = splat(3.309281802e-5f);
 #pragma GCC unroll 6
     for (int step = 0; step < 6; step++) EACH y[i] = y[i] * z[i] + splat(coefficients[step]);
-    EACH shifted[i] = y[i] + splat(12582912.0f);
-    EACH f[i] = y[i] - (shifted[i] - splat(12582912.0f));
-    EACH y[i] = splat(1.327646680e-3f);
-#pragma GCC unroll 5
-    for (int step = 0; step < 5; step++) EACH y[i] = y[i] * f[i] + splat(powers[step]);
-    EACH y[i] = (vfloat)((vint)y[i] + ((vint)shifted[i] << 23));
+    exp2_group(y);
     EACH x[i] = at_least(x[i], 0.0f) - z[i] * y[i];
 }
 
-INLINE vfloat scaled_sum(const void *sums, int64_t index, int64_t c, const Epilogue *epilogue, int64_t row, const int is_integer, const int has_scales) {
+/* The sum of column `c` of a row, scaled, plus the bias; `sums` points at it. */
+INLINE vfloat scaled_sum(const void *sums, int64_t c, const Epilogue *epilogue, int64_t row, const int is_integer, const int has_scales) {
     vfloat value;
     if (is_integer) {
-        vint sum = load_int((const int32_t *)sums + index);
+        vint sum = load_int(sums);
         if (epilogue->offsets) sum -= load_int(epilogue->offsets + c);
         value = __builtin_convertvector(sum, vfloat);
-    } else value = load((const float *)sums + index);
+    } else value = load(sums);
     if (has_scales) value = value * splat(epilogue->row_scales[row]) * load(epilogue->scales + c);
     return value + load(epilogue->bias + c);
+}
+
+/* The whole vectors of `count` rows from `row` on, at most GROUP: the same column of all at once; the last row fills up the group. */
+INLINE void finish_group(
+    const float *sums, int64_t sums_stride, int64_t row, const int64_t count, int64_t whole, const Epilogue *epilogue, float *out, int64_t stride,
+    const int activation, const int is_integer, const int has_scales
+) {
+    for (int64_t c = 0; c < whole; c += WIDTH) {
+        vfloat values[GROUP];
+        EACH values[i] = scaled_sum(sums + (row + min_of(i, count - 1)) * sums_stride + c, c, epilogue, row + min_of(i, count - 1), is_integer, has_scales);
+        if (activation == GELU) gelu_group(values);
+        else EACH values[i] = activate(values[i], activation);
+        if (epilogue->add) EACH values[i] += load(out + (row + min_of(i, count - 1)) * stride + c);
+        EACH store(out + (row + min_of(i, count - 1)) * stride + c, values[i]);
+    }
 }
 
 INLINE void finish_as(
     const void *sums, int64_t sums_stride, int64_t rows, int64_t columns, const Epilogue *epilogue, float *out, int64_t stride,
     const int activation, const int is_integer, const int has_scales
 ) {
-    const int64_t whole = columns / WIDTH * WIDTH;
-    for (int64_t row = 0, c = 0; whole && row < rows;) { /* groups of vectors, across rows */
-        vfloat values[GROUP];
-        int64_t row_of[GROUP] = {0}, column_of[GROUP] = {0};
-        int count = 0;
-        for (; count < GROUP && row < rows; count++) {
-            row_of[count] = row, column_of[count] = c;
-            if ((c += WIDTH) == whole) c = 0, row++;
-        }
-        EACH values[i] = scaled_sum(sums, row_of[i] * sums_stride + column_of[i], column_of[i], epilogue, row_of[i], is_integer, has_scales);
-        if (activation == GELU) gelu_group(values);
-        else EACH values[i] = activate(values[i], activation);
-        for (int i = 0; i < count; i++) {
-            float *to = out + row_of[i] * stride + column_of[i];
-            store(to, epilogue->add ? load(to) + values[i] : values[i]);
-        }
-    }
+    const int64_t whole = columns / WIDTH * WIDTH, grouped = rows / GROUP * GROUP;
+    const float *from = sums; /* or integers of the same size */
+    for (int64_t row = 0; row < grouped; row += GROUP)
+        finish_group(from, sums_stride, row, GROUP, whole, epilogue, out, stride, activation, is_integer, has_scales);
+    if (grouped < rows) finish_group(from, sums_stride, grouped, rows - grouped, whole, epilogue, out, stride, activation, is_integer, has_scales);
     for (int64_t row = 0; columns > whole && row < rows; row++) { /* a tile has whole vectors of sums */
-        const vfloat value = scaled_sum(sums, row * sums_stride + whole, whole, epilogue, row, is_integer, has_scales);
+        const vfloat value = scaled_sum(from + row * sums_stride + whole, whole, epilogue, row, is_integer, has_scales);
         float *to = out + row * stride + whole;
         const vfloat result = activate(value, activation);
         store_tail(to, epilogue->add ? load_tail(to, columns - whole) + result : result, columns - whole);
@@ -161,7 +171,15 @@ static float softmax(float *scores, float scale, int64_t low, int64_t high, int6
     vfloat largest = splat(-__builtin_inff()), sums = {0};
     for (int64_t key = 0; key < padded; key += WIDTH) largest = larger(load(scores + key), largest);
     const vfloat maximum = splat(max_lane(largest));
-    for (int64_t key = 0; key < padded; key += WIDTH) {
+    int64_t key = 0;
+    for (; key + GROUP * WIDTH <= padded; key += GROUP * WIDTH) { /* independent chains of instructions */
+        vfloat powers[GROUP];
+        EACH powers[i] = at_least((load(scores + key + i * WIDTH) - maximum) * splat(scale), -126.0f);
+        exp2_group(powers);
+        EACH sums += powers[i];
+        EACH store(scores + key + i * WIDTH, powers[i]);
+    }
+    for (; key < padded; key += WIDTH) {
         const vfloat power = exp2_in_range(at_least((load(scores + key) - maximum) * splat(scale), -126.0f));
         sums += power;
         store(scores + key, power);
