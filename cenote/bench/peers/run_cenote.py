@@ -13,10 +13,12 @@ class Engine:
 
         options = {name: settings[name] for name in ("dtype", "quantization") if name in settings}
         self.llm = LLM(model, max_model_len=settings["max_tokens"], **options)
-        description = self.llm.engine.model.description
+        model = self.llm.engine.model
+        description = model.description
+        dtype = str(description.dtype.value).removeprefix("torch.")
         self.settings = {
             **settings,
-            "dtype": str(description.dtype.value).removeprefix("torch."),
+            "dtype": dtype if model.products is None else model.products.format,  # that of the matrix products
             "device": str(description.device.value),
             "threads": torch.get_num_threads(),
         }
