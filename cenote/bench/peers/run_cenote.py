@@ -13,12 +13,12 @@ class Engine:
 
         options = {name: settings[name] for name in ("dtype", "quantization") if name in settings}
         self.llm = LLM(model, max_model_len=settings["max_tokens"], **options)
-        model = self.llm.engine.model
-        description = model.description
+        loaded = self.llm.engine.model
+        description = loaded.description
         dtype = str(description.dtype.value).removeprefix("torch.")
         self.settings = {
             **settings,
-            "dtype": dtype if model.products is None else model.products.format,  # that of the matrix products
+            "dtype": dtype if loaded.products is None else loaded.products.format,  # that of the matrix products
             "device": str(description.device.value),
             "threads": torch.get_num_threads(),
         }

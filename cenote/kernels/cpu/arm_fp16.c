@@ -1,10 +1,10 @@
-/* Level `fp16`: products of float16, summed in float16 over 192 inputs at a time and in float32 beyond. Rows are scaled by powers of
- * two so that their largest value is below 16, and weights so that it is below 1: no sum of 192 products overflows. */
+/* Level `fp16`: products of float16, summed in float16 over 128 inputs at a time and in float32 beyond. Rows are scaled by powers of
+ * two so that their largest value is below 16, and weights so that it is below 1: no sum of 128 products overflows. */
 #if defined(__aarch64__)
 #include "arm.h"
 #pragma GCC target("arch=armv8.2-a+fp16")
 
-enum { BLOCK = 192 };
+enum { BLOCK = 128 };
 
 #define INLINE static inline __attribute__((always_inline))
 

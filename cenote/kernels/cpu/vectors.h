@@ -35,6 +35,11 @@ INLINE vfloat larger_absolute(vfloat x, vfloat y) { return (vfloat)_mm512_max_ep
 #endif
 INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
 
+/* max_lane: NaN if there is one. */
+#if defined(__aarch64__)
+INLINE float sum_lanes(vfloat x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
+INLINE float max_lane(vfloat x) { return vmaxvq_f32(x); }
+#else
 INLINE float sum_lanes(vfloat x) {
     float parts[WIDTH];
     store(parts, x);
@@ -45,13 +50,13 @@ INLINE float sum_lanes(vfloat x) {
     return parts[0];
 }
 
-/* NaN if there is one */
 INLINE float max_lane(vfloat x) {
     float largest = x[0];
     for (int i = 1; i < WIDTH; i++)
         if (x[i] > largest || x[i] != x[i]) largest = x[i];
     return largest;
 }
+#endif
 
 /* The first `count` elements, the others 0; and a store of them. */
 INLINE vfloat load_tail(const float *from, int64_t count) {
