@@ -526,6 +526,7 @@ class PoolingEngine:
         for worker in workers:
             if worker.thread is not threading.current_thread():
                 worker.thread.join(timeout=THREAD_JOIN_TIMEOUT_S)
+        self.loop.wait_for_callers(THREAD_JOIN_TIMEOUT_S)
         if self.ranks is not None:
             self.ranks.close()
         for route in self.routes.values():

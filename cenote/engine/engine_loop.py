@@ -68,7 +68,7 @@ class EngineLoop:
         self.num_on_device = 0  # batches that were started and whose results are not on the host
         self.is_stopping = False
         self.is_waiting = False  # the engine thread waits for sequences, and nothing is on the device
-        self._is_starting = False  # a thread that submits a batch is starting it, or runs it
+        self._is_elsewhere = False  # a batch is being started or run by a thread that has submitted it
         # a batch that such a thread has taken, and started (or failed to) if it was prepared
         self._handed_over: tuple[ScheduledBatch, Wait | Exception | None] | None = None
         self._slot = 0  # of the last batch, for the recorder
@@ -91,7 +91,8 @@ class EngineLoop:
     def run_added(self) -> None:
         """Run what was added in this thread, which waits for the results anyway, if the engine thread is idle.
 
-        Waking up that thread, and by it this one, would take longer than all other steps of a short text.
+        Waking up that thread, and by it this one, would take longer than all other steps of a short text. The watchdog
+        still stops the engine if the batch hangs, but cannot free this thread.
         """
         with self.condition:
             batch = self._take_small()
@@ -106,6 +107,11 @@ class EngineLoop:
             self.scheduler.clear()
             self.isolated.clear()
             self.condition.notify_all()
+
+    def wait_for_callers(self, timeout_s: float) -> None:
+        """Wait until no other thread runs a batch."""
+        with self.condition:
+            self.condition.wait_for(lambda: not self._is_elsewhere, timeout_s)
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -143,7 +149,7 @@ class EngineLoop:
         """Return the next batch; an empty one if the queue is empty and `block` is False; None when stopping."""
         with self.condition:
             while not self.is_stopping:
-                if self._is_starting:
+                if self._is_elsewhere:
                     self.condition.wait()
                     continue
                 if self._handed_over is not None:
@@ -179,18 +185,18 @@ class EngineLoop:
         if (batch := self._take_batch()) is None:
             return None
         if len(batch) and self.executor.is_prepared(batch):
-            self._is_starting = True
+            self._is_elsewhere = True
             return batch
         self._handed_over = batch, None
         return None
 
     def _take_small(self) -> ScheduledBatch | None:
         """Return a small batch for the calling thread; the engine thread takes none meanwhile."""
-        is_idle = self.is_waiting and not self._is_starting and not self.is_stopping
+        is_idle = self.is_waiting and not self._is_elsewhere and not self.is_stopping
         if not is_idle or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
             return None
         batch = self._take_batch()
-        self._is_starting = batch is not None
+        self._is_elsewhere = batch is not None
         return batch
 
     def _run_here(self, batch: ScheduledBatch) -> None:
@@ -202,10 +208,10 @@ class EngineLoop:
             is_done = True
         finally:
             with self.condition:
-                self.step_started_at, self._is_starting = None, False
+                self.step_started_at, self._is_elsewhere = None, False
                 if not is_done:  # such as by Ctrl-C: the engine thread runs it, others may wait for the same inputs
                     self._handed_over = batch, None
-                if not self.is_waiting or len(self.scheduler) or not is_done:
+                if not self.is_waiting or self.is_stopping or len(self.scheduler) or not is_done:
                     self.condition.notify_all()
 
     def _start_here(self, batch: ScheduledBatch) -> None:
@@ -216,7 +222,7 @@ class EngineLoop:
             started = self._launch(batch)
         finally:
             with self.condition:
-                self._handed_over, self._is_starting = (batch, started), False
+                self._handed_over, self._is_elsewhere = (batch, started), False
                 self.condition.notify_all()
 
     def _take_over(self, batch: ScheduledBatch, started: Wait | Exception | None) -> tuple[ScheduledBatch, Wait] | None:

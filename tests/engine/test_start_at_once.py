@@ -228,3 +228,28 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(ma
 
     assert len(results[0]) == 4
     assert run_texts(engine, ["two", "texts"])
+
+
+def test_stopping_waits_for_the_text_that_a_caller_computes(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
+    engine = make_engine(CallerEcho(gate))
+    errors: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            run_texts(engine, ["a cat"])
+        except EngineStopped as error:
+            errors.append(error)
+
+    caller, stopper = threading.Thread(target=send), threading.Thread(target=engine.stop)
+    caller.start()
+    assert gate.reached.wait(TIMEOUT_S)
+    stopper.start()
+    stopper.join(0.3)
+    assert stopper.is_alive()
+    gate.opened.set()
+    stopper.join(TIMEOUT_S)
+    caller.join(TIMEOUT_S)
+
+    assert not stopper.is_alive()
+    assert len(errors) == 1
