@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
@@ -74,10 +74,13 @@ class EngineLoop:
         self._slot = 0  # of the last batch, for the recorder
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
 
-    def submit(self, groups: Iterable[SequenceGroup]) -> None:
+    def submit(self, groups: Sequence[SequenceGroup]) -> None:
         with self.condition:
-            self.scheduler.add(self.isolated.take_isolated(groups))
-            batch = self._take_prepared() if self.is_waiting and self.executor.is_async else None
+            if len(groups) == 1 and self._can_skip_queue(groups[0]):
+                batch = self._take_alone(groups[0])
+            else:
+                self.scheduler.add(self.isolated.take_isolated(groups))
+                batch = self._take_prepared() if self.is_waiting and self.executor.is_async else None
             if batch is None:
                 self.condition.notify_all()
                 return
@@ -177,13 +180,37 @@ class EngineLoop:
         # sorted: kernels process consecutive sequences of equal length together
         return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
 
+    def _can_skip_queue(self, group: SequenceGroup) -> bool:
+        """Whether the next batch would be this group, which has one sequence, if it were queued."""
+        receiver = group.receiver
+        return (
+            len(group.indices) == 1
+            and self.is_waiting
+            and self.executor.is_async
+            and not self.is_stopping
+            and not len(self.scheduler)
+            and not len(self.isolated)
+            and len(group.inputs.token_ids) <= MAX_TOKENS_AT_ONCE
+            and not 0.0 < group.deadline_at <= time.monotonic()
+            and not (receiver.is_aborted or receiver.has_cancelled or receiver.isolated_indices)
+        )
+
+    def _take_alone(self, group: SequenceGroup) -> ScheduledBatch | None:
+        """Like `_take_prepared`, for a sequence that skips the queue."""
+        self.is_waiting = False
+        self.scheduler.on_queue_skipped(group)
+        return self._prepare(ScheduledBatch([GroupSlice(group, 0, 1)]))
+
     def _take_prepared(self) -> ScheduledBatch | None:
         """Return a small batch that the thread that submits it can start; the engine thread wakes up meanwhile."""
         if self.is_stopping or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
             return None
         self.is_waiting = False
-        if (batch := self._take_batch()) is None:
-            return None
+        batch = self._take_batch()
+        return None if batch is None else self._prepare(batch)
+
+    def _prepare(self, batch: ScheduledBatch) -> ScheduledBatch | None:
+        """Return a batch that this thread can start; leave any other to the engine thread."""
         if len(batch) and self.executor.is_prepared(batch):
             self._is_elsewhere = True
             return batch
@@ -246,13 +273,14 @@ class EngineLoop:
         now = batch.times.started_at = time.monotonic()
         for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
-        self.metrics.on_batch(len(batch), batch.num_tokens)
         self.num_on_device += 1
         try:
             return self.executor.start(batch)
         except Exception as error:
             self.num_on_device -= 1
             return error
+        finally:  # while the device computes
+            self.metrics.on_batch(len(batch), batch.num_tokens)
 
     def _check_started(self, batch: ScheduledBatch, started: Wait | Exception) -> tuple[ScheduledBatch, Wait] | None:
         """Return a batch that was started; if that failed, run it in parts."""

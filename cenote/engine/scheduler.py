@@ -79,6 +79,11 @@ class Scheduler:
             scheduling = group.scheduling
             self.lanes[scheduling.lane].add(group, scheduling.priority if self.by_priority else 0, now)
 
+    def on_queue_skipped(self, group: Schedulable) -> None:
+        """Take note of a group that runs at once, because no sequence waits."""
+        if group.scheduling.lane == "interactive":
+            self._last_interactive_at = self.clock()
+
     def next_batch(self) -> list[Slice]:
         """Return the sequences of the next batch, as (group, start, end).
 

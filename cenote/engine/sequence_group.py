@@ -108,6 +108,7 @@ class ScheduledBatch:
         self.slices = slices
         self.is_isolated = is_isolated  # nothing else may be on the device meanwhile
         self.slot = 0  # where the engine loop records it
+        self.prepared: object = None  # what `Executor.is_prepared` has found for `Executor.start`
         self.times = BatchTimes()
         self.num_seqs = sum(item.end - item.start for item in slices)
 

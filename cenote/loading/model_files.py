@@ -20,6 +20,7 @@ from cenote.loading.checkpoint import (
     Checkpoint,
     first_line,
 )
+from cenote.loading.file_digest import compute_sha256
 
 INDEX_SUFFIX = ".index.json"
 INDEX_NAMES = ("model*.safetensors.index.json", "pytorch_model*.bin.index.json")
@@ -116,8 +117,7 @@ def digest_file(path: Path, *, is_full: bool = False) -> str:
             return _digest_samples(real, size, has_header=path.suffix == ".safetensors")
         if SHA256_NAME.fullmatch(real.name):
             return real.name
-        with real.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return compute_sha256(real)
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
 

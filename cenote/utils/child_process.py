@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 OOM_SCORE = 500  # of 1000: the kernel frees memory by killing the process with the highest score
 
 
@@ -21,6 +22,12 @@ def exit_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it exited before the call
         os._exit(1)
+
+
+def set_child_subreaper(is_enabled: bool) -> None:
+    """Whether processes below this one become its children when their parent exits; Linux only."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(is_enabled)):
+        raise OSError(ctypes.get_errno(), "the kernel has no child subreapers")
 
 
 def prefer_as_oom_victim() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,28 @@ def test_replicas_that_share_cores_compute_less_together() -> None:
     ]
 
     assert speeds == [pytest.approx(2000, rel=0.01), pytest.approx(2000 / 1.5, rel=0.01)]
+
+
+def test_the_time_between_batches_is_that_of_replicas_for_which_requests_wait() -> None:
+    windows = [
+        LoadWindow(10, 10, 300, 0.5),
+        LoadWindow(10, 40, 2000, 0.9, waiting_s=1.0),
+        LoadWindow(20, 80, 9000, 1.4, waiting_s=2.0),
+    ]
+
+    assert fit_service_time(windows, 0.0).gap_s == pytest.approx(0.02)
+    assert fit_service_time([replace(window, waiting_s=None) for window in windows], 0.0).gap_s == 0.0
+
+
+def test_a_replica_computes_less_with_time_between_batches_and_a_single_request_takes_as_long() -> None:
+    requests = make_requests(LoadPattern(None, rate=1e4, num_requests=1000), mean_tokens=50, sigma=0)
+    service = ServiceTime(0.003, 0.0, 0.0, overhead_s=0.002, gap_s=0.001)
+
+    busy = simulate(requests, service, make_policy("round-robin", 0), num_replicas=1, settings=ONE_AT_A_TIME)
+    alone = simulate(requests[:1], service, make_policy("round-robin", 0), num_replicas=1)
+
+    assert busy.requests_per_s == pytest.approx(250, rel=0.01)
+    assert alone.latencies_s == pytest.approx([0.005])
 
 
 def test_other_replicas_count_as_far_as_they_compute() -> None:

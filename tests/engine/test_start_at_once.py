@@ -15,7 +15,7 @@ from cenote.engine.engine_loop import MAX_TOKENS_AT_ONCE
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
-from cenote.errors import EngineStopped, PoolingError
+from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError
 from cenote.protocol.requests import CallRef
 from tests.engine.conftest import (
     TIMEOUT_S,
@@ -253,3 +253,39 @@ def test_stopping_waits_for_the_text_that_a_caller_computes(make_engine: MakeEng
 
     assert not stopper.is_alive()
     assert len(errors) == 1
+
+
+def test_a_text_alone_skips_the_queue_and_counts_as_traffic(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = PreparedEcho()
+    engine = make_engine(executor)
+    queued: list[object] = []
+    add = engine.loop.scheduler.add
+    monkeypatch.setattr(
+        engine.loop.scheduler, "add", lambda groups: add(queued.append(group) or group for group in groups)
+    )
+
+    assert not engine.loop.scheduler.has_interactive_traffic
+    assert run(engine, [[3, 7]]) == [[3, 7]]
+    assert not queued
+    assert engine.loop.scheduler.has_interactive_traffic
+    assert run(engine, [[3, 7], [4]]) == [[3, 7], [4]]
+    assert queued
+
+
+def test_a_text_alone_that_is_late_does_not_run(make_engine: MakeEngine) -> None:
+    executor = PreparedEcho()
+    engine = make_engine(executor)
+    wait_until(lambda: engine.loop.is_waiting)
+    request = make_request([[3, 7]], deadline_at=time.monotonic() + 0.05)
+    make_key_prefix = engine.tokenizer_worker.dedup._make_key_prefix
+
+    def wait_for_deadline(*args: Any) -> bytes:
+        time.sleep(0.1)
+        return make_key_prefix(*args)
+
+    engine.tokenizer_worker.dedup._make_key_prefix = wait_for_deadline  # type: ignore[method-assign]
+    with pytest.raises(DeadlineExceeded):
+        engine.pool_sync(request)
+    assert executor.num_batches == 0

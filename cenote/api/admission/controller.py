@@ -117,7 +117,7 @@ class AdmissionController:
             if not num_queued or num_queued + tokens <= limit.tokens:
                 if num_queued < limit.least_since:
                     limit.least_since = num_queued
-                if limit.is_overloaded or limit.is_recovering:
+                if limit.is_overloaded or limit.is_recovering or limit.is_settling:
                     limit.on_admitted(now, num_queued)
                 own[self.queued] += tokens
                 own[self.requests] += 1

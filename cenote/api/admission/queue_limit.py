@@ -10,6 +10,9 @@ from math import inf
 WINDOW_S = 0.25
 BATCH_GAP_S = 0.004  # between completions of different batches; without gaps a window ends after twice the time
 RECOVERY_S = 60.0  # what waits for another engine process may take this long: it is answered, not refused
+# when that is computed, what waits may take this long, until so long after the replacement: a second interruption is
+# more likely then, and clients that waited send more at once
+SETTLING_S = 10.0
 # that time ends when so much of the limit is used: API keys may use only their shares of it again, and not all wait
 # equally long
 RECOVERED_SHARE = 0.25
@@ -74,7 +77,7 @@ class QueueLimit:
         # completion, with which the window may end, and since then
         self._was_full, self._least_queued, self.least_since = False, inf, inf
         # since an engine process has exited or does not go on, until what waited for it has been computed
-        self.is_recovering = self._is_interrupted = False
+        self.is_recovering = self._is_interrupted = self.is_settling = False
         self._recovered_at = self._recovery_ends_at = 0.0
         self._is_window_valid = True
         self.tokens = 0.0  # the limit
@@ -100,6 +103,7 @@ class QueueLimit:
     def on_interrupted(self) -> None:
         """The engine process has exited: requests wait for the next one."""
         self.is_recovering = self._is_interrupted = True
+        self._recovery_ends_at = 0.0  # another interruption has a time of its own
         self._update()
 
     def on_resumed(self, now: float) -> None:
@@ -142,7 +146,11 @@ class QueueLimit:
             self._recovery_ends_at = self._recovery_ends_at or now + RECOVERY_S  # also if more arrives than is computed
             if num_queued <= self.rate * self._burst_s * RECOVERED_SHARE or now > self._recovery_ends_at:
                 self.is_recovering, self._recovery_ends_at = False, 0.0
+                self.is_settling = now < self._recovered_at + SETTLING_S
                 self._update()
+        elif self.is_settling and now >= self._recovered_at + SETTLING_S:
+            self.is_settling = False
+            self._update()
         if self.is_overloaded and now > self._overloaded_until:
             self.is_overloaded = False
             self._update()
@@ -203,6 +211,8 @@ class QueueLimit:
             seconds = RECOVERY_S
         elif self.max_seconds is not None:
             seconds = self.max_seconds
+        elif self.is_settling:
+            seconds = max(SETTLING_S, self._burst_s)
         elif self.is_overloaded:
             seconds = max(times.min_overload_s, OVERLOAD_LATENCIES * self.latency_s)
         else:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -51,7 +51,8 @@ def main(argv: Sequence[str], load_engine: LoadEngine | None = None) -> int:
     return uvloop.run(serve())
 
 
-def load_pooling_engine(init: EngineInit) -> PoolingEngine:
+def import_engine() -> type[PoolingEngine]:
+    """Import all that an engine needs; takes seconds."""
     # torch's threads must not spin while they wait for each other: the front-ends need the cores;
     # has to be set before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -61,7 +62,11 @@ def load_pooling_engine(init: EngineInit) -> PoolingEngine:
 
     gc.freeze()
     gc.enable()
-    engine = PoolingEngine.load(decode_engine_config(init.config))
+    return PoolingEngine
+
+
+def load_pooling_engine(init: EngineInit) -> PoolingEngine:
+    engine = import_engine().load(decode_engine_config(init.config))
     for name, path in init.adapters.items():
         try:
             engine.add_adapter(name, path)
@@ -70,8 +75,12 @@ def load_pooling_engine(init: EngineInit) -> PoolingEngine:
     return engine
 
 
-if __name__ == "__main__":
-    exit_status = main(sys.argv[1:])
+def run_and_exit(argv: Sequence[str]) -> NoReturn:
+    exit_status = main(argv)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(exit_status)  # a thread inside torch would abort a regular exit
+
+
+if __name__ == "__main__":
+    run_and_exit(sys.argv[1:])

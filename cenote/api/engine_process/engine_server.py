@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
@@ -108,7 +109,7 @@ class EngineServer:
         if isinstance(message, EngineInit):
             log_config.configure_logging(message.settings)
             self.engine_number = message.engine_number
-            use_cpus(message.cpus, message.num_threads)  # before torch is imported and starts threads
+            use_cpus(message.cpus, message.num_threads)  # before torch starts threads
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
         elif isinstance(message, MetricsCall):
             asyncio.get_running_loop().create_task(self._send_metrics(message))
@@ -208,6 +209,8 @@ def use_cpus(cpus: Sequence[int], num_threads: int) -> None:
         variable = os.environ.get("OMP_NUM_THREADS", "")
         limit = int(variable) if variable.isdigit() else num_threads
         os.environ["OMP_NUM_THREADS"] = str(min(num_threads, limit))
+        if (torch := sys.modules.get("torch")) is not None:  # imported by the launcher, before the variable was set
+            torch.set_num_threads(min(num_threads, limit))
 
 
 def record_batches(engine: Engine, table: DeviceTable) -> None:

@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cenote.api.supervisor.engine_launcher import ChildProcess, EngineLauncher
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import decode_error
 from cenote.api.wire.control_messages import (
@@ -31,11 +31,10 @@ from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
 from cenote.utils.metrics import MetricFamily
-from cenote.utils.spawn import describe_exit, spawn_module
+from cenote.utils.spawn import describe_exit
 
 logger = logging.getLogger("cenote")
 
-MODULE = "cenote.api.engine_process"
 EXIT_POLL_S = 0.02
 STOP_TIMEOUT_S = 7.0  # the engine waits up to 5 s for its running batch
 METRICS_TIMEOUT_S = 2.0
@@ -48,11 +47,11 @@ READ_BYTES = 65536
 class EngineHandle:
     def __init__(
         self,
-        command: Sequence[str] | None,
+        launcher: EngineLauncher,
         on_loaded: Callable[[EngineHandle], None],
         on_adapters: Callable[[dict[str, str]], None] = lambda adapters: None,
     ) -> None:
-        self.command = command  # replaces `python -m cenote.api.engine_process`, in tests
+        self.launcher = launcher
         self.on_loaded = on_loaded
         self.on_adapters = on_adapters  # called when requests have loaded or unloaded adapters
         self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
@@ -87,9 +86,7 @@ class EngineHandle:
             self.heartbeat = HeartbeatReader(heartbeat_fd)
             self._device_table = DeviceTable(table_fd)
             self._num_oom_kills = count_oom_kills()
-            self.process: subprocess.Popen[bytes] = spawn_module(
-                MODULE, child_fds, command=self.command, stderr=child_stderr
-            )
+            self.process: ChildProcess = await self.launcher.start_engine(child_fds, child_stderr)
         except BaseException:
             control.close()
             self._links.close()

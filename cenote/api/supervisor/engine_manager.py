@@ -7,13 +7,13 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
 from cenote.api.supervisor.engine_handle import EngineHandle
+from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.wire.control_messages import EngineExited, EngineInit, SetAdapters
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import EngineStatus
@@ -57,7 +57,7 @@ class EngineManager:
         init: EngineInit,
         step_timeout_s: float,
         listener: EngineListener,
-        command: Sequence[str] | None = None,
+        launcher: EngineLauncher,
         name: str = "",
     ) -> None:
         """`engine_id`: never used again by this server. `name`: of the model, in logs of servers with several."""
@@ -66,7 +66,7 @@ class EngineManager:
         self.init = init
         self.step_timeout_s = step_timeout_s
         self.listener = listener
-        self.command = command
+        self.launcher = launcher
         self.engine: EngineHandle | None = None
         self.status: EngineStatus = "loading"
         self.adapters = init.adapters  # that requests have loaded, at any replica of the model
@@ -105,9 +105,17 @@ class EngineManager:
         return [*families, *self.registry.snapshot()]
 
     async def _run(self) -> None:
+        try:
+            await self._keep_running()
+        except Exception:  # a defect: whoever waits for an engine must not wait for ever
+            logger.exception("the engine%s is not watched any more", self.name)
+            self._set_failed("the supervisor failed")
+            raise
+
+    async def _keep_running(self) -> None:
         delay = MIN_RESTART_DELAY_S
         while not self._stopping.is_set():
-            engine = EngineHandle(self.command, self._on_loaded, self._on_adapters)
+            engine = EngineHandle(self.launcher, self._on_loaded, self._on_adapters)
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
                 return
@@ -120,7 +128,8 @@ class EngineManager:
                 return
             self._count_failure(engine, code)
             if self._is_crash_loop():
-                self._set_failed(reason)
+                period = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s"
+                self._set_failed(f"{period}, the last one: {reason}")
                 return
             # an engine that has served is replaced at once; one that does not start gets time for what it lacks
             delay = 0.0 if engine.is_loaded else min(MAX_RESTART_DELAY_S, max(MIN_RESTART_DELAY_S, 2 * delay))
@@ -167,7 +176,10 @@ class EngineManager:
             await engine.start(self.init)
         except OSError as error:  # for example the limit of processes is reached for the moment
             return f"could not be started ({error.strerror})", 1
-        self.listener.on_engine_started(self)
+        if self._stopping.is_set():  # before the process was there to be stopped
+            await engine.stop()
+        else:
+            self.listener.on_engine_started(self)
         watcher = asyncio.get_running_loop().create_task(self._watch(engine))
         try:
             code = await engine.wait_exit()
@@ -194,8 +206,7 @@ class EngineManager:
     def _is_crash_loop(self) -> bool:
         return len(self._failures) == MAX_FAILURES and time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
 
-    def _set_failed(self, reason: str) -> None:
-        message = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s, the last one: {reason}"
+    def _set_failed(self, message: str) -> None:
         logger.error("%s; no more%s are started", message, self.name)
         self._set_status("failed", message)
         if not self.has_been_ready:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
 from cenote.api.model_admin import ModelRow
+from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.memory_keeper import MemoryKeeper
@@ -60,7 +61,7 @@ class ModelManager:
         self.rows = {entry.name: TableRow(entry) for entry in table.entries}
         self.get_counters = get_counters
         self.on_failed = on_failed  # called when no model can be loaded at the start
-        self.engine_command = engine_command
+        self.launcher = EngineLauncher(engine_command)
         self.sets: list[EngineSet] = []  # all that run, also those that finish their last requests
         self.memory = MemoryKeeper(self, settings)
         self._engine_ids = itertools.count(1)
@@ -83,6 +84,7 @@ class ModelManager:
         self._is_stopping = True
         for task in list(self._tasks):
             task.cancel()
+        self.launcher.close()
         await asyncio.gather(*(engines.stop() for engines in self.sets))
 
     def _run(self, work: Any) -> None:
@@ -227,9 +229,7 @@ class ModelManager:
             init = EngineInit(self.settings, config, dict(adapters or {}), cpus=plan.cpus, num_threads=plan.num_threads)
             label = f"{name or 'the model'}, replica {index}" if len(plans) > 1 else name
             managers.append(
-                EngineManager(
-                    next(self._engine_ids), init, entry.config.step_timeout_s, self, self.engine_command, label
-                )
+                EngineManager(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.launcher, label)
             )
         engines = EngineSet(entry, managers, self._allocate_slot())
         self.sets.append(engines)

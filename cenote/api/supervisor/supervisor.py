@@ -40,6 +40,7 @@ def run_supervisor(
     `engine_command` replaces the command of the engine process, in tests.
     """
     make_tls_context(app_state.settings)  # reports an error here once instead of in every front-end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it: exit codes would be lost
 
     async def serve() -> BaseException | None:
         supervisor = Supervisor(app_state, listeners, table, engine_command)

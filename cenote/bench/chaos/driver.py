@@ -106,11 +106,12 @@ class ChaosRun:
         schedule = Schedule(possible, context.source)
         windows: list[FaultWindow] = []
         while possible and time.perf_counter() < end and len(windows) != self.options.max_faults:
+            next_at = time.perf_counter() + self.options.fault_period_s
             fault = schedule.next_fault()
             if fault is not None:
                 windows.append(await inject_fault(context, fault))
                 schedule.record_failures(fault)
-            await asyncio.sleep(schedule.next_gap_s())
+            await asyncio.sleep(max(schedule.next_gap_s(), next_at - time.perf_counter()))
         missed = {fault.name for fault in possible} - {window.fault for window in windows}
         if missed:
             self.results.notes.append(f"no time was left for {', '.join(sorted(missed))}; raise --minutes")

@@ -24,7 +24,8 @@ FOLDER_VARIABLE = "CHAOS_HOOK_FOLDER"  # not CENOTE_*: the server refuses unknow
 POISON_FILE, HANG_FILE, CLOCK_FILE, SLOW_DISK_FILE = "poison", "hang", "clock", "slow-disk"
 DEVICE_FILE = "device-tokens-per-s"
 ENGINE_FRAME_FILE, FRONT_END_FRAME_FILE = "bad-frame-to-front-end", "bad-frame-to-engine"
-ENGINE_MODULE = "cenote.api.engine_process"
+# the second one forks processes that become the first
+ENGINE_MODULES = {"cenote.api.engine_process", "cenote.api.engine_launcher"}
 OFFSET = struct.Struct("<d")
 POLL_S = 0.05
 # garbage goes before a message of these kinds, which travel only between front-ends and the engine
@@ -44,7 +45,7 @@ def install() -> None:
         return
     shift_clock(Path(folder))
     patches: dict[str, Patch] = {"cenote.api.wire.channel": corrupt_frames}
-    if ENGINE_MODULE in sys.orig_argv:
+    if ENGINE_MODULES & set(sys.orig_argv):
         patches |= {
             "cenote.engine.execution.executor_factory": fail_batches,
             "cenote.cache.disk_cache": slow_down_disk,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 ENGINE_MODULE, FRONT_END_MODULE = "cenote.api.engine_process", "cenote.api.front_ends.front_end"
+LAUNCHER_MODULE = "cenote.api.engine_launcher"
 ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
 STOPPED = "T"  # state of a process in its stat file
 POLL_S = 0.001
@@ -43,6 +44,11 @@ def find_engine(group_id: int) -> int | None:
 def find_front_ends(group_id: int) -> list[int]:
     """Return the front-end processes; the supervisor if it contains the only front-end."""
     return _with_module(group_id, FRONT_END_MODULE) or [group_id]
+
+
+def find_launchers(group_id: int) -> list[int]:
+    """Return the process that forks engines, if there is one; it is started when the first engine is replaced."""
+    return _with_module(group_id, LAUNCHER_MODULE)
 
 
 def _with_module(group_id: int, module: str) -> list[int]:

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cenote.bench.chaos.processes import ProcessSize, find_engine, find_front_ends, find_group, read_size
+from cenote.bench.chaos.processes import (
+    ProcessSize,
+    find_engine,
+    find_front_ends,
+    find_group,
+    find_launchers,
+    read_size,
+)
 from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.bench.process_group import ProcessGroup
 from cenote.bench.spawn import MAX_LOG_LINES, find_free_port, wait_until_healthy
@@ -100,9 +107,9 @@ class ChaosServer:
         return engine
 
     def read_sizes(self) -> dict[int, ProcessSize]:
-        """Return what each process holds."""
+        """Return what each process holds, without the launcher: it comes and goes with the need for it."""
         sizes = {}
-        for pid in find_group(self.pid):
+        for pid in set(find_group(self.pid)) - set(find_launchers(self.pid)):
             with suppress(OSError):  # it has exited
                 sizes[pid] = read_size(pid)
         return sizes

@@ -30,6 +30,7 @@ class ChaosOptions:
     rate: float = 20.0  # requests per second of the open loop
     bulk_clients: int = 1
     max_fault_s: float = 8.0
+    fault_period_s: float = 0.0  # at least so long from the start of a fault to that of the next one
     step_timeout_s: float | None = 30.0  # of the server; None: its default
     request_timeout_s: float = 60.0
     device_tokens_per_s: int | None = None  # batches take as long as on such a device; None: as they take

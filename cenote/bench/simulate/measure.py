@@ -20,8 +20,9 @@ from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import PoolingError
 from cenote.utils.progress import print_note
 
-CONCURRENCIES = (1, 2, 4, 16)
+CONCURRENCIES = (1, 2, 4, 16)  # the last one is more for more than two replicas
 MEAN_TOKENS = (16, 48, 128)
+FULL_CONCURRENCY = 8  # clients per replica with which requests always wait for every replica
 DISTINCT_TEXTS = 2048
 TIMEOUT_S = 60.0
 METRICS = {
@@ -56,8 +57,10 @@ async def _measure(url: str, api_key: str | None, model: str | None, window_s: f
     for mean_tokens in MEAN_TOKENS:
         target, _ = await _make_target(url, api_key, model, mean_tokens, 0.8)
         await target.run_round(LoadPattern(4, num_requests=20), 0)
-        for concurrency in CONCURRENCIES:
+        for least in CONCURRENCIES:
             before = await _read_metrics(target)
+            full = FULL_CONCURRENCY * int(before["replicas"])
+            concurrency = max(least, full) if least == CONCURRENCIES[-1] else least
             load = LoadPattern(concurrency, duration_s=window_s, num_requests=None)
             round_ = await target.run_round(load, 0)
             seconds = max(sample.finished for sample in round_.samples)
@@ -67,8 +70,10 @@ async def _measure(url: str, api_key: str | None, model: str | None, window_s: f
                 hint = "; start the server with --max-queue-seconds 60" if failed[0].status == 429 else ""
                 raise PoolingError(f"{len(failed)} of {len(round_.samples)} requests failed: {failed[0].error}{hint}")
             gained = {name: after[name] - before[name] for name in METRICS}
-            others = mean_others(gained["device_s"] / seconds, min(concurrency, int(after["replicas"])))
-            windows.append(LoadWindow(**gained, others=others))
+            num_replicas = int(after["replicas"])
+            others = mean_others(gained["device_s"] / seconds, min(concurrency, num_replicas))
+            waiting_s = seconds * num_replicas if concurrency >= full else None
+            windows.append(LoadWindow(**gained, others=others, waiting_s=waiting_s))
             samples += round_.samples if concurrency == 1 else []
     service = fit_service_time(windows, *_compare_alone(windows, samples))
     errors = ", ".join(f"{error:+.0%}" for error in relative_errors(service, windows))

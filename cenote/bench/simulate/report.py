@@ -12,7 +12,8 @@ from cenote.bench.simulate.simulation import SimulationResult
 def describe_service(service: ServiceTime) -> str:
     return (
         f"batch {service.batch_s * 1e3:.3f} ms + sequence {service.sequence_s * 1e3:.4f} ms + token "
-        f"{service.token_s * 1e6:.3f} us; {service.overhead_s * 1e3:.2f} ms beside the batch; "
+        f"{service.token_s * 1e6:.3f} us; {service.overhead_s * 1e3:.2f} ms beside the batch, "
+        f"{service.gap_s * 1e3:.2f} ms between batches; "
         f"+{service.contention:.0%} for each other replica that computes; "
         f"{service.tokens_per_s(256, 256 * 48):,.0f} tokens/s in batches of 256 texts of 48 tokens"
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class LoadWindow:
     tokens: float
     device_s: float
     others: float = 0.0  # mean number of other replicas that computed at the same time
+    waiting_s: float | None = None  # of all replicas, while requests waited for them; None if they were idle at times
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ServiceTime:
     overhead_s: float = 0.0  # of a request, before and after its batch: HTTP, tokenization, delivery
     factors: tuple[float, ...] = (1.0,)  # measured time of a batch divided by the expected one; one is drawn
     contention: float = 0.0
+    gap_s: float = 0.0  # from the end of a batch to the start of the next one that waits: packing and delivery
 
     def expected_s(self, sequences: float, tokens: float, others: float = 0.0, batches: float = 1.0) -> float:
         alone = self.batch_s * batches + self.sequence_s * sequences + self.token_s * tokens
@@ -47,7 +50,7 @@ class ServiceTime:
 
     def tokens_per_s(self, sequences: int, tokens: int) -> float:
         """Return the speed with batches of this size."""
-        return tokens / (self.expected_s(sequences, tokens) * float(np.mean(self.factors)))
+        return tokens / (self.expected_s(sequences, tokens) * float(np.mean(self.factors)) + self.gap_s)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -72,7 +75,13 @@ def fit_service_time(
     has_others = any(window.others > 0 for window in windows)
     fits = [_fit_alone(windows, float(contention)) for contention in (CONTENTIONS if has_others else (0.0,))]
     best = min(fits, key=lambda fit: sum(error**2 for error in relative_errors(fit, windows)))
-    return replace(best, overhead_s=overhead_s, factors=tuple(factors))
+    return replace(best, overhead_s=overhead_s, factors=tuple(factors), gap_s=measure_gap(windows))
+
+
+def measure_gap(windows: Sequence[LoadWindow]) -> float:
+    """Return the mean time between two batches, from windows in which every replica always had requests waiting."""
+    gaps = [(window.waiting_s, window) for window in windows if window.waiting_s is not None]
+    return max(0.0, fmean((seconds - window.device_s) / window.batches for seconds, window in gaps)) if gaps else 0.0
 
 
 def _fit_alone(windows: Sequence[LoadWindow], contention: float) -> ServiceTime:

@@ -80,7 +80,7 @@ class _Simulation:
         self.random = np.random.default_rng([seed, 3])
         self.finished_s = np.zeros(len(requests))
         self.cache_hits = 0
-        self.ends: list[tuple[float, int]] = []  # when the batch of a replica ends
+        self.ends: list[tuple[float, int]] = []  # when a replica can start its next batch
 
     def run(self) -> SimulationResult:
         for index, request in enumerate(self.requests):
@@ -117,7 +117,7 @@ class _Simulation:
             replica = self.replicas[number]
             for index in replica.running:
                 request = self.requests[index]
-                self.finished_s[index] = ended_s + self.service.overhead_s
+                self.finished_s[index] = ended_s - self.service.gap_s + self.service.overhead_s
                 replica.tokens_in_flight -= request.tokens
                 self._remember(replica, request.content)
             replica.running = []
@@ -138,7 +138,7 @@ class _Simulation:
         seconds = self.service.expected_s(len(replica.running), tokens, others) * factor
         replica.busy_s += seconds
         replica.num_batches += 1
-        heapq.heappush(self.ends, (time_s + seconds, number))
+        heapq.heappush(self.ends, (time_s + seconds + self.service.gap_s, number))
 
     def _remember(self, replica: Replica, content: int) -> None:
         if not self.settings.cache_entries:

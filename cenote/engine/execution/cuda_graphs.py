@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from cenote.engine.execution.device_to_host import uses_side_stream
 from cenote.engine.execution.graph_table import GraphTable
-from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.kernels.gpu.few_rows import MAX_ROWS, disable_few_rows_mode, few_rows_mode
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding
@@ -34,6 +36,8 @@ NUM_SEQS_BUCKETS = (1, 4, 16, 64, 256)
 SEQ_LEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # each graph takes some megabytes and a tenth of a second to capture
 MAX_GRAPHS = 64
+# pinned memory up to this size is kept for the next replay of a graph: allocating it takes longer than filling it
+MAX_KEPT_BYTES = 64 * 1024
 
 
 class GraphBucket(NamedTuple):
@@ -100,10 +104,10 @@ class CudaGraphCache:
         ((spec,), *_) = specs
         return [PooledGroup(spec, list(range(len(inputs))), graph.run(inputs, spec.options))]
 
-    def is_captured(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> bool:
-        """Whether there is a graph for these inputs already."""
+    def find(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> CapturedGraph | None:
+        """Return the graph for these inputs if it has been captured already."""
         key = self._make_key(inputs, specs)
-        return key is not None and key in self.graphs
+        return None if key is None else self.graphs.find(key)
 
     def _make_key(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> GraphKey | None:
         if not self.is_enabled or len(inputs.token_ids) > self.max_tokens:
@@ -124,13 +128,19 @@ class CudaGraphCache:
     def _get_or_capture(self, key: GraphKey) -> CapturedGraph | None:
         try:
             return self.graphs.get(key)
-        except RuntimeError as error:  # too little memory, or a library that does not support capture
+        except Exception as error:  # too little memory, a library that does not support capture, or any of a compiler
             logger.warning("CUDA graph capture failed; small batches run without graphs: %s", error)
             self.is_enabled = False
             return None
 
     def _capture(self, key: GraphKey) -> CapturedGraph:
-        graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
+        try:
+            graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
+        except Exception as error:
+            if key.bucket.num_tokens > MAX_ROWS or not disable_few_rows_mode():
+                raise
+            logger.warning("kernels for few tokens failed; short texts use the others, more slowly: %s", error)
+            graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
         self.memory_pool = graph.graph.pool()
         return graph
 
@@ -192,7 +202,8 @@ class CapturedGraph:
         num_tokens, num_seqs, max_seqlen = key.bucket
         sizes = [num_tokens, num_tokens, num_tokens if key.has_token_type_ids else 0, num_seqs + 1]
         self.input_slices = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        self.static_inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # so that inputs can be copied to it outside of inference mode
+            self.static_inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         token_ids, positions, token_types, cu_seqlens = self.static_inputs.split(sizes)  # type: ignore[no-untyped-call]
         cu_seqlens[1:] = max_seqlen if num_seqs == 1 else min(max_seqlen, num_tokens - 1)
 
@@ -212,8 +223,9 @@ class CapturedGraph:
                 token_type_ids=token_types if key.has_token_type_ids else None,
                 lens_are_upper_bounds=True,
             )
-            raw = pooler.pool_raw(backbone(batch), batch, key.spec)
-            return raw, pooler.finish(raw, self.task, self.default_options)
+            with few_rows_mode(num_tokens, device):
+                raw = pooler.pool_raw(backbone(batch), batch, key.spec)
+                return raw, pooler.finish(raw, self.task, self.default_options)
 
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -225,6 +237,28 @@ class CapturedGraph:
         # thread_local: other threads may use the device meanwhile, for example to copy results
         with torch.cuda.graph(self.graph, pool=memory_pool, stream=stream, capture_error_mode="thread_local"):
             self.static_raw, self.static_output = run()
+        self.arange = np.arange(num_tokens)
+        self.keeps_buffers = self.static_inputs.nbytes + self.static_output.nbytes <= MAX_KEPT_BYTES
+        self.free_buffers: list[HostBuffers] = []  # of earlier replays; used by several threads
+
+    def start(self, inputs: TokenizedInputs, options: PoolingOptions) -> Callable[[], Tensor] | None:
+        """Replay the graph for these inputs and copy the results; return a function that waits for them on the host.
+
+        None if the results are large, or not those of requests without options: `run` computes them.
+        """
+        if not self.keeps_buffers or options != self.default_options:
+            return None
+        buffers = self.free_buffers.pop() if self.free_buffers else HostBuffers(self)
+        self._replay(inputs, buffers.inputs, buffers.columns)
+        buffers.output.copy_(self.static_output, non_blocking=True)
+        buffers.done.record()
+        return partial(self._wait, buffers, len(inputs))
+
+    def _wait(self, buffers: HostBuffers, num_seqs: int) -> Tensor:
+        buffers.done.synchronize()
+        rows = buffers.output[:num_seqs].clone()
+        self.free_buffers.append(buffers)  # not after an error: the device may still use them
+        return rows
 
     def run(self, inputs: TokenizedInputs, options: PoolingOptions) -> Tensor:
         """Replay the graph for these inputs and return the results.
@@ -232,12 +266,24 @@ class CapturedGraph:
         They are valid until the next replay of any graph: copy them on the current stream before.
         """
         staging = torch.empty(self.static_inputs.shape, dtype=torch.int64, pin_memory=True)
-        values = staging.numpy()
-        token_ids, positions, token_types, cu_seqlens = [values[part] for part in self.input_slices]
+        self._replay(inputs, staging, split_columns(staging, self.input_slices))
+        # The next replay overwrites both outputs, and so may the replay of any other graph of this memory pool, whose
+        # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
+        # Small results are copied to the host on this stream, without a copy on the device.
+        num_seqs = len(inputs)
+        if options == self.default_options:
+            rows = self.static_output[:num_seqs]
+            num_mask_bytes = num_seqs  # whether each row is finite is copied with them
+            return rows.clone() if uses_side_stream(rows.nbytes + num_mask_bytes) else rows
+        return self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)
+
+    def _replay(self, inputs: TokenizedInputs, staging: Tensor, columns: Sequence[Int64Array]) -> None:
+        """Copy the inputs to the device by way of `staging`, which consists of these columns, and replay the graph."""
+        token_ids, positions, token_types, cu_seqlens = columns
         num_tokens, num_seqs = len(inputs.token_ids), len(inputs)
         token_ids[:num_tokens] = inputs.token_ids
         token_ids[num_tokens:] = 0  # padding tokens, which belong to no sequence
-        positions[:num_tokens] = np.arange(num_tokens)
+        positions[:num_tokens] = self.arange[:num_tokens]
         if num_seqs > 1:
             positions[:num_tokens] -= np.repeat(inputs.cu_seqlens[:-1], inputs.lengths)
         positions[num_tokens:] = 0
@@ -249,11 +295,20 @@ class CapturedGraph:
         cu_seqlens[num_seqs + 1 :] = num_tokens  # padding sequences are empty
         self.static_inputs.copy_(staging, non_blocking=True)
         self.graph.replay()
-        # The next replay overwrites both outputs, and so may the replay of any other graph of this memory pool, whose
-        # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
-        # Small results are copied to the host on this stream, without a copy on the device.
-        if options == self.default_options:
-            rows = self.static_output[:num_seqs]
-            num_mask_bytes = num_seqs  # whether each row is finite is copied with them
-            return rows.clone() if uses_side_stream(rows.nbytes + num_mask_bytes) else rows
-        return self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)
+
+
+class HostBuffers:
+    """Pinned memory for the inputs and results of one replay of a graph, and the event that marks its end."""
+
+    def __init__(self, graph: CapturedGraph) -> None:
+        output = graph.static_output
+        with torch.inference_mode(False):
+            self.inputs = torch.empty(graph.static_inputs.shape, dtype=torch.int64, pin_memory=True)
+            self.output = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        self.columns = split_columns(self.inputs, graph.input_slices)
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def split_columns(staging: Tensor, parts: Sequence[slice]) -> list[Int64Array]:
+    values = staging.numpy()
+    return [values[part] for part in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -11,6 +12,12 @@ GraphT = TypeVar("GraphT")
 
 # a capture takes as long as tens of batches: a graph is evicted only if it was not used by so many of the last batches
 MIN_IDLE_LOOKUPS = 512
+
+
+@dataclass(slots=True)
+class Entry(Generic[GraphT]):
+    graph: GraphT
+    last_lookup: int  # its number among all lookups
 
 
 class GraphTable(Generic[KeyT, GraphT]):
@@ -29,33 +36,36 @@ class GraphTable(Generic[KeyT, GraphT]):
         self.min_idle_lookups = min_idle_lookups
         self.num_evicted = 0
         self._num_lookups = 0
-        self._graphs: OrderedDict[KeyT, tuple[GraphT, int]] = OrderedDict()  # with the number of their last lookup
+        self._graphs: OrderedDict[KeyT, Entry[GraphT]] = OrderedDict()  # in order of their last lookups
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def __contains__(self, key: KeyT) -> bool:
-        return key in self._graphs
+    def find(self, key: KeyT) -> GraphT | None:
+        """Return the graph of a key; None if there is none."""
+        if (entry := self._graphs.get(key)) is None:
+            return None
+        self._num_lookups += 1
+        entry.last_lookup = self._num_lookups
+        self._graphs.move_to_end(key)
+        return entry.graph
 
     def get(self, key: KeyT) -> GraphT | None:
         """Return the graph of a key, captured now if there is room for it; None if there is none."""
+        if (found := self.find(key)) is not None:
+            return found
         self._num_lookups += 1
-        found = self._graphs.get(key)
-        if found is None:
-            if not self._make_room():
-                return None
-            graph = self.capture(key)
-        else:
-            graph, _ = found
-        self._graphs[key] = graph, self._num_lookups
-        self._graphs.move_to_end(key)
+        if not self._make_room():
+            return None
+        graph = self.capture(key)
+        self._graphs[key] = Entry(graph, self._num_lookups)
         return graph
 
     def _make_room(self) -> bool:
         if len(self._graphs) < self.max_graphs:
             return True
-        oldest, (_, last_lookup) = next(iter(self._graphs.items()))
-        if self._num_lookups - last_lookup < self.min_idle_lookups:
+        oldest, entry = next(iter(self._graphs.items()))
+        if self._num_lookups - entry.last_lookup < self.min_idle_lookups:
             return False
         self.before_evict()
         del self._graphs[oldest]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cenote.kernels.gpu.few_rows import get_launch_options, is_few_rows_mode
 
 LOG2E = 1.4426950408889634
 # measured on an H200 with head size 64: tokens of short sequences per program, and block sizes for long ones
@@ -30,7 +33,9 @@ def attend_short(
 ) -> None:
     """Compute `num_seqs` sequences of at most `max_length` tokens, as many per program as fit in its tile."""
     heads, size = query.shape[1:]
-    seqs_per_program = TILE // max_length
+    # one text alone needs no more rows than it has tokens
+    tile = max(16, triton.next_power_of_2(max_length)) if num_seqs == 1 and is_few_rows_mode() else TILE
+    seqs_per_program = tile // max_length
     _attend_short_kernel[(triton.cdiv(num_seqs, seqs_per_program) * heads,)](
         query,
         key,
@@ -51,10 +56,12 @@ def attend_short(
         causal,
         window is not None and window < max_length - 1,
         seqs_per_program > 1,
-        TILE,
+        tile,
         size,
         max(16, triton.next_power_of_2(size)),
+        is_few_rows_mode(),
         num_warps=4,
+        **get_launch_options(),
     )
 
 
@@ -125,7 +132,11 @@ def _attend_short_kernel(
     TILE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    LAUNCH_EARLY: tl.constexpr,
 ):
+    if LAUNCH_EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     head = tl.program_id(0) % HEADS
     sequence = first_seq + tl.program_id(0) // HEADS * seqs_per_program
     start = tl.load(CuSeqlens + sequence).to(tl.int64)

@@ -14,6 +14,7 @@ from cenote.api.admission.controller import (
     find_size_class,
 )
 from cenote.api.admission.counters import BYTES, MODELS, QUEUED, RATE, REQUESTS, Counters, make_counters_file
+from cenote.api.admission.queue_limit import RECOVERY_S, SETTLING_S
 from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
 
@@ -275,6 +276,43 @@ def test_requests_wait_for_another_engine_process_and_its_absence_does_not_count
 
     assert limit.rate > 0.8 * rate
     controller.admit(60).release(is_completed=True)
+    assert not limit.is_recovering
+
+
+def test_more_may_wait_for_some_seconds_after_an_engine_process_was_replaced_but_not_a_minute_of_work() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.run(0.7, 30, 60)
+    controller, limit = server.controller, server.controller.limits[0]
+    usual = limit.tokens
+    controller.set_engine_available(False)
+    server.now += 1
+    controller.set_engine_available(True)
+
+    controller.admit(60).release(is_completed=True)
+    assert limit.is_settling and limit.tokens == pytest.approx(SETTLING_S * limit.rate)
+    server.now += SETTLING_S
+    controller.admit(60).release(is_completed=True)
+    assert not limit.is_settling and limit.tokens == pytest.approx(usual, rel=0.1)
+
+
+def test_an_engine_process_that_is_replaced_again_and_again_has_time_to_recover_after_each() -> None:
+    server = SimulatedServer(2000, 0.02)
+    server.run(0.7, 30, 60)
+    controller, limit = server.controller, server.controller.limits[0]
+    for _ in range(15):
+        controller.set_engine_available(False)
+        waiting = [controller.admit(60) for _ in range(20)]  # more than half a second of work
+        server.now += 1
+        controller.set_engine_available(True)
+        waiting.append(controller.admit(60))
+        assert limit.is_recovering
+        server.now += 5
+        for ticket in waiting[:10]:
+            ticket.release(is_completed=True)
+
+    controller.admit(60)
+    server.now += RECOVERY_S + 1
+    controller.admit(60)
     assert not limit.is_recovering
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cenote.api.supervisor.engine_handle import EngineHandle
+from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.engine_manager import MAX_FAILURES, EngineManager
 from cenote.api.wire.control_messages import EngineInit
 from cenote.api.wire.device_table import OnDevice
@@ -23,9 +24,10 @@ def is_given_up(*exits: tuple[OnDevice, int]) -> bool:
 
     async def count() -> bool:
         listener: Any = SimpleNamespace()
-        manager = EngineManager(1, EngineInit(ServerConfig(), b"", {}), 60.0, listener)
+        launcher = EngineLauncher()
+        manager = EngineManager(1, EngineInit(ServerConfig(), b"", {}), 60.0, listener, launcher)
         for on_device, code in exits:
-            engine = EngineHandle(None, lambda engine: None)
+            engine = EngineHandle(launcher, lambda engine: None)
             engine.model_info, engine.on_device = b"{}", on_device
             manager._count_failure(engine, code)
         return manager._is_crash_loop()

@@ -65,6 +65,11 @@ def test_no_graphs_are_captured_on_a_cpu(loaded: LoadedModel) -> None:
     assert not supports_cuda_graphs(loaded.backbone)
 
 
+def load_tiny(folder: Path) -> LoadedModel:
+    save_tiny(folder, "BertModel")
+    return load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cuda"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["BertModel", "LlamaModel", "ModernBertModel"])
@@ -98,8 +103,7 @@ def test_a_captured_graph_gives_the_same_result_as_the_model(name: str, pooling:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_requests_with_any_dimensions_share_a_graph(tmp_path: Path) -> None:
-    save_tiny(tmp_path, "BertModel")
-    loaded = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cuda"))
+    loaded = load_tiny(tmp_path)
     model = CudaGraphCache(loaded.backbone, loaded.pooler, torch.device("cuda"))
     lengths = np.array(list(map(len, SEQUENCES)))
     inputs = TokenizedInputs.from_ids(np.concatenate(SEQUENCES), lengths, lengths)
@@ -180,3 +184,42 @@ def test_batches_back_to_back_get_their_own_results_in_every_bucket(
         ((expected,), (actual,)) = eager.start(batch)().rows.values(), result.rows.values()
         cosine = torch.cosine_similarity(actual.values, expected.values.cpu()).min()
         assert cosine > 0.999, f"{len(batch)} sequences, {batch.num_tokens} tokens: {cosine}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_prepared_batches_use_the_pinned_memory_of_those_before(tmp_path: Path) -> None:
+    loaded = load_tiny(tmp_path)
+    executor = GPUExecutor(loaded.backbone, loaded.pooler, torch.device("cuda"))
+    batches = make_batches(1, 9, range(8), 100)
+    first = executor.start(batches[0])()  # captures the graph
+    assert not executor.is_prepared(make_batches(1, 40, range(1), 100)[0])
+
+    results, in_flight = [], deque()
+    for batch in batches:
+        assert executor.is_prepared(batch)
+        in_flight.append(executor.start(batch))
+        if len(in_flight) == 2:
+            results.append(in_flight.popleft()())
+    results.append(in_flight.popleft()())
+
+    (entry,) = executor.graphs.graphs._graphs.values()
+    assert len(entry.graph.free_buffers) == 2  # as many as were in flight
+    assert torch.equal(results[0].rows[EMBED[0]].values, first.rows[EMBED[0]].values)
+    for batch, result in zip(batches, results, strict=True):
+        (expected,) = LocalExecutor(loaded.backbone, loaded.pooler, torch.device("cuda")).start(batch)().rows.values()
+        assert_close(result.rows[EMBED[0]].values, expected.values.cpu(), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_prepared_batches_with_options_get_their_own_results(tmp_path: Path) -> None:
+    loaded = load_tiny(tmp_path)
+    executor = GPUExecutor(loaded.backbone, loaded.pooler, torch.device("cuda"))
+    (batch,) = make_batches(1, 9, range(1), 100)
+    executor.start(batch)()
+    spec = PoolingSpec("embed", PoolingOptions(dimensions=8))
+    cut = ScheduledBatch([GroupSlice(SequenceGroup(batch.inputs, np.arange(1), (spec,), NullReceiver()), 0, 1)])
+
+    assert executor.is_prepared(cut)
+    assert executor.start(cut)().rows[spec].values.shape == (1, 8)

@@ -38,6 +38,18 @@ def test_the_least_recently_used_graph_is_evicted_once_it_is_idle() -> None:
     assert (len(table), table.num_evicted) == (2, 1)
 
 
+def test_a_graph_that_was_found_is_in_use() -> None:
+    captures = Captures(max_graphs=2, min_idle_lookups=2)
+    table = captures.table
+
+    assert table.find("a") is None
+    assert [table.get(key) for key in "ab"] == ["graph a", "graph b"]
+    assert [table.find("a") for _ in range(3)] == ["graph a"] * 3
+    assert table.get("c") == "graph c"
+    assert table.find("b") is None
+    assert captures.events == ["a", "b", "wait", "c"]
+
+
 def test_traffic_over_more_keys_than_graphs_does_not_capture_all_the_time() -> None:
     captures = Captures(max_graphs=8, min_idle_lookups=512)
     for _ in range(100):

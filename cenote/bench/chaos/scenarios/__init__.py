@@ -10,8 +10,8 @@ from cenote.bench.chaos.scenarios.single_faults import MAX_RESTART_S, repeat_fau
 
 SCENARIOS = {
     "kills": Scenario(
-        "SIGKILL to the engine, 20 times at 70 % load",
-        repeat_fault("kill-engine", 20, max_recovery_s=MAX_RESTART_S),
+        "SIGKILL to the engine, 20 times in two minutes, at 70 % load",
+        repeat_fault("kill-engine", 20, max_recovery_s=MAX_RESTART_S, period_s=6.0),
     ),
     "stop": Scenario("SIGSTOP to the engine for 30 s", repeat_fault("stop-engine", 1, max_fault_s=30.0)),
     "poison": Scenario("one input that crashes the engine, among 64", repeat_fault("poison", 1)),

@@ -11,7 +11,8 @@ from cenote.bench.chaos.scenarios.scenario import Figure, RunScenario
 from cenote.bench.chaos.session import ChaosOptions
 
 SECONDS_PER_FAULT = 90.0  # far more than one takes
-MAX_RESTART_S = 3.0
+# a new engine process is ready after the time to load the model, at most 4 s with the default model, and a second
+MAX_RESTART_S = 5.0
 
 
 def repeat_fault(
@@ -21,6 +22,7 @@ def repeat_fault(
     max_fault_s: float | None = None,
     min_front_ends: int = 1,
     max_recovery_s: float = math.inf,
+    period_s: float = 0.0,
 ) -> RunScenario:
     """Return a scenario: `count` times the fault, at 70 % of the capacity."""
 
@@ -31,6 +33,8 @@ def repeat_fault(
             max_faults=options.max_faults or count,
             minutes=count * SECONDS_PER_FAULT / 60,
             rate=math.inf,  # at most the share of the capacity
+            bulk_clients=0,  # they would use the rest
+            fault_period_s=period_s,
             max_fault_s=max_fault_s or options.max_fault_s,
             front_ends=max(min_front_ends, options.front_ends),
         )
