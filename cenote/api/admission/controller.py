@@ -37,6 +37,9 @@ MAX_SAME_SIZE = 16
 # so many interactive requests may be in flight whatever their sizes and the measured speed: one of them, such as an
 # image that is still being decoded, may be larger than all that the server computes in a second
 MIN_REQUESTS = 8
+# and so many up to this size: a dozen clients, each with a handful of texts, are answered also on a machine that other
+# processes keep busy
+MIN_SMALL_REQUESTS, SMALL_REQUEST_TOKENS = 16, 512
 # clients that send one request after the other are not refused up to this many, if each sends a short text or the
 # device is fast
 MAX_FEW_REQUESTS = 256
@@ -206,7 +209,7 @@ class AdmissionController:
         if size_class or limit.max_seconds is not None or num_queued + tokens > self.max_queue_tokens:
             return False
         num_requests = self.counters.total(self.requests)
-        if num_requests < MIN_REQUESTS:
+        if num_requests < (MIN_SMALL_REQUESTS if tokens <= SMALL_REQUEST_TOKENS else MIN_REQUESTS):
             return True
         return num_requests < MAX_FEW_REQUESTS and limit.has_room_for_few(tokens, num_queued, num_inputs)
 

@@ -10,6 +10,8 @@ from cenote.api.admission.admission_metrics import collect_model_metrics
 from cenote.api.admission.controller import (
     MAX_INTERACTIVE_TOKENS,
     MIN_REQUESTS,
+    MIN_SMALL_REQUESTS,
+    SMALL_REQUEST_TOKENS,
     AdmissionController,
     find_size_class,
 )
@@ -83,8 +85,8 @@ def test_few_requests_are_admitted_beside_one_that_is_larger_than_the_queue() ->
     assert controller.limits[0].tokens < 2000
     image = controller.admit(3000)
 
-    texts = [controller.admit(10, num_inputs=2) for _ in range(MIN_REQUESTS - 1)]
-    with pytest.raises(Overloaded, match=r"overloaded: 3070 tokens in flight"):
+    texts = [controller.admit(10, num_inputs=2) for _ in range(MIN_SMALL_REQUESTS - 1)]
+    with pytest.raises(Overloaded, match=r"overloaded: 3150 tokens in flight"):
         controller.admit(10, num_inputs=2)
     controller.check_open(100, "bulk", ANONYMOUS, ())
     with pytest.raises(Overloaded):
@@ -97,6 +99,31 @@ def test_few_requests_are_admitted_beside_one_that_is_larger_than_the_queue() ->
     assert controller.counters.total(MODELS + REQUESTS) == 0
 
 
+def test_twelve_clients_with_eight_short_texts_are_not_refused_by_a_slow_server() -> None:
+    server = SimulatedServer(200, 0.05)
+    server.run(0.7, 10, 10)
+    server.run(0.001, 1, 10)  # until nothing is in flight
+    controller = server.controller
+    assert controller.limits[0].tokens < 12 * 116
+
+    tickets = [controller.admit(116, num_inputs=8) for _ in range(12)]
+
+    assert len(tickets) == 12
+    assert not controller.is_overloaded
+
+
+def test_large_requests_above_the_limit_are_refused_although_few_small_ones_would_fit() -> None:
+    server = SimulatedServer(2000, 0.005)
+    server.run(0.7, 10, 10)
+    server.run(0.001, 1, 10)  # until nothing is in flight
+    tickets = [server.controller.admit(SMALL_REQUEST_TOKENS + 1, num_inputs=8) for _ in range(MIN_REQUESTS)]
+
+    with pytest.raises(Overloaded):
+        server.controller.admit(SMALL_REQUEST_TOKENS + 1, num_inputs=8)
+    assert server.controller.admit(SMALL_REQUEST_TOKENS, num_inputs=8)
+    assert len(tickets) == MIN_REQUESTS
+
+
 def test_a_key_above_its_share_is_admitted_while_few_requests_are_in_flight() -> None:
     server = SimulatedServer(2000, 0.005)
     server.run(0.7, 10, 10)
@@ -105,7 +132,7 @@ def test_a_key_above_its_share_is_admitted_while_few_requests_are_in_flight() ->
     controller.admit(10, None, keys[0], keys)
     controller.admit(3000, None, keys[1], keys)
 
-    for _ in range(MIN_REQUESTS - 2):
+    for _ in range(MIN_SMALL_REQUESTS - 2):
         controller.admit(10, None, keys[1], keys, num_inputs=2)
     with pytest.raises(Overloaded, match="its share of the queue is"):
         controller.admit(10, None, keys[1], keys, num_inputs=2)
@@ -115,7 +142,7 @@ def test_a_key_above_its_share_is_admitted_while_the_queue_has_room() -> None:
     clock = Clock()
     controller, keys = make_controller(clock), make_keys("a", "b")
     limit = controller.limits[0].tokens
-    for _ in range(MIN_REQUESTS):
+    for _ in range(MIN_SMALL_REQUESTS):
         controller.admit(10, None, keys[0], keys)
     for _ in range(3):
         controller.admit(int(limit / 4), None, keys[1], keys)

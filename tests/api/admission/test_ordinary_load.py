@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cenote.api.admission.controller import MAX_FEW_REQUESTS
+from cenote.api.admission.controller import MAX_FEW_REQUESTS, MIN_REQUESTS, MIN_SMALL_REQUESTS
 from cenote.api.admission.counters import DONE, MODELS, QUEUED, TENANT_MINUTE_TOKENS, TENANTS
 from cenote.api.key_settings import parse_key_lines
 from cenote.errors import Overloaded
@@ -123,8 +123,14 @@ def test_a_gpu_refuses_what_its_front_ends_cannot_answer_soon() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "num_inputs", "num_admitted"),
-    [(40, 1, MAX_FEW_REQUESTS), (100, 1, 10 * 2000 // 100), (40, 2, 2000 // 40), (190, 1, 2000 // 190)],
-    ids=["short texts", "many tokens", "several texts", "longer texts"],
+    [
+        (40, 1, MAX_FEW_REQUESTS),
+        (100, 1, 10 * 2000 // 100),
+        (40, 2, 2000 // 40),
+        (190, 1, MIN_SMALL_REQUESTS),
+        (600, 1, MIN_REQUESTS),
+    ],
+    ids=["short texts", "many tokens", "several texts", "longer texts", "long texts"],
 )
 def test_single_short_texts_of_few_clients_may_fill_more_than_a_second(
     tokens: int, num_inputs: int, num_admitted: int
