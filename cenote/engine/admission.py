@@ -49,6 +49,7 @@ class Admission:
         self.adapters = adapters
         self.metrics = metrics
         self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
+        self._limits: dict[Task, Limits] = {}
 
     def prepare(
         self, request: PoolRequest, model_info: ModelInfo, query_embeddings: Sequence[Tensor] | None
@@ -151,6 +152,11 @@ class Admission:
 
     def resolve_limits(self, task: Task) -> Limits:
         """Return the length limits of a task: chunking and max_embed_len apply to embed only."""
+        if task not in self._limits:
+            self._limits[task] = self._make_limits(task)
+        return self._limits[task]
+
+    def _make_limits(self, task: Task) -> Limits:
         pooler = self.config.pooler_config
         if task != "embed" or not (pooler.enable_chunked_processing or pooler.max_embed_len):
             return Limits(self.max_model_len)

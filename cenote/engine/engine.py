@@ -453,18 +453,21 @@ class PoolingEngine:
             )
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
             return self.routes[role].submit(request, query_embeddings=query_embeddings, caller_waits=caller_waits)
-        with self._counting_refusals():
+        try:  # no generator in the path of most requests
             state = self.admission.prepare(request, self.model_info, query_embeddings)
             with self._lock:
                 self._check_running()
                 self.metrics.on_admit(state)
+        except PoolingError as error:
+            self.metrics.on_refused(error)
+            raise
         state.caller_waits = caller_waits
         self.tokenizer_worker.add(state)
         return state
 
     def admit_batch(self, batch: TokenizedBatch) -> None:
         """Count a batch of front-ends as in flight."""
-        try:  # no generator in the path of most requests
+        try:
             with self._lock:
                 self._check_running()
                 self.metrics.on_admit_batch(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
@@ -77,7 +77,8 @@ class EngineLoop:
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
         with self.condition:
             if len(groups) == 1 and self._can_skip_queue(groups[0]):
-                batch = self._take_alone(groups[0])
+                self.is_waiting = False
+                batch = self._prepare(self._take_alone(groups[0]))
             else:
                 self.scheduler.add(self.isolated.take_isolated(groups))
                 batch = self._take_prepared() if self.is_waiting and self.executor.is_async else None
@@ -86,23 +87,27 @@ class EngineLoop:
                 return
         self._start_here(batch)
 
-    def add(self, groups: Iterable[SequenceGroup]) -> None:
-        """Queue sequences without waking up the engine thread: `run_added` must follow."""
-        with self.condition:
-            self.scheduler.add(self.isolated.take_isolated(groups))
+    def add(self, taken: list[ScheduledBatch], groups: Sequence[SequenceGroup]) -> None:
+        """Queue sequences without waking up the engine thread: `run_added` must follow, with the same list.
 
-    def run_added(self) -> None:
+        A sequence that would be the next batch is not queued: its batch is put into `taken`.
+        """
+        with self.condition:
+            if len(groups) == 1 and self._can_skip_queue(groups[0]):
+                taken.append(self._take_alone(groups[0]))
+                self._is_elsewhere = True
+            else:
+                self.scheduler.add(self.isolated.take_isolated(groups))
+
+    def run_added(self, taken: Sequence[ScheduledBatch]) -> None:
         """Run what was added in this thread, which waits for the results anyway, if the engine thread is idle.
 
         Waking up that thread, and by it this one, would take longer than all other steps of a short text. The watchdog
         still stops the engine if the batch hangs, but cannot free this thread.
         """
-        with self.condition:
-            batch = self._take_small()
-            if batch is None:
-                self.condition.notify_all()
-                return
-        self._run_here(batch)
+        batch = taken[0] if taken else self._take_small()
+        if batch is not None:
+            self._run_here(batch)
 
     def stop(self) -> None:
         with self.condition:
@@ -133,6 +138,9 @@ class EngineLoop:
             if self._handed_over is not None:
                 in_flight = self._take_over(*self._handed_over)
                 del batch
+                if in_flight is not None and not self.executor.is_async:
+                    self._finish_batch(*in_flight)
+                    in_flight = None
                 self.step_started_at = None if in_flight is None else time.monotonic()
                 continue
             if batch.is_isolated and in_flight is not None:
@@ -186,7 +194,7 @@ class EngineLoop:
         return (
             len(group.indices) == 1
             and self.is_waiting
-            and self.executor.is_async
+            and not self._is_elsewhere
             and not self.is_stopping
             and not len(self.scheduler)
             and not len(self.isolated)
@@ -195,11 +203,10 @@ class EngineLoop:
             and not (receiver.is_aborted or receiver.has_cancelled or receiver.isolated_indices)
         )
 
-    def _take_alone(self, group: SequenceGroup) -> ScheduledBatch | None:
-        """Like `_take_prepared`, for a sequence that skips the queue."""
-        self.is_waiting = False
+    def _take_alone(self, group: SequenceGroup) -> ScheduledBatch:
+        """Return the batch of a sequence that skips the queue."""
         self.scheduler.on_queue_skipped(group)
-        return self._prepare(ScheduledBatch([GroupSlice(group, 0, 1)]))
+        return ScheduledBatch([GroupSlice(group, 0, 1)])
 
     def _take_prepared(self) -> ScheduledBatch | None:
         """Return a small batch that the thread that submits it can start; the engine thread wakes up meanwhile."""
@@ -218,13 +225,16 @@ class EngineLoop:
         return None
 
     def _take_small(self) -> ScheduledBatch | None:
-        """Return a small batch for the calling thread; the engine thread takes none meanwhile."""
-        is_idle = self.is_waiting and not self._is_elsewhere and not self.is_stopping
-        if not is_idle or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
-            return None
-        batch = self._take_batch()
-        self._is_elsewhere = batch is not None
-        return batch
+        """Return a small batch for the calling thread, while the engine thread takes none; None: that one runs it."""
+        with self.condition:
+            is_idle = self.is_waiting and not self._is_elsewhere and not self.is_stopping
+            if is_idle and not len(self.isolated) and self.scheduler.num_waiting_tokens <= MAX_TOKENS_AT_ONCE:
+                batch = self._take_batch()
+                if batch is not None:
+                    self._is_elsewhere = True
+                    return batch
+            self.condition.notify_all()
+        return None
 
     def _run_here(self, batch: ScheduledBatch) -> None:
         is_done = False

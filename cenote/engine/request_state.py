@@ -179,8 +179,10 @@ class RequestState:
             is_finished = self.num_done == self.num_inputs
         if is_finished:
             self._record_times(time.monotonic())
-            with suppress(InvalidStateError):  # the caller may cancel at any moment
+            try:
                 self.future.set_result(None)
+            except InvalidStateError:  # the caller may cancel at any moment
+                return
 
     def _record_times(self, now: float) -> None:
         timing = self.request.timing

@@ -4,6 +4,8 @@
  * a row is a key and a column a query: the softmax of 16 queries then runs in the lanes of a vector, without padded keys.
  * The weights, in pairs of keys, are transposed once for the product with the values.
  */
+#include "cpu/compiler.h"
+#if KNOWS_AMX
 #include "native_attention.h"
 
 static inline __m512i load_dims(const bf16 *row, int64_t dim, int64_t head_dim) {
@@ -247,3 +249,4 @@ int cenote_attention(
     }
     return next < units;
 }
+#endif

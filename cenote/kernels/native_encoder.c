@@ -3,6 +3,8 @@
  * Each thread takes a chunk of adjacent sequences and runs all layers on it: the rows stay in its caches, and threads do not
  * synchronize. If there are fewer chunks than threads, all threads work on one chunk at a time.
  */
+#include "cpu/compiler.h"
+#if KNOWS_AMX
 #include "native_attention.h"
 #include "native_linear.h"
 #include "native_norm.h"
@@ -396,3 +398,4 @@ int cenote_encode(const Encoder *e, const EncoderInput *batch, const int64_t *of
     free(starts);
     return failed;
 }
+#endif

@@ -3,6 +3,8 @@
  *
  * The accumulation order of a row does not depend on the other rows: results are bitwise independent of the batch.
  */
+#include "cpu/compiler.h"
+#if KNOWS_AMX
 #include "native_linear.h"
 
 /* Pending epilogue of a block: sums of 32 columns that still need scales, bias, activation and the store to the output. It is
@@ -312,3 +314,4 @@ int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, 
     }
     return failed;
 }
+#endif

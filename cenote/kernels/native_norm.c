@@ -1,4 +1,6 @@
 /* Kernels between the linear layers, over rows of bfloat16: residual add with norm, gated activations, QK norm with rotary embedding. */
+#include "cpu/compiler.h"
+#if KNOWS_AMX
 #include "native_norm.h"
 
 static inline __m512 load_bf16(const bf16 *row, int64_t column) { return bf16_to_f32(_mm256_loadu_si256((const void *)(row + column))); }
@@ -121,3 +123,4 @@ void cenote_rope(
                 head < queries ? query_weight : key_weight, eps
             );
 }
+#endif

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class BusyStages:
@@ -15,17 +13,26 @@ class BusyStages:
         self._work: dict[int, tuple[str, float]] = {}
         self._ids = itertools.count()
 
-    @contextmanager
-    def track(self, stage: str) -> Iterator[None]:
-        """Count the body as one piece of work of a stage."""
-        work_id = next(self._ids)
-        self._work[work_id] = (stage, time.monotonic())
-        try:
-            yield
-        finally:
-            del self._work[work_id]
+    def track(self, stage: str) -> TrackedWork:
+        """Count the body of a `with` statement as one piece of work of a stage."""
+        return TrackedWork(self._work, next(self._ids), stage)
 
     def find_oldest(self) -> tuple[str, float] | None:
         """Return the stage of the oldest piece of work and its start by the monotonic clock; None if all are idle."""
         work = list(self._work.values())
         return min(work, key=lambda item: item[1]) if work else None
+
+
+class TrackedWork:
+    """Adds one piece of work and removes it; a class, as generators take longer in the path of each short text."""
+
+    __slots__ = ("stage", "work", "work_id")
+
+    def __init__(self, work: dict[int, tuple[str, float]], work_id: int, stage: str) -> None:
+        self.work, self.work_id, self.stage = work, work_id, stage
+
+    def __enter__(self) -> None:
+        self.work[self.work_id] = (self.stage, time.monotonic())
+
+    def __exit__(self, *error: object) -> None:
+        del self.work[self.work_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 UseTqdm = bool | Callable[..., Any]
@@ -23,18 +23,23 @@ class RequestProgress(Protocol):
     def num_tokens(self) -> int: ...
 
 
+UpdateBar = Callable[[RequestProgress], None]
+NO_BAR = nullcontext[UpdateBar | None](None)
+
+
 def print_note(text: str, *, quiet: bool = False) -> None:
     """Print one line to standard error, where it does not mix with results."""
     if not quiet:
         print(f"cenote: {text}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def progress_bar(use_tqdm: UseTqdm) -> Iterator[Callable[[RequestProgress], None] | None]:
+def progress_bar(use_tqdm: UseTqdm) -> AbstractContextManager[UpdateBar | None]:
     """Show one bar per call with the prompts that are done and tokens per second; yield its update function."""
-    if not use_tqdm:
-        yield None
-        return
+    return show_bar(use_tqdm) if use_tqdm else NO_BAR
+
+
+@contextmanager
+def show_bar(use_tqdm: UseTqdm) -> Iterator[UpdateBar]:
     from tqdm import tqdm  # here: commands that only print notes start faster
 
     make = use_tqdm if callable(use_tqdm) else tqdm

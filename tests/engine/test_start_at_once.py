@@ -255,11 +255,11 @@ def test_stopping_waits_for_the_text_that_a_caller_computes(make_engine: MakeEng
     assert len(errors) == 1
 
 
+@pytest.mark.parametrize("make_executor", [PreparedEcho, EchoExecutor])
 def test_a_text_alone_skips_the_queue_and_counts_as_traffic(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, make_executor: Callable[[], EchoExecutor]
 ) -> None:
-    executor = PreparedEcho()
-    engine = make_engine(executor)
+    engine = make_engine(make_executor())
     queued: list[object] = []
     add = engine.loop.scheduler.add
     monkeypatch.setattr(
@@ -268,14 +268,18 @@ def test_a_text_alone_skips_the_queue_and_counts_as_traffic(
 
     assert not engine.loop.scheduler.has_interactive_traffic
     assert run(engine, [[3, 7]]) == [[3, 7]]
+    run_texts(engine, ["a cat"])
     assert not queued
     assert engine.loop.scheduler.has_interactive_traffic
     assert run(engine, [[3, 7], [4]]) == [[3, 7], [4]]
     assert queued
 
 
-def test_a_text_alone_that_is_late_does_not_run(make_engine: MakeEngine) -> None:
-    executor = PreparedEcho()
+@pytest.mark.parametrize("make_executor", [PreparedEcho, EchoExecutor])
+def test_a_text_alone_that_is_late_does_not_run(
+    make_engine: MakeEngine, make_executor: Callable[[], EchoExecutor]
+) -> None:
+    executor = make_executor()
     engine = make_engine(executor)
     wait_until(lambda: engine.loop.is_waiting)
     request = make_request([[3, 7]], deadline_at=time.monotonic() + 0.05)

@@ -211,6 +211,25 @@ def test_a_level_that_the_cpu_lacks_is_not_found(product_driver: Path, level: st
     assert run_products(product_driver, level, "cortex-a72").returncode == 2
 
 
+@pytest.mark.parametrize("level", ["dotprod", "i8mm", "bf16"])
+def test_an_older_compiler_leaves_out_the_newest_arm_levels(level: str, tmp_path: Path) -> None:
+    sources = [KERNELS / "cpu/levels.c", *sorted((KERNELS / "cpu").glob("arm_*.c")), PRODUCT_DRIVER]
+    program = compile_c("aarch64", sources, tmp_path / "products", "-static", "-DCOMPILER_VERSION=9", "-Werror")
+
+    assert run_products(program, level, "max").returncode == (0 if level == "dotprod" else 2)
+
+
+def test_an_older_compiler_leaves_out_amx_and_links_the_other_x86_levels(tmp_path: Path) -> None:
+    flags = ("-fopenmp", "-fPIC", "-shared", "-O1", "-DCOMPILER_VERSION=9", "-Wall", "-Werror")
+    library = compile_c("x86_64", NATIVE, tmp_path / "native.so", *flags)
+
+    functions = defined_symbols(library, "-D")
+    assert functions >= set(level_library.SIGNATURES)
+    assert functions & set(native_library.SIGNATURES) == {"cenote_has_amx"}
+    command = [compiler("x86_64").replace("gcc", "nm"), "-D", "--undefined-only", str(library)]
+    assert "cenote_" not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 class EmulatedLibrary:
     """The WordPiece code in an emulated process, with the functions of the library that ctypes loads."""
 

@@ -1,7 +1,8 @@
 /* Level `bf16`: bfloat16 with BFMMLA, which multiplies two rows of 4 inputs with two columns and adds them in float32: 16 products, where
  * BFDOT has 8. bfloat16 has the range of float32: rows are rounded to nearest even and not scaled. Attention of this level multiplies in
  * float16, which is more precise and needs no pairs of keys. */
-#if defined(__aarch64__)
+#include "compiler.h"
+#if defined(__aarch64__) && KNOWS_ARM_I8MM_AND_BF16
 #include "arm.h"
 #include <string.h>
 #pragma GCC target("arch=armv8.2-a+bf16")

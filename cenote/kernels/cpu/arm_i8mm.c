@@ -1,5 +1,6 @@
 /* Level `i8mm`: int8 with SMMLA, which multiplies two rows of 8 inputs with two columns; exact sums in int32. */
-#if defined(__aarch64__)
+#include "compiler.h"
+#if defined(__aarch64__) && KNOWS_ARM_I8MM_AND_BF16
 #define WORD 8
 #include "arm_int8.h"
 #pragma GCC target("arch=armv8.2-a+i8mm")

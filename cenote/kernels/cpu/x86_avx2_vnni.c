@@ -1,5 +1,6 @@
 /* Level `avx2_vnni`: int8 with vectors of 256 bits. */
-#if defined(__x86_64__)
+#include "compiler.h"
+#if defined(__x86_64__) && KNOWS_AVX_VNNI_AND_AVX512_BF16
 #pragma GCC target("avx2,fma,avxvnni")
 #define WIDTH 8
 #define ROWS 6

@@ -1,6 +1,7 @@
 /* Level `avx512_bf16`: bfloat16 with VDPBF16PS, which adds two products to each lane, in float32. A tile of 8 rows x 32 columns fills 16
  * of the 32 vector registers with sums. bfloat16 has the range of float32: rows are rounded to nearest even and not scaled. */
-#if defined(__x86_64__)
+#include "compiler.h"
+#if defined(__x86_64__) && KNOWS_AVX_VNNI_AND_AVX512_BF16
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,avx512bf16,prefer-vector-width=512")
 #define WIDTH 16
 #include "x86.h"
