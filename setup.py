@@ -7,8 +7,8 @@ from glob import glob
 from setuptools import Extension, setup
 
 # kernels of every instruction set of the architecture are in one library, and the CPU selects them when it is loaded.
-# gcc 11 knows them all, and an older one leaves out the newest (kernels/cpu/compiler.h); `optional` lets the install go on
-# without a compiler
+# gcc 11 knows them all, and an older one leaves out the newest (kernels/cpu/compiler.h); without a compiler, `optional`
+# lets the install go on
 AMX = sorted(glob("cenote/kernels/native_*.c")) if platform.machine() == "x86_64" else []
 NATIVE = Extension(
     "cenote.kernels._native",
