@@ -68,8 +68,9 @@ class EngineLoop:
         self.num_on_device = 0  # batches that were started and whose results are not on the host
         self.is_stopping = False
         self.is_waiting = False  # the engine thread waits for sequences, and nothing is on the device
-        self._is_elsewhere = False  # a batch is being started or run by a thread that has submitted it
-        # a batch that such a thread has taken, and started (or failed to) if it was prepared
+        self._is_elsewhere = False  # a thread that has submitted a batch starts or runs it
+        # a batch that the engine thread continues with: such a thread has taken it, and started it (or failed to) if it
+        # was prepared; or it was interrupted while it ran it
         self._handed_over: tuple[ScheduledBatch, Wait | Exception | None] | None = None
         self._slot = 0  # of the last batch, for the recorder
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
@@ -87,27 +88,32 @@ class EngineLoop:
                 return
         self._start_here(batch)
 
-    def add(self, taken: list[ScheduledBatch], groups: Sequence[SequenceGroup]) -> None:
-        """Queue sequences without waking up the engine thread: `run_added` must follow, with the same list.
+    def run_here(self, groups: Sequence[SequenceGroup]) -> None:
+        """Run sequences in this thread, which waits for the results anyway; queue them unless the engine is idle.
 
-        A sequence that would be the next batch is not queued: its batch is put into `taken`.
+        Waking up the engine thread, and by it this one, would take longer than all other steps of a short text. The
+        watchdog still stops the engine if the batch hangs, but cannot free this thread.
         """
-        with self.condition:
-            if len(groups) == 1 and self._can_skip_queue(groups[0]):
-                taken.append(self._take_alone(groups[0]))
-                self._is_elsewhere = True
-            else:
-                self.scheduler.add(self.isolated.take_isolated(groups))
-
-    def run_added(self, taken: Sequence[ScheduledBatch]) -> None:
-        """Run what was added in this thread, which waits for the results anyway, if the engine thread is idle.
-
-        Waking up that thread, and by it this one, would take longer than all other steps of a short text. The watchdog
-        still stops the engine if the batch hangs, but cannot free this thread.
-        """
-        batch = taken[0] if taken else self._take_small()
-        if batch is not None:
-            self._run_here(batch)
+        batch: ScheduledBatch | None = None
+        is_done = False
+        try:
+            with self.condition:
+                batch = self._take_for_caller(groups)
+                if batch is None:
+                    self.condition.notify_all()
+                    return
+                self._is_elsewhere, self.step_started_at = True, time.monotonic()
+            if len(batch) and (started := self._start_batch(batch)) is not None:
+                self._finish_batch(*started)
+            is_done = True
+        finally:
+            if batch is not None:
+                with self.condition:
+                    self.step_started_at, self._is_elsewhere = None, False
+                    if not is_done:  # such as by Ctrl-C: the engine thread runs it, others may wait for the same inputs
+                        self._handed_over = batch, None
+                    if not self.is_waiting or self.is_stopping or len(self.scheduler) or not is_done:
+                        self.condition.notify_all()
 
     def stop(self) -> None:
         with self.condition:
@@ -188,14 +194,22 @@ class EngineLoop:
         # sorted: kernels process consecutive sequences of equal length together
         return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is on the device or waits for it; reading it needs no lock."""
+        return self.num_on_device > 0 or self._is_elsewhere or self._handed_over is not None or len(self.scheduler) > 0
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no thread runs a batch or is about to."""
+        return self.is_waiting and not self._is_elsewhere and self._handed_over is None and not self.is_stopping
+
     def _can_skip_queue(self, group: SequenceGroup) -> bool:
         """Whether the next batch would be this group, which has one sequence, if it were queued."""
         receiver = group.receiver
         return (
             len(group.indices) == 1
-            and self.is_waiting
-            and not self._is_elsewhere
-            and not self.is_stopping
+            and self._is_idle
             and not len(self.scheduler)
             and not len(self.isolated)
             and len(group.inputs.token_ids) <= MAX_TOKENS_AT_ONCE
@@ -224,32 +238,14 @@ class EngineLoop:
         self._handed_over = batch, None
         return None
 
-    def _take_small(self) -> ScheduledBatch | None:
-        """Return a small batch for the calling thread, while the engine thread takes none; None: that one runs it."""
-        with self.condition:
-            is_idle = self.is_waiting and not self._is_elsewhere and not self.is_stopping
-            if is_idle and not len(self.isolated) and self.scheduler.num_waiting_tokens <= MAX_TOKENS_AT_ONCE:
-                batch = self._take_batch()
-                if batch is not None:
-                    self._is_elsewhere = True
-                    return batch
-            self.condition.notify_all()
-        return None
-
-    def _run_here(self, batch: ScheduledBatch) -> None:
-        is_done = False
-        self.step_started_at = time.monotonic()
-        try:
-            if len(batch) and (started := self._start_batch(batch)) is not None:
-                self._finish_batch(*started)
-            is_done = True
-        finally:
-            with self.condition:
-                self.step_started_at, self._is_elsewhere = None, False
-                if not is_done:  # such as by Ctrl-C: the engine thread runs it, others may wait for the same inputs
-                    self._handed_over = batch, None
-                if not self.is_waiting or self.is_stopping or len(self.scheduler) or not is_done:
-                    self.condition.notify_all()
+    def _take_for_caller(self, groups: Sequence[SequenceGroup]) -> ScheduledBatch | None:
+        """Return a small batch for the thread that submits groups; None if they are queued for the engine thread."""
+        if len(groups) == 1 and self._can_skip_queue(groups[0]):
+            return self._take_alone(groups[0])
+        self.scheduler.add(self.isolated.take_isolated(groups))
+        if not self._is_idle or len(self.isolated) or self.scheduler.num_waiting_tokens > MAX_TOKENS_AT_ONCE:
+            return None
+        return self._take_batch()
 
     def _start_here(self, batch: ScheduledBatch) -> None:
         """Start a batch and hand it over; without the lock: a device that hangs must not block the watchdog."""

@@ -23,9 +23,7 @@ class TokenIntake:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch is on the device or waits for it; reading it needs no lock."""
-        loop = self.engine.loop
-        return loop.num_on_device > 0 or len(loop.scheduler) > 0
+        return self.engine.loop.is_busy
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options of a request without inputs."""

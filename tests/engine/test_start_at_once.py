@@ -230,6 +230,32 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(ma
     assert run_texts(engine, ["two", "texts"])
 
 
+def test_a_batch_of_an_interrupted_caller_is_not_replaced_by_the_next_one(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_interrupted = False
+
+    def interrupt(batch: ScheduledBatch) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted:
+            is_interrupted = True
+            raise KeyboardInterrupt
+
+    executor = CallerEcho(interrupt)
+    engine = make_engine(executor)
+    with monkeypatch.context() as patched:  # the engine thread is about to wake up when the next text comes
+        patched.setattr(engine.loop.condition, "notify_all", lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            run_texts(engine, ["a cat"])
+
+    assert engine.loop.is_busy
+    assert echoed_token_ids(engine.pool_sync(make_request([[3, 7]]))) == [[3, 7]]
+
+    assert executor.threads == [threading.current_thread().name, ENGINE, ENGINE]
+    assert not engine.tokenizer_worker.dedup.in_flight
+    assert len(run_texts(engine, ["a cat"])) == 1
+
+
 def test_stopping_waits_for_the_text_that_a_caller_computes(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(CallerEcho(gate))

@@ -10,8 +10,8 @@ from math import inf
 WINDOW_S = 0.25
 BATCH_GAP_S = 0.004  # between completions of different batches; without gaps a window ends after twice the time
 RECOVERY_S = 60.0  # what waits for another engine process may take this long: it is answered, not refused
-# when that is computed, what waits may take this long, until so long after the replacement: a second interruption is
-# more likely then, and clients that waited send more at once
+# when that is computed, so many seconds of work may wait, also in overload, until as many seconds after the
+# replacement: a second interruption is more likely then, and clients that waited send more at once
 SETTLING_S = 10.0
 # that time ends when so much of the limit is used: API keys may use only their shares of it again, and not all wait
 # equally long

@@ -30,7 +30,7 @@ class Executor(Protocol):
         ...
 
     def is_prepared(self, batch: ScheduledBatch) -> bool:
-        """Whether `start` takes microseconds, in any thread; called only if `is_async`."""
+        """Whether `start` takes microseconds, in any thread."""
         ...
 
 

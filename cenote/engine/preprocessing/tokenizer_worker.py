@@ -20,7 +20,7 @@ from cenote.cache.result_cache import ResultCache
 from cenote.engine.dedup import DedupReceiver, InflightDedup
 from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.request_state import ChunkedInput, InputOptions, RequestState
-from cenote.engine.sequence_group import ScheduledBatch, SequenceGroup
+from cenote.engine.sequence_group import SequenceGroup
 from cenote.errors import make_internal_error
 from cenote.inputs.chunks import split_into_chunks
 from cenote.inputs.limits import Limits
@@ -124,17 +124,18 @@ class TokenizerWorker:
         if not self._work_lock.acquire(blocking=False):
             return False
         runs_here = state.caller_waits and not self.loop.executor.is_async
-        taken: list[ScheduledBatch] = []
+        groups: list[SequenceGroup] = []
         try:
-            with self.busy_stages.track("tokenizer"):
-                self._render([job], partial(self.loop.add, taken) if runs_here else self.loop.submit)
+            try:
+                with self.busy_stages.track("tokenizer"):
+                    self._render([job], groups.extend if runs_here else self.loop.submit)
+            finally:
+                self._work_lock.release()
+            if groups:
+                self.loop.run_here(groups)
         except BaseException:  # such as that of Ctrl-C: nobody will wait for the results
             state.future.cancel()
             raise
-        finally:
-            self._work_lock.release()
-            if runs_here:
-                self.loop.run_added(taken)
         return True
 
     def _enqueue_job(self, job: TokenizeJob) -> None:
