@@ -211,12 +211,12 @@ def test_a_level_that_the_cpu_lacks_is_not_found(product_driver: Path, level: st
     assert run_products(product_driver, level, "cortex-a72").returncode == 2
 
 
-@pytest.mark.parametrize("level", ["dotprod", "i8mm", "bf16"])
-def test_an_older_compiler_leaves_out_the_newest_arm_levels(level: str, tmp_path: Path) -> None:
+def test_an_older_compiler_leaves_out_the_newest_arm_levels(tmp_path: Path) -> None:
     sources = [KERNELS / "cpu/levels.c", *sorted((KERNELS / "cpu").glob("arm_*.c")), PRODUCT_DRIVER]
-    program = compile_c("aarch64", sources, tmp_path / "products", "-static", "-DCOMPILER_VERSION=9", "-Werror")
+    program = compile_c("aarch64", sources, tmp_path / "products", "-static", "-O1", "-DCOMPILER_VERSION=9", "-Werror")
 
-    assert run_products(program, level, "max").returncode == (0 if level == "dotprod" else 2)
+    statuses = {level: run_products(program, level, "max").returncode for level in ("dotprod", "i8mm", "bf16")}
+    assert statuses == {"dotprod": 0, "i8mm": 2, "bf16": 2}
 
 
 def test_an_older_compiler_leaves_out_amx_and_links_the_other_x86_levels(tmp_path: Path) -> None:
