@@ -192,7 +192,10 @@ class QueueLimit:
         seconds, num_tokens = now - self._window_started_at, num_done - self._window_done
         if self._window_started_at and num_tokens > 0:
             rate = num_tokens / seconds
-            is_busy = self._was_full or self._least_queued > rate * BUSY_LATENCIES * self.latency_s
+            # by the known speed if that is higher: one request that waits for something else than the device, such as a
+            # slow disk, must not make a server with few requests look busy
+            busy_tokens = max(rate, self.rate) * BUSY_LATENCIES * self.latency_s
+            is_busy = self._was_full or self._least_queued > busy_tokens
             if not self.is_measured and (is_busy or self._least_queued > 0):
                 self.rate, self.is_measured = (rate if is_busy else max(rate, self.rate)), True
             elif is_busy or rate > self.rate:

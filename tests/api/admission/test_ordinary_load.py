@@ -101,6 +101,20 @@ def test_few_clients_do_not_lower_the_measured_rate() -> None:
     assert server.controller.limits[0].rate >= measured > 6000
 
 
+def test_a_request_that_waits_for_a_slow_disk_does_not_make_an_idle_server_look_slow() -> None:
+    server = SimulatedServer(20_000, 0.004)
+    server.run(10, 20, 25)  # until its speed is known
+    server.run(0.001, 3, 10)
+    measured = server.controller.limits[0].rate
+    waiting = server.controller.admit(50)
+
+    outcome = server.run(0.02, 60, 25)
+
+    assert not outcome.retry_after
+    assert server.controller.limits[0].rate == measured > 15_000
+    waiting.release(is_completed=True)
+
+
 def test_a_slow_device_refuses_what_takes_more_than_ten_seconds() -> None:
     server = SimulatedServer(300, 0.05)
     server.controller.on_loaded(make_model_info("cpu"))
