@@ -20,9 +20,7 @@ DEADLINE_SLACK_S = 1.0
 # results differ from those of a quiet server by at most this; 0 with --deterministic
 TOLERANCE = 1e-5
 
-# of a process that lived from the start to the end: not all memory of the work that waited for an engine process is
-# returned to the system
-MAX_RSS_GROWTH_MIB = 96.0
+MAX_RSS_GROWTH_MIB = 64.0  # of a process that lived from the start to the end
 MAX_FILE_GROWTH = 8  # descriptors of such a process, after all clients have left
 
 
