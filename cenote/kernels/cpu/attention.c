@@ -40,6 +40,19 @@ size_t cenote_level_attention_bytes(const Level *level, int64_t length, int64_t 
     return (size_t)(size > other_size ? size : other_size);
 }
 
+/* `count` pieces of `bytes` bytes. Sizes that the levels have are constants: the compiler copies them without a call. */
+static void copy_words(const uint8_t *from, int64_t from_stride, uint8_t *to, int64_t to_stride, int64_t count, int64_t bytes) {
+#define COPY_PIECES(BYTES) \
+    for (int64_t i = 0; i < count; i++) memcpy(to + i * to_stride, from + i * from_stride, BYTES)
+    switch (bytes) {
+    case 16: COPY_PIECES(16); break;
+    case 24: COPY_PIECES(24); break;
+    case 32: COPY_PIECES(32); break;
+    default: COPY_PIECES(bytes);
+    }
+#undef COPY_PIECES
+}
+
 /* Pack rows of float32 [columns][inputs] as the columns of a product; missing columns are zero. */
 static void pack_columns(const Product *product, const float *from, int64_t stride, int64_t columns, int64_t inputs, uint8_t *out) {
     const int64_t tile = product->rows, word_bytes = product->word * product->element_bytes, words = divide_up(inputs, product->word);
@@ -51,8 +64,7 @@ static void pack_columns(const Product *product, const float *from, int64_t stri
                 const Rows rows = {from + first * stride, stride, min_of(tile, columns - first), inputs};
                 product->pack(&rows, NULL, packed, NULL);
             } else memset(packed, 0, sizeof packed);
-            for (int64_t word = 0; word < words; word++)
-                memcpy(out + (word * product->columns + column) * word_bytes, packed + word * tile * word_bytes, width * word_bytes);
+            copy_words(packed, tile * word_bytes, out + column * word_bytes, product->columns * word_bytes, words, width * word_bytes);
         }
 }
 
@@ -73,7 +85,7 @@ static void attend_tile(
     product->pack(&query_rows, NULL, buffers->queries, NULL);
     for (int64_t panel = first_panel; panel < last_panel; panel++)
         product->multiply(buffers->queries, buffers->keys + panel * dim_words * columns * word_bytes, dim_words,
-            buffers->scores + (panel - first_panel) * columns, stride, rows, 0);
+            buffers->scores + (panel - first_panel) * columns, stride, rows, 0, NO_PREFETCH);
     for (int64_t row = 0; row < rows; row++) {
         const int64_t position = first + row, from = max_of(0, position - window) - begin;
         const int64_t until = (heads->causal ? position + 1 : min_of(length, position + window + 1)) - begin;
@@ -88,7 +100,7 @@ static void attend_tile(
     const int64_t all_words = divide_up(length, product->word), skipped = begin / product->word;
     for (int64_t panel = 0; panel < divide_up(dim, columns); panel++)
         product->multiply(buffers->weights, buffers->values + (panel * all_words + skipped) * columns * word_bytes, key_words,
-            buffers->sums + panel * columns, padded_keys(product, dim), rows, 0);
+            buffers->sums + panel * columns, padded_keys(product, dim), rows, 0, NO_PREFETCH);
     for (int64_t row = 0; row < rows; row++)
         for (int64_t c = 0; c < dim; c++)
             out[(first + row) * heads->out_stride + c] = buffers->sums[row * padded_keys(product, dim) + c] * inverse[row];

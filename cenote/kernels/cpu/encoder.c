@@ -13,7 +13,7 @@
 int omp_get_thread_num(void); /* declared here: omp.h is not installed with every compiler */
 int omp_get_num_threads(void);
 
-enum { CHUNK_ROWS = 96 };
+enum { MIN_CHUNK_ROWS = 32, CHUNK_ROWS = 96 };
 enum { NO_ROPE, ROPE, LOCAL_ROPE }; /* which table of the input rotates queries and keys */
 
 /* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm; the out norms come after the
@@ -268,22 +268,35 @@ static int has_out_of_range_ids(const LevelEncoder *e, const LevelInput *batch, 
     return found;
 }
 
+static int64_t count_rows(const int64_t *offsets, const int64_t *starts, int64_t chunk) { return offsets[starts[chunk + 1]] - offsets[starts[chunk]]; }
+
+/* The chunks, largest first: the threads finish at about the same time. */
+static void sort_chunks(const int64_t *offsets, const int64_t *starts, int64_t count, int64_t *order) {
+    for (int64_t chunk = 0; chunk < count; chunk++) {
+        const int64_t rows = count_rows(offsets, starts, chunk);
+        int64_t place = chunk;
+        for (; place > 0 && count_rows(offsets, starts, order[place - 1]) < rows; place--) order[place] = order[place - 1];
+        order[place] = chunk;
+    }
+}
+
 /* offsets: [size + 1] cumulative sequence lengths. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the
  * range of its table. On failure nothing is written. */
 int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
     const int64_t tokens = offsets[size];
     if (tokens == 0) return 0;
     if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
-    int64_t *starts = malloc((size + 1) * sizeof(int64_t)), count = 0, longest = 0, max_rows = 0, next = 0, failed = 0, arrived = 0;
+    int64_t *starts = malloc((2 * size + 1) * sizeof(int64_t)), *order = starts + size + 1, count = 0, longest = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
     /* several chunks per thread, so that threads finish at about the same time */
-    const int64_t target_rows = max_of(32, min_of(CHUNK_ROWS, tokens / (4 * threads)));
+    const int64_t target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, tokens / (4 * threads)));
     for (int64_t member = 0; member < size; member++) {
         longest = max_of(longest, offsets[member + 1] - offsets[member]);
         if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
     }
     starts[count] = size;
-    for (int64_t i = 0; i < count; i++) max_rows = max_of(max_rows, offsets[starts[i + 1]] - offsets[starts[i]]);
+    sort_chunks(offsets, starts, count, order);
+    const int64_t max_rows = count_rows(offsets, starts, order[0]);
     const int is_shared = count < threads;
     uint8_t *shared_memory = NULL, *chunk_bytes = NULL;
     take_chunk(e, max_rows, &chunk_bytes);
@@ -303,7 +316,8 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
             const Chunk chunk = take_chunk(e, max_rows, is_shared ? &chunk_memory : &memory);
             for (int64_t i = 0; i < count; i++) {
                 if (!is_shared && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
-                encode_chunk(e, batch, offsets + starts[i], starts[i + 1] - starts[i], &chunk, memory, &team);
+                const int64_t first = starts[order[i]], end = starts[order[i] + 1];
+                encode_chunk(e, batch, offsets + first, end - first, &chunk, memory, &team);
             }
         }
     }

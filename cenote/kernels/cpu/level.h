@@ -13,6 +13,7 @@
 enum { FLOAT32, FLOAT16, BFLOAT16, INT8, NUM_FORMATS };
 enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
 enum { MAX_TILE_ROWS = 8, MAX_TILE_COLUMNS = 48 };
+enum { CACHE_LINE = 64, PREFETCH_WORDS = 16 };
 
 /* Rows of float32; `count` of them exist. */
 typedef struct {
@@ -20,11 +21,23 @@ typedef struct {
     int64_t stride, count, width;
 } Rows;
 
+/* Memory that a product fetches into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. */
+typedef struct {
+    const uint8_t *start;
+    int64_t lines;
+} Prefetch;
+
+static const Prefetch NO_PREFETCH = {NULL, 0};
+
+static inline void prefetch_lines(Prefetch *ahead) {
+    for (int64_t line = 0; line < ahead->lines; line++, ahead->start += CACHE_LINE) __builtin_prefetch(ahead->start, 0, 2);
+}
+
 typedef struct {
     int64_t rows, columns, word; /* of a tile; inputs per word */
     int64_t element_bytes;
     /* sums [rows][stride] = a x b over `words` words (+= if `add`), in float32, or in int32 for int8. At most `count` rows are needed. */
-    void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add);
+    void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead);
     /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
      * NULL). Writes to `scales` what the sums of each row have to be multiplied with; if it is NULL, rows are not scaled. */
     void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);

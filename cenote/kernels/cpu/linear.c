@@ -11,9 +11,9 @@ enum { MAX_PART_BYTES = 24 << 10, MAX_BLOCK_ROWS = 128 };
 /* With fewer row tiles than this, prefetching the next part takes longer than it saves; on a Neoverse N1, whose caches fetch ahead of
  * the reads by themselves, with any number. */
 #if defined(__aarch64__)
-enum { MIN_TILES_TO_PREFETCH = 1 << 30, CACHE_LINE = 64 };
+enum { MIN_TILES_TO_PREFETCH = 1 << 30 };
 #else
-enum { MIN_TILES_TO_PREFETCH = 4, CACHE_LINE = 64 };
+enum { MIN_TILES_TO_PREFETCH = 4 };
 #endif
 
 /* Rows of a block: whole tiles. */
@@ -32,14 +32,9 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
     product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
 }
 
-/* Prefetch the share of row tile `tile` of the `bytes` bytes of weights from `next`, which may lie behind the last panel, into the L2 cache. */
-static void prefetch_share(const uint8_t *next, int64_t bytes, int64_t tile, int64_t tiles) {
-    const int64_t lines = divide_up(bytes, CACHE_LINE), end = lines * (tile + 1) / tiles;
-    for (int64_t line = lines * tile / tiles; line < end; line++) __builtin_prefetch(next + line * CACHE_LINE, 0, 2);
-}
-
 /* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. Weights come from the
- * L3 cache or memory, more slowly than a tile reads them: the tiles of a part may prefetch the next part, each its share. */
+ * L3 cache or memory, more slowly than a tile reads them: the tiles of a part may prefetch the next part, each its share, while they
+ * multiply; between the products, as many prefetches at once would wait for each other. The part behind the last panel is never read. */
 static void multiply_panel(
     const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, int add,
     float *out, int64_t stride
@@ -48,6 +43,10 @@ static void multiply_panel(
     const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
     const int64_t max_words = MAX_PART_BYTES / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
     const int64_t tiles = divide_up(count, product->rows), part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
+    const int64_t part_bytes = part * columns * word_bytes;
+    const int64_t lines = tiles < MIN_TILES_TO_PREFETCH ? 0 : divide_up(PREFETCH_WORDS * columns * word_bytes, CACHE_LINE * tiles);
+    const int64_t tile_prefetch_bytes = lines * CACHE_LINE * part / PREFETCH_WORDS;
+    const uint8_t *tiles_start = packed->tiles + first / product->rows * tile_bytes;
     const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * columns * word_bytes;
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
@@ -58,16 +57,13 @@ static void multiply_panel(
         .activation = (int32_t)layer->activation,
         .add = add,
     };
-    for (int64_t begin = 0; begin < words; begin += part)
-        for (int64_t row = 0; row < count; row += product->rows) {
-            const uint8_t *tile = packed->tiles + (first + row) / product->rows * tile_bytes + begin * product->rows * word_bytes;
+    for (int64_t begin = 0; begin < words; begin += part, weights += part_bytes)
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows) {
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = sums + row * columns;
-            if (tiles >= MIN_TILES_TO_PREFETCH) {
-                const int64_t part_bytes = part * columns * word_bytes;
-                prefetch_share(weights + begin * columns * word_bytes + part_bytes, part_bytes, row / product->rows, tiles);
-            }
-            product->multiply(tile, weights + begin * columns * word_bytes, min_of(part, words - begin), tile_sums, columns, rows, begin > 0);
+            const Prefetch ahead = {weights + part_bytes + tile * tile_prefetch_bytes, lines};
+            product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, min_of(part, words - begin), tile_sums,
+                columns, rows, begin > 0, ahead);
             if (begin + part < words) continue;
             epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
             float *to = out + (first + row) * stride + panel * columns;

@@ -166,10 +166,11 @@ static void norm_row(const Norm *norm, const float *x, int64_t width, float *out
 
 /* The buffer has room for whole vectors. */
 static float softmax(float *scores, float scale, int64_t low, int64_t high, int64_t padded) {
-    for (int64_t key = 0; key < low; key++) scores[key] = -__builtin_inff();
-    for (int64_t key = high; key < padded; key++) scores[key] = -__builtin_inff();
     vfloat largest = splat(-__builtin_inff()), sums = {0};
-    for (int64_t key = 0; key < padded; key += WIDTH) largest = larger(load(scores + key), largest);
+    for (int64_t key = 0; key < padded; key += WIDTH) {
+        if (key < low || key + WIDTH > high) store(scores + key, keep_lanes(load(scores + key), low - key, high - key));
+        largest = larger(load(scores + key), largest);
+    }
     const vfloat maximum = splat(max_lane(largest));
     int64_t key = 0;
     for (; key + GROUP * WIDTH <= padded; key += GROUP * WIDTH) { /* independent chains of instructions */
@@ -195,7 +196,7 @@ static float max_absolute_of(const float *row, int64_t width) {
         first = larger_absolute(absolute(load(row + c)), first);
         second = larger_absolute(absolute(load(row + c + WIDTH)), second);
     }
-    float largest = max_lane(larger_absolute(first, second));
+    float largest = max_absolute_lane(larger_absolute(first, second));
     for (; c < width; c++)
         if (!(__builtin_fabsf(row[c]) <= largest) && largest == largest) largest = __builtin_fabsf(row[c]);
     return largest;

@@ -35,28 +35,38 @@ INLINE vfloat larger_absolute(vfloat x, vfloat y) { return (vfloat)_mm512_max_ep
 #endif
 INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
 
-/* max_lane: NaN if there is one. */
+/* max_lane: any lane if one is NaN. max_absolute_lane: of values without a sign; NaN if there is one. */
 #if defined(__aarch64__)
 INLINE float sum_lanes(vfloat x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
 INLINE float max_lane(vfloat x) { return vmaxvq_f32(x); }
+INLINE float max_absolute_lane(vfloat x) { return vmaxvq_f32(x); }
 #else
-INLINE float sum_lanes(vfloat x) {
-    float parts[WIDTH];
-    store(parts, x);
-#pragma GCC unroll 4
-    for (int half = WIDTH / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-    return parts[0];
-}
+INLINE __m128 larger_bits(__m128 x, __m128 y) { return (__m128)_mm_max_epi32((__m128i)x, (__m128i)y); }
 
-INLINE float max_lane(vfloat x) {
-    float largest = x[0];
-    for (int i = 1; i < WIDTH; i++)
-        if (x[i] > largest || x[i] != x[i]) largest = x[i];
-    return largest;
-}
+/* Two or four quarters, then the lanes of one. */
+#define FOLD_LANES(NAME, FOLD)                                                                            \
+    INLINE float NAME(vfloat x) {                                                                         \
+        const union {                                                                                     \
+            vfloat whole;                                                                                 \
+            __m128 parts[WIDTH / 4];                                                                      \
+        } vector = {x};                                                                                   \
+        __m128 four = FOLD(vector.parts[0], vector.parts[1]);                                             \
+        if (WIDTH == 16) four = FOLD(four, FOLD(vector.parts[WIDTH / 4 - 2], vector.parts[WIDTH / 4 - 1])); \
+        four = FOLD(four, _mm_movehl_ps(four, four));                                                     \
+        return _mm_cvtss_f32(FOLD(four, _mm_movehdup_ps(four)));                                          \
+    }
+FOLD_LANES(sum_lanes, _mm_add_ps)
+FOLD_LANES(max_lane, _mm_max_ps)
+FOLD_LANES(max_absolute_lane, larger_bits)
+#undef FOLD_LANES
 #endif
+
+/* Lanes from `low` to `high`, minus infinity elsewhere. */
+INLINE vfloat keep_lanes(vfloat x, int64_t low, int64_t high) {
+    static const int32_t lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vint lane = load_int(lanes), kept = (lane >= (int32_t)max_of(low, 0)) & (lane < (int32_t)min_of(high, WIDTH));
+    return (vfloat)(((vint)x & kept) | ((vint)splat(-__builtin_inff()) & ~kept));
+}
 
 /* The first `count` elements, the others 0; and a store of them. */
 INLINE vfloat load_tail(const float *from, int64_t count) {

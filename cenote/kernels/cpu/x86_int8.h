@@ -9,21 +9,25 @@ typedef uint8_t vbytes __attribute__((vector_size(WIDTH)));
 
 INLINE vint load_words(const int8_t *from) { return load_int((const int32_t *)from); }
 
-INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int32_t *sums, int64_t stride, int add, const int rows) {
+INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int32_t *sums, int64_t stride, int add, Prefetch ahead, const int rows) {
     vint c[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load_int(sums + r * stride + WIDTH * j) : (vint){0};
-    for (; words > 0; words--, a += ROWS * WORD, b += 2 * WIDTH * WORD) {
-        const vint left = load_words(b), right = load_words(b + WIDTH * WORD);
+    while (words > 0) {
+        const int64_t end = words - min_of(words, PREFETCH_WORDS);
+        prefetch_lines(&ahead);
+        for (; words > end; words--, a += ROWS * WORD, b += 2 * WIDTH * WORD) {
+            const vint left = load_words(b), right = load_words(b + WIDTH * WORD);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            int32_t four;
-            memcpy(&four, a + r * WORD, WORD);
-            const vint row = four - (vint){0};
-            c[r][0] = DOT(c[r][0], row, left);
-            c[r][1] = DOT(c[r][1], row, right);
+            for (int r = 0; r < rows; r++) {
+                int32_t four;
+                memcpy(&four, a + r * WORD, WORD);
+                const vint row = four - (vint){0};
+                c[r][0] = DOT(c[r][0], row, left);
+                c[r][1] = DOT(c[r][1], row, right);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -32,9 +36,9 @@ INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int3
         for (int j = 0; j < 2; j++) *(vint_unaligned *)(sums + r * stride + WIDTH * j) = c[r][j];
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add) {
-    if (count > ROWS / 2) multiply_rows(a, b, words, sums, stride, add, ROWS);
-    else multiply_rows(a, b, words, sums, stride, add, ROWS / 2);
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+    if (count > ROWS / 2) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS);
+    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2);
 }
 
 /* `count` values of a row times their smooth scales; the others of the vector are 0. */
@@ -52,7 +56,7 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
         uint8_t *to = (uint8_t *)out + r * WORD;
         vfloat maxima = {0};
         for (int64_t c = 0; c < width; c += WIDTH) maxima = larger_absolute(absolute(SMOOTHED(c)), maxima);
-        const float largest = max_lane(maxima), factor = largest > 1e-30f ? 127.0f / largest : 0.0f;
+        const float largest = max_absolute_lane(maxima), factor = largest > 1e-30f ? 127.0f / largest : 0.0f;
         if (r < rows->count) scales[r] = largest / 127.0f;
         for (int64_t c = 0; c < width; c += WIDTH) {
             /* rounded to the nearest integer by an instruction of its own: a fused multiply-add would round some values differently */
