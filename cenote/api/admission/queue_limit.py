@@ -47,7 +47,7 @@ MIN_GPU_TOKENS = 1_048_576
 # batches or the front-ends were the limit
 MIN_DEVICE_S = 0.25
 # requests with one text of at most so many tokens may fill a longer time than others, also on a machine with other work
-SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 128, 10.0
+SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 512, 10.0
 # those who send thousands of texts at a time wait rather than come back later
 BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 

@@ -61,16 +61,24 @@ class SimulatedServer:
         self._run_until(end)
         return outcome
 
-    def run_clients(self, num_clients: int, seconds: float, tokens: int, pause_s: float = 0.0) -> Outcome:
-        """Let clients send one request after the other, the first of all at once; then wait for the last answers."""
+    def run_clients(
+        self, num_clients: int, seconds: float, tokens: int | Callable[[], int], pause_s: float = 0.0
+    ) -> Outcome:
+        """Let clients send one request after the other, the first of all at once; then wait for the last answers.
+
+        `tokens` may be a function that returns the number of tokens of the next request.
+        """
         outcome, end = Outcome(), self.now + seconds
 
         def send_next(finished_at: float) -> None:
             if (at := finished_at + pause_s) < end:
-                self._schedule(at, self._arrive, tokens, outcome, send_next)
+                self._schedule(at, self._arrive, next_tokens(), outcome, send_next)
+
+        def next_tokens() -> int:
+            return tokens if isinstance(tokens, int) else tokens()
 
         for _ in range(num_clients):
-            self._schedule(self.now, self._arrive, tokens, outcome, send_next)
+            self._schedule(self.now, self._arrive, next_tokens(), outcome, send_next)
         self._run_until(end)
         self._run_until(math.inf)
         return outcome

@@ -79,6 +79,21 @@ def test_clients_with_a_short_text_each_are_not_refused(make_server: Any, before
     assert len(outcome.latencies) >= CONNECTIONS
 
 
+def test_clients_with_a_text_of_any_length_each_are_not_refused_by_a_slow_cpu() -> None:
+    server = SimulatedServer(2900, 0.004, request_overhead_s=0.0005)
+    server.estimate_factor = ESTIMATE_FACTOR
+    server.controller.on_loaded(make_model_info("cpu"))
+
+    def draw_length() -> int:
+        return min(256, round(server.random.lognormvariate(3.6, 0.8)))
+
+    server.run_clients(1, 3, draw_length)
+    outcome = server.run_clients(64, 20, draw_length)
+
+    assert not outcome.retry_after
+    assert outcome.tokens > 15 * 2900
+
+
 def test_requests_of_a_full_batch_are_admitted_after_tiny_ones_on_a_gpu() -> None:
     server = make_gpu()
     server.run_clients(1, 1, 4)
@@ -141,10 +156,11 @@ def test_a_gpu_refuses_what_its_front_ends_cannot_answer_soon() -> None:
         (40, 1, MAX_FEW_REQUESTS),
         (100, 1, 10 * 2000 // 100),
         (40, 2, 2000 // 40),
-        (190, 1, MIN_SMALL_REQUESTS),
+        (500, 1, 10 * 2000 // 500),
+        (190, 2, MIN_SMALL_REQUESTS),
         (600, 1, MIN_REQUESTS),
     ],
-    ids=["short texts", "many tokens", "several texts", "longer texts", "long texts"],
+    ids=["short texts", "many tokens", "several texts", "longer texts", "several longer texts", "long texts"],
 )
 def test_single_short_texts_of_few_clients_may_fill_more_than_a_second(
     tokens: int, num_inputs: int, num_admitted: int
