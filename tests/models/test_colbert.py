@@ -136,7 +136,7 @@ def write_modules(folder: Path, *kinds: tuple[str, str]) -> None:
     write(folder, "modules.json", rows)
 
 
-def save_pylate(folder: Path, encoder: str, rules: Rules = Rules(), **settings: Any) -> Colbert:  # noqa: B008
+def save_pylate(folder: Path, encoder: str, rules: Rules = Rules(), **settings: Any) -> Colbert:
     """Save a model with one projection as PyLate 1.6 does."""
     reference = save_tiny(folder, encoder)
     tokenizer = add_tokens(folder, "[Q] ", "[D] ")

@@ -58,7 +58,7 @@ def simulate(
     policy: Policy,
     *,
     num_replicas: int,
-    settings: ReplicaSettings = ReplicaSettings(),  # noqa: B008  # frozen
+    settings: ReplicaSettings = ReplicaSettings(),
     seed: int = 0,
 ) -> SimulationResult:
     """Run the requests through replicas that start a batch whenever they are idle and something waits."""
