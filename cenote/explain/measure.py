@@ -18,18 +18,18 @@ from cenote.explain.flops import ModelFlops, count_flops
 from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark
 from cenote.explain.resolved_settings import iter_settings, make_linear_factory, resolve_settings
 from cenote.explain.results import ExplainResults, HardwareInfo
+from cenote.explain.single_text import SingleTextTime, measure_single_texts
 from cenote.explain.timing import MeasuredValue, time_call
 from cenote.explain.workload import ProbeWorkload, TextGenerator
 from cenote.explain.workload_probe import WorkloadProbe, fused_block_rows, pool_states, run_backbone
 from cenote.kernels.cpu_features import cpu_name
 from cenote.llm import LLM
-from cenote.protocol.requests import PoolRequest
 
 LENGTHS = (16, 50, 128, 512)
 ROUNDS = 5  # planned rounds; a fast machine runs more
 MAX_ROUNDS = 25
 SINGLE_TEXT_TOKENS = 16  # length of the single text
-SINGLES_PER_ROUND = 5  # single texts per round
+SINGLES_PER_ROUND = 9  # single texts per round
 # shares of the time of a workload in one round: the end-to-end run, and the model alone
 RUN_SHARE, MODEL_SHARE = 0.4, 0.2
 # smaller batches are not representative, even if this one exceeds the time
@@ -69,7 +69,7 @@ class ModelMeasurement:
         self.gemm, self.copies = hardware.GemmBenchmark(self.linear_factory), hardware.make_copy_benchmarks(self.device)
         self.rates: dict[str, list[float]] = {name: [] for name in self.gemm.benchmarks}
         self.copy_rates: dict[str, list[float]] = {name: [] for name in self.copies}
-        self.single_latencies: list[float] = []
+        self.single_texts: list[SingleTextTime] = []
         self.larger_batch_gains: list[float] = []
         self.dtype_gains: dict[str, list[float]] = {}
 
@@ -94,7 +94,8 @@ class ModelMeasurement:
             for name, works in others.items():
                 now, then = (time_call(work, self.device, at_least=each * 0.02) for work in works)
                 self.dtype_gains.setdefault(name, []).append(now / then)
-            self.single_latencies.append(self._measure_single())
+            texts = self.single_workload.make_texts(SINGLES_PER_ROUND)
+            self.single_texts.append(measure_single_texts(self.engine, self.task, texts))
             rounds += 1
         return self._make_results(probes, rounds, time.perf_counter() - began)
 
@@ -168,13 +169,6 @@ class ModelMeasurement:
         large = self.rates.get(self.resolved.quantization or self.resolved.dtype) or [0.0] * rounds
         return [max(large[number], *(probe.rounds[number].rate for probe in probes)) for number in range(rounds)]
 
-    def _measure_single(self) -> float:
-        def ask(text: str) -> float:
-            request = PoolRequest(task=self.task, inputs=[text], prompt="")
-            return time_call(lambda: self.engine.pool_sync(request), torch.device("cpu"))
-
-        return median(ask(text) for text in self.single_workload.make_texts(SINGLES_PER_ROUND))
-
     def _make_results(self, probes: Sequence[WorkloadProbe], rounds: int, took: float) -> ExplainResults:
         peaks = self._peak_rates(probes, rounds)
         copied = {name: MeasuredValue.from_samples(samples) for name, samples in self.copy_rates.items()}
@@ -202,7 +196,11 @@ class ModelMeasurement:
                 1 / each.parts["tokenising"] for probe in probes[-1:] for each in probe.rounds
             ),
             per_input=MeasuredValue.from_samples(each.parts["engine"] * shortest for each in probes[0].rounds),
-            single=MeasuredValue.from_samples(self.single_latencies),
+            single=MeasuredValue.from_samples(each.total for each in self.single_texts),
+            single_parts={
+                name: MeasuredValue.from_samples(getattr(each, name) for each in self.single_texts)
+                for name in ("model", "tokenizer", "engine")
+            },
             alternatives={name: MeasuredValue.from_samples(samples) for name, samples in self.dtype_gains.items()},
             larger_batches=MeasuredValue.from_samples(self.larger_batch_gains) if self.larger_batch_gains else None,
             rounds=rounds,

@@ -51,7 +51,8 @@ def _iter_hardware(findings: ExplainResults) -> Iterator[tuple[str, str]]:
         "engine",
         f"{_format_figure(findings.per_input, 1e-6, '.0f')} µs per input, without tokenization and the model",
     )
-    yield "one text", f"{_format_figure(findings.single, 1e-3, '.2f')} ms for 16 tokens"
+    parts = ", ".join(f"{name} {figure.value * 1e3:.2f}" for name, figure in findings.single_parts.items())
+    yield "one text", f"{_format_figure(findings.single, 1e-3, '.2f')} ms for 16 tokens: {parts}"
 
 
 def _iter_transfer_rates(machine: HardwareInfo) -> Iterator[tuple[str, str]]:

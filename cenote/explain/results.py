@@ -93,6 +93,7 @@ class ExplainResults:
     tokenizer: MeasuredValue  # tokens/s
     per_input: MeasuredValue  # engine overhead in seconds per input, without tokenization and the model
     single: MeasuredValue  # latency in seconds of one text of 16 tokens
+    single_parts: dict[str, MeasuredValue]  # its time in the model, the tokenizer and the engine
     alternatives: dict[str, MeasuredValue]  # speedup of the linear layers in other dtypes
     larger_batches: MeasuredValue | None  # rate of the linear layers with four times the budget / with the budget
     rounds: int

@@ -33,6 +33,8 @@ def test_a_model_is_measured_by_parts(tmp_path: Path, capsys: pytest.CaptureFixt
         assert sum(reading["shares"].values()) == pytest.approx(1) and reading["shares"].keys() == TIME_PARTS.keys()
         assert 0 < reading["reached"]["low"] <= reading["reached"]["value"] <= reading["reached"]["high"]
         assert reading["light"]["value"] > 0 and reading["memory_light"] is None
+    assert report["single_parts"].keys() == {"model", "tokenizer", "engine"}
+    assert all(0 < part["value"] < report["single"]["high"] for part in report["single_parts"].values())
     assert report["machine"]["gemm"].keys() == set(hardware.iter_linear_dtypes("cpu"))
     assert report["machine"]["processor"] == cpu_name()
     assert {setting["name"]: setting["value"] for setting in report["settings"]}["tokens per batch"] == "at most 4096"

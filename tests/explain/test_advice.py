@@ -79,6 +79,11 @@ def make_results(*readings: WorkloadResult, **chosen: Any) -> ExplainResults:
         tokenizer=constant_figure(1e6),
         per_input=constant_figure(1e-5),
         single=constant_figure(1e-3),
+        single_parts={
+            "model": constant_figure(7e-4),
+            "tokenizer": constant_figure(1e-5),
+            "engine": constant_figure(2.9e-4),
+        },
         alternatives={},
         larger_batches=None,
         rounds=3,
