@@ -167,9 +167,7 @@ def test_int8_sums_are_exact(level: CPULevel) -> None:
 def test_nan_stays_in_its_row(level: CPULevel) -> None:
     linear, x = make_linear(64, 24), torch.randn(9, 64)
     x[3, 5] = float("nan")
-    for format in level.products:
-        if format == "int8":
-            continue  # NaN has no int8
+    for format in level.products:  # with int8 by the scale of the row
         found = PackedLinear(linear, "gelu", format)(x)
         assert found[3].isnan().all(), format
         assert found[[row for row in range(9) if row != 3]].isfinite().all(), format

@@ -47,7 +47,10 @@ MIN_GPU_TOKENS = 1_048_576
 # batches or the front-ends were the limit
 MIN_DEVICE_S = 0.25
 # requests with one text of at most so many tokens may fill a longer time than others, also on a machine with other work
-SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 512, 10.0
+SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 128, 10.0
+# and those with a longer one of at most so many tokens while all together are at most so many: among clients with one
+# text each, the refusal of a single longer one would shorten the queue for all
+MEDIUM_TEXT_TOKENS, MEDIUM_TEXTS_TOKENS = 1024, 8192
 # those who send thousands of texts at a time wait rather than come back later
 BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 
@@ -96,7 +99,9 @@ class QueueLimit:
         """Whether a request that exceeds the limit is admitted if only few requests are in flight."""
         if num_queued + tokens <= self._device_tokens:
             return True
-        if num_inputs > 1 or tokens > SHORT_TEXT_TOKENS or self.is_overloaded:
+        if num_inputs > 1 or tokens > MEDIUM_TEXT_TOKENS or self.is_overloaded:
+            return False
+        if tokens > SHORT_TEXT_TOKENS and num_queued + tokens > MEDIUM_TEXTS_TOKENS:
             return False
         return not self.is_measured or num_queued + tokens <= self.rate * SHORT_TEXTS_S
 

@@ -286,7 +286,7 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
     const int64_t tokens = offsets[size];
     if (tokens == 0) return 0;
     if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
-    int64_t *starts = malloc((2 * size + 1) * sizeof(int64_t)), *order = starts + size + 1, count = 0, longest = 0, next = 0, failed = 0, arrived = 0;
+    int64_t *starts = malloc((2 * size + 1) * sizeof(int64_t)), count = 0, longest = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
     /* several chunks per thread, so that threads finish at about the same time */
     const int64_t target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, tokens / (4 * threads)));
@@ -295,6 +295,7 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
         if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
     }
     starts[count] = size;
+    int64_t *order = starts + size + 1;
     sort_chunks(offsets, starts, count, order);
     const int64_t max_rows = count_rows(offsets, starts, order[0]);
     const int is_shared = count < threads;

@@ -21,7 +21,7 @@ typedef struct {
     int64_t stride, count, width;
 } Rows;
 
-/* Memory that a product fetches into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. */
+/* Memory that a product may fetch into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. */
 typedef struct {
     const uint8_t *start;
     int64_t lines;

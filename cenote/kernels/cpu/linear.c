@@ -34,7 +34,8 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
 
 /* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. Weights come from the
  * L3 cache or memory, more slowly than a tile reads them: the tiles of a part may prefetch the next part, each its share, while they
- * multiply; between the products, as many prefetches at once would wait for each other. The part behind the last panel is never read. */
+ * multiply; between the products, so many prefetches at once would wait for each other. Behind the last panel they go past the weights:
+ * prefetches cannot fault, and nothing there is read. */
 static void multiply_panel(
     const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, int add,
     float *out, int64_t stride
@@ -43,11 +44,9 @@ static void multiply_panel(
     const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
     const int64_t max_words = MAX_PART_BYTES / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
     const int64_t tiles = divide_up(count, product->rows), part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
-    const int64_t part_bytes = part * columns * word_bytes;
-    const int64_t lines = tiles < MIN_TILES_TO_PREFETCH ? 0 : divide_up(PREFETCH_WORDS * columns * word_bytes, CACHE_LINE * tiles);
-    const int64_t tile_prefetch_bytes = lines * CACHE_LINE * part / PREFETCH_WORDS;
+    const int64_t column_bytes = columns * word_bytes; /* of a word */
     const uint8_t *tiles_start = packed->tiles + first / product->rows * tile_bytes;
-    const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * columns * word_bytes;
+    const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * column_bytes;
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
         .bias = layer->bias + panel * columns,
@@ -57,18 +56,23 @@ static void multiply_panel(
         .activation = (int32_t)layer->activation,
         .add = add,
     };
-    for (int64_t begin = 0; begin < words; begin += part, weights += part_bytes)
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows) {
+    for (int64_t begin = 0; begin < words; begin += part) {
+        const int64_t part_words = min_of(part, words - begin), groups = divide_up(part_words, PREFETCH_WORDS);
+        const int64_t next_words = min_of(part, begin + part_words < words ? words - begin - part_words : words);
+        const int64_t lines = tiles < MIN_TILES_TO_PREFETCH ? 0 : divide_up(next_words * column_bytes, CACHE_LINE * tiles * groups);
+        Prefetch ahead = {weights + part_words * column_bytes, lines};
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += groups * lines * CACHE_LINE) {
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = sums + row * columns;
-            const Prefetch ahead = {weights + part_bytes + tile * tile_prefetch_bytes, lines};
-            product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, min_of(part, words - begin), tile_sums,
-                columns, rows, begin > 0, ahead);
+            product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
+                begin > 0, ahead);
             if (begin + part < words) continue;
             epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
             float *to = out + (first + row) * stride + panel * columns;
             level->rows->finish(tile_sums, columns, rows, min_of(columns, layer->outputs - panel * columns), &epilogue, to, stride);
         }
+        weights += part_words * column_bytes;
+    }
 }
 
 void cenote_linear_panels(

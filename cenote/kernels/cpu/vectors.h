@@ -43,7 +43,7 @@ INLINE float max_absolute_lane(vfloat x) { return vmaxvq_f32(x); }
 #else
 INLINE __m128 larger_bits(__m128 x, __m128 y) { return (__m128)_mm_max_epi32((__m128i)x, (__m128i)y); }
 
-/* Two or four quarters, then the lanes of one. */
+/* The two or four parts of 128 bits, then the lanes of one. */
 #define FOLD_LANES(NAME, FOLD)                                                                            \
     INLINE float NAME(vfloat x) {                                                                         \
         const union {                                                                                     \
@@ -61,7 +61,7 @@ FOLD_LANES(max_absolute_lane, larger_bits)
 #undef FOLD_LANES
 #endif
 
-/* Lanes from `low` to `high`, minus infinity elsewhere. */
+/* Lanes from `low` to `high` - 1, minus infinity elsewhere. */
 INLINE vfloat keep_lanes(vfloat x, int64_t low, int64_t high) {
     static const int32_t lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vint lane = load_int(lanes), kept = (lane >= (int32_t)max_of(low, 0)) & (lane < (int32_t)min_of(high, WIDTH));

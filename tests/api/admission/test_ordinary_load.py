@@ -79,19 +79,31 @@ def test_clients_with_a_short_text_each_are_not_refused(make_server: Any, before
     assert len(outcome.latencies) >= CONNECTIONS
 
 
-def test_clients_with_a_text_of_any_length_each_are_not_refused_by_a_slow_cpu() -> None:
+def test_clients_with_a_text_of_up_to_512_tokens_each_are_not_refused_by_a_slow_cpu() -> None:
     server = SimulatedServer(2900, 0.004, request_overhead_s=0.0005)
     server.estimate_factor = ESTIMATE_FACTOR
     server.controller.on_loaded(make_model_info("cpu"))
 
     def draw_length() -> int:
-        return min(256, round(server.random.lognormvariate(3.6, 0.8)))
+        return min(512, round(server.random.lognormvariate(3.6, 0.8)))
 
     server.run_clients(1, 3, draw_length)
     outcome = server.run_clients(64, 20, draw_length)
 
     assert not outcome.retry_after
     assert outcome.tokens > 15 * 2900
+
+
+@pytest.mark.parametrize("load", [1.2, 2, 10])
+def test_texts_of_medium_length_are_refused_before_they_wait_long(load: float) -> None:
+    server = make_cpu()
+    server.run(0.7, 30, 300)
+    usual_s = server.run(0.7, 30, 300).percentile(0.99)
+
+    outcome = server.run(load, 60, 300)
+
+    assert outcome.percentile(0.99) < 3 * usual_s
+    assert outcome.tokens > 0.9 * 60 * server.tokens_per_s
 
 
 def test_requests_of_a_full_batch_are_admitted_after_tiny_ones_on_a_gpu() -> None:
@@ -156,11 +168,24 @@ def test_a_gpu_refuses_what_its_front_ends_cannot_answer_soon() -> None:
         (40, 1, MAX_FEW_REQUESTS),
         (100, 1, 10 * 2000 // 100),
         (40, 2, 2000 // 40),
-        (500, 1, 10 * 2000 // 500),
+        (128, 1, 10 * 2000 // 128),
+        (129, 1, 8192 // 129),
+        (1024, 1, 8),
+        (1025, 1, MIN_REQUESTS),
         (190, 2, MIN_SMALL_REQUESTS),
-        (600, 1, MIN_REQUESTS),
+        (600, 2, MIN_REQUESTS),
     ],
-    ids=["short texts", "many tokens", "several texts", "longer texts", "several longer texts", "long texts"],
+    ids=[
+        "short",
+        "many tokens",
+        "two texts",
+        "longest short",
+        "medium",
+        "longest medium",
+        "long",
+        "two medium",
+        "two long",
+    ],
 )
 def test_single_short_texts_of_few_clients_may_fill_more_than_a_second(
     tokens: int, num_inputs: int, num_admitted: int
