@@ -17,6 +17,7 @@ from cenote.api.app_state import AppState
 from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import BannerModel, log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
+from cenote.api.memory_release import release_memory_after_bursts
 from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
@@ -70,6 +71,7 @@ class ApiServer(HttpServer):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         await super().startup(sockets)
+        self.background_tasks.append(loop.create_task(release_memory_after_bursts(self.app_state)))
         if self.app_state.settings.grpc_port is not None:
             from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
 

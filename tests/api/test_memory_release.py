@@ -1,0 +1,41 @@
+"""Memory is given back after bursts of requests, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from cenote.api.memory_release import NUM_LOW_CHECKS, PeakWatcher, release_memory
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_ends"),
+    [
+        ([10_000, 9_000, 4_000, 500, 20, 20, 20, 20, 20], 1),
+        ([1_000, *[0] * NUM_LOW_CHECKS, 1_000, *[0] * NUM_LOW_CHECKS], 2),
+        ([1_000, 0, 0, 1_000, 0, 0, 1_000], 0),
+        ([1_000, *[0] * 50], 1),
+        ([1_000, 900, 800, 700, 600, 500, 400, 300, 200, 200, 200], 0),
+        ([100, 0, 0, 0, 0, 0, 0], 0),
+    ],
+    ids=["a burst", "two bursts", "clients that are answered together", "then nothing", "a long queue", "few requests"],
+)
+def test_the_end_of_a_burst_is_found(counts: list[int], num_ends: int) -> None:
+    watcher = PeakWatcher()
+
+    assert sum(watcher.observe(count) for count in counts) == num_ends
+
+
+def test_memory_of_many_small_objects_is_given_back() -> None:
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    objects = [bytes(600) for _ in range(100_000)]
+    last = objects[-1]  # a block at the end of the heap, below which glibc keeps free pages
+    full = resident_bytes()
+    del objects
+
+    release_memory()
+
+    assert full - resident_bytes() > 30_000_000
+    assert len(last) == 600
