@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from cenote.api.memory_release import NUM_LOW_CHECKS, PeakWatcher, release_memory
@@ -28,7 +30,7 @@ def test_the_end_of_a_burst_is_found(counts: list[int], num_ends: int) -> None:
 def test_memory_of_many_small_objects_is_given_back() -> None:
     def resident_bytes() -> int:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
+            return int(file.read().split()[1]) * resource.getpagesize()
 
     objects = [bytes(600) for _ in range(100_000)]
     last = objects[-1]  # a block at the end of the heap, below which glibc keeps free pages
