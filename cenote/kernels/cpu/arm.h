@@ -5,6 +5,8 @@
 #include "level.h"
 #include <arm_neon.h>
 
+enum { PART_BYTES = 24 << 10 }; /* with the row tiles, it fits in the L1 cache */
+
 extern const Product cenote_neon_float32, cenote_fp16_float16, cenote_dotprod_int8, cenote_i8mm_int8, cenote_bf16_bfloat16;
 extern const RowKernels cenote_neon_rows;
 

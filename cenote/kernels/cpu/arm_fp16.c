@@ -125,5 +125,5 @@ static void convert(const float *from, int64_t count, void *to) {
     for (; c < count; c++) halves[c] = (float16_t)from[c];
 }
 
-const Product cenote_fp16_float16 = {8, 24, 1, sizeof(float16_t), multiply, pack, convert};
+const Product cenote_fp16_float16 = {8, 24, 1, sizeof(float16_t), PART_BYTES, multiply, pack, convert};
 #endif

@@ -61,6 +61,6 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
 
 static void convert(const float *from, int64_t count, void *to) { memcpy(to, from, count * sizeof(float)); }
 
-const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), multiply, pack, convert};
+const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), PART_BYTES, multiply, pack, convert};
 const RowKernels cenote_neon_rows = ROW_KERNELS;
 #endif

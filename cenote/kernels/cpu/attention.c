@@ -48,6 +48,7 @@ static void copy_words(const uint8_t *from, int64_t from_stride, uint8_t *to, in
     case 16: COPY_PIECES(16); break;
     case 24: COPY_PIECES(24); break;
     case 32: COPY_PIECES(32); break;
+    case 48: COPY_PIECES(48); break;
     default: COPY_PIECES(bytes);
     }
 #undef COPY_PIECES

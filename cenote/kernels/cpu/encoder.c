@@ -64,7 +64,7 @@ static void wait_for_team(Team *team) {
         if (tries > 20000) sched_yield();
 }
 
-/* Buffers of one chunk: [rows][...] each. */
+/* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. */
 typedef struct {
     float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
     PackedRows packed;
@@ -87,7 +87,7 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     chunk.branch = arena_take(memory, rows * e->hidden * sizeof(float));
     chunk.qkv = arena_take(memory, rows * e->layers->qkv.outputs * sizeof(float));
     chunk.attn_out = arena_take(memory, rows * attention_width(e) * sizeof(float));
-    chunk.intermediate = arena_take(memory, rows * e->layers->up.outputs * sizeof(float));
+    chunk.intermediate = arena_take(memory, (rows + MAX_TILE_ROWS) * e->layers->up.outputs * sizeof(float));
     chunk.packed.tiles = arena_take(memory, packed);
     chunk.packed.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
     return chunk;
@@ -119,15 +119,18 @@ static void pack_rows(const LevelEncoder *e, const PackedLinear *layer, const fl
     wait_for_team(team);
 }
 
-static void run_linear(const LevelEncoder *e, const PackedLinear *layer, int64_t rows, int add, float *out, const Chunk *chunk, Team *team) {
-    cenote_linear_panels(e->level, layer, &chunk->packed, rows, team->share, add, out, layer->outputs);
+static void run_linear(const LevelEncoder *e, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Results results, Team *team) {
+    cenote_linear_panels(e->level, layer, packed, rows, team->share, &results);
     wait_for_team(team);
 }
 
 /* x += residual_scale * out_norm(rows x weights) */
-static void add_linear(const LevelEncoder *e, const PackedLinear *layer, const Norm *out_norm, int64_t rows, const Chunk *chunk, Team *team) {
+static void add_linear(
+    const LevelEncoder *e, const PackedLinear *layer, const Norm *out_norm, const PackedRows *packed, int64_t rows, const Chunk *chunk, Team *team
+) {
     const int is_plain = out_norm->kind == NO_NORM && e->residual_scale == 1.0f;
-    run_linear(e, layer, rows, is_plain, is_plain ? chunk->x : chunk->branch, chunk, team);
+    const Results results = {.rows = is_plain ? chunk->x : chunk->branch, .stride = e->hidden, .add = is_plain};
+    run_linear(e, layer, packed, rows, results, team);
     if (is_plain) return;
     for (int64_t row = team->share.index; row < rows; row += team->share.count) {
         float *branch = chunk->branch + row * e->hidden;
@@ -184,7 +187,13 @@ static void attend(
 }
 
 static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows, const Chunk *chunk, Team *team) {
-    run_linear(e, &layer->up, rows, 0, chunk->intermediate, chunk, team);
+    if (!e->is_gated && can_pack_results(e->level, &layer->up, &layer->down)) {
+        const PackedRows intermediate = {(uint8_t *)chunk->intermediate, NULL};
+        run_linear(e, &layer->up, &chunk->packed, rows, (Results){.next = &layer->down, .tiles = intermediate.tiles}, team);
+        add_linear(e, &layer->down, &layer->mlp_out_norm, &intermediate, rows, chunk, team);
+        return;
+    }
+    run_linear(e, &layer->up, &chunk->packed, rows, (Results){.rows = chunk->intermediate, .stride = layer->up.outputs}, team);
     if (e->is_gated) {
         for (int64_t row = team->share.index; row < rows; row += team->share.count) {
             float *both = chunk->intermediate + row * layer->up.outputs;
@@ -193,7 +202,7 @@ static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows
         wait_for_team(team);
     }
     pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
-    add_linear(e, &layer->down, &layer->mlp_out_norm, rows, chunk, team);
+    add_linear(e, &layer->down, &layer->mlp_out_norm, &chunk->packed, rows, chunk, team);
 }
 
 static void add_table_row(const LevelEmbedding *tables, const void *table, int64_t row, int64_t width, float *sum) {
@@ -240,11 +249,11 @@ static void encode_chunk(
     load_rows(e, batch, offsets[0], rows, chunk, team);
     norm_and_pack(e, e->is_post_norm ? &NOTHING : &e->layers->mixer_norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
     for (const LevelLayer *layer = e->layers, *next = layer + 1, *end = layer + e->num_layers; layer < end; layer++, next++) {
-        run_linear(e, &layer->qkv, rows, 0, chunk->qkv, chunk, team);
+        run_linear(e, &layer->qkv, &chunk->packed, rows, (Results){.rows = chunk->qkv, .stride = layer->qkv.outputs}, team);
         prepare_heads(e, layer, batch, offsets[0], rows, chunk, team);
         attend(e, layer, batch, chunk, offsets, members, memory, team);
         pack_rows(e, &layer->out, chunk->attn_out, attention_width(e), rows, chunk, team);
-        add_linear(e, &layer->out, &layer->mixer_out_norm, rows, chunk, team);
+        add_linear(e, &layer->out, &layer->mixer_out_norm, &chunk->packed, rows, chunk, team);
         norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, chunk->x, chunk->normed, rows, chunk, team);
         run_mlp(e, layer, rows, chunk, team);
         const Norm *norm = e->is_post_norm ? &layer->mlp_norm : next < end ? &next->mixer_norm : &e->final_norm;

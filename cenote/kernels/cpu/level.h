@@ -12,7 +12,7 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16, INT8, NUM_FORMATS };
 enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
-enum { MAX_TILE_ROWS = 8, MAX_TILE_COLUMNS = 48 };
+enum { MAX_TILE_ROWS = 12, MAX_TILE_COLUMNS = 48 };
 enum { CACHE_LINE = 64, PREFETCH_WORDS = 16 };
 
 /* Rows of float32; `count` of them exist. */
@@ -36,6 +36,7 @@ static inline void prefetch_lines(Prefetch *ahead) {
 typedef struct {
     int64_t rows, columns, word; /* of a tile; inputs per word */
     int64_t element_bytes;
+    int64_t part_bytes; /* of a panel, which all row tiles of a block are multiplied with before the rest of it: see multiply_panel */
     /* sums [rows][stride] = a x b over `words` words (+= if `add`), in float32, or in int32 for int8. At most `count` rows are needed. */
     void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead);
     /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless

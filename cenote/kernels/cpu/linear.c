@@ -5,8 +5,7 @@
 #include "linear.h"
 #include "scratch.h"
 
-/* Bytes of weights and rows of one part of the inputs: together with the next row tile they fit in the L1 cache. */
-enum { MAX_PART_BYTES = 24 << 10, MAX_BLOCK_ROWS = 128 };
+enum { MAX_BLOCK_ROWS = 128 };
 
 /* With fewer row tiles than this, prefetching the next part takes longer than it saves; on a Neoverse N1, whose caches fetch ahead of
  * the reads by themselves, with any number. */
@@ -32,58 +31,84 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
     product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
 }
 
-/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts whose weights stay in the L1 cache for all row tiles. Weights come from the
- * L3 cache or memory, more slowly than a tile reads them: the tiles of a part may prefetch the next part, each its share, while they
- * multiply; between the products, so many prefetches at once would wait for each other. Behind the last panel they go past the weights:
- * prefetches cannot fault, and nothing there is read. */
+/* Where a tile of the results of a panel is packed for the next layer. */
+static uint8_t *packed_results(const Product *product, const Results *results, int64_t row, int64_t column) {
+    return results->tiles + row * packed_bytes(product, results->next->inputs) + column / product->word * product->rows * product->word * product->element_bytes;
+}
+
+/* Fetch the cache lines that a tile of results goes to, while it is being multiplied: they are in the L3 cache or in memory. */
+static void prefetch_results(const Product *product, const Results *results, int64_t row, int64_t column, int64_t rows) {
+    if (results->next) {
+        const uint8_t *to = packed_results(product, results, row, column);
+        for (int64_t line = 0; line < product->rows * product->columns * product->element_bytes; line += CACHE_LINE) __builtin_prefetch(to + line, 1, 3);
+    } else
+        for (int64_t r = row; r < row + rows; r++) {
+            const float *to = results->rows + r * results->stride + column;
+            for (int64_t c = 0; c < product->columns; c += CACHE_LINE / (int64_t)sizeof(float)) __builtin_prefetch(to + c, 1, 3);
+        }
+}
+
+/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts of at most part_bytes bytes of weights. All row tiles are multiplied with a
+ * part before the next one, so that it stays in a cache. Weights come from the L3 cache or memory, more slowly than a tile reads them: the
+ * tiles of a part may prefetch the next part, each its share, while they multiply; between the products, so many prefetches at once would
+ * wait for each other. Behind the last panel they go past the weights: prefetches cannot fault, and nothing there is read. */
 static void multiply_panel(
-    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, int add,
-    float *out, int64_t stride
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, const Results *results
 ) {
     const Product *product = product_of(level, layer);
     const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
-    const int64_t max_words = MAX_PART_BYTES / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
+    const int64_t max_words = product->part_bytes / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
     const int64_t tiles = divide_up(count, product->rows), part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
     const int64_t column_bytes = columns * word_bytes; /* of a word */
+    const int64_t column = panel * columns, used_columns = min_of(columns, layer->outputs - column);
     const uint8_t *tiles_start = packed->tiles + first / product->rows * tile_bytes;
     const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * column_bytes;
+    const int prefetches = tiles >= MIN_TILES_TO_PREFETCH;
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
-        .bias = layer->bias + panel * columns,
-        .scales = layer->scales ? layer->scales + panel * columns : NULL,
-        .offsets = layer->offsets ? layer->offsets + panel * columns : NULL,
+        .bias = layer->bias + column,
+        .scales = layer->scales ? layer->scales + column : NULL,
+        .offsets = layer->offsets ? layer->offsets + column : NULL,
         .is_integer = layer->format == INT8,
         .activation = (int32_t)layer->activation,
-        .add = add,
+        .add = results->add,
     };
     for (int64_t begin = 0; begin < words; begin += part) {
         const int64_t part_words = min_of(part, words - begin), groups = divide_up(part_words, PREFETCH_WORDS);
         const int64_t next_words = min_of(part, begin + part_words < words ? words - begin - part_words : words);
-        const int64_t lines = tiles < MIN_TILES_TO_PREFETCH ? 0 : divide_up(next_words * column_bytes, CACHE_LINE * tiles * groups);
+        const int64_t lines = prefetches ? divide_up(next_words * column_bytes, CACHE_LINE * tiles * groups) : 0;
+        const int is_last = begin + part >= words;
         Prefetch ahead = {weights + part_words * column_bytes, lines};
         for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += groups * lines * CACHE_LINE) {
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = sums + row * columns;
+            if (is_last && prefetches) prefetch_results(product, results, first + row, column, rows);
             product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
                 begin > 0, ahead);
-            if (begin + part < words) continue;
+            if (!is_last) continue;
             epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
-            float *to = out + (first + row) * stride + panel * columns;
-            level->rows->finish(tile_sums, columns, rows, min_of(columns, layer->outputs - panel * columns), &epilogue, to, stride);
+            if (results->next) {
+                level->rows->finish(tile_sums, columns, rows, used_columns, &epilogue, tile_sums, columns);
+                const Rows finished = {tile_sums, columns, rows, used_columns};
+                product->pack(&finished, NULL, packed_results(product, results, first + row, column), NULL);
+            } else
+                level->rows->finish(
+                    tile_sums, columns, rows, used_columns, &epilogue, results->rows + (first + row) * results->stride + column, results->stride
+                );
         }
         weights += part_words * column_bytes;
     }
 }
 
 void cenote_linear_panels(
-    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, int add, float *out, int64_t stride
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, const Results *results
 ) {
     const int64_t panels = divide_up(layer->outputs, product_of(level, layer)->columns);
     const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
     const int64_t block = max_block_rows(product_of(level, layer));
     for (int64_t first = 0; first < rows; first += block)
         for (int64_t panel = begin; panel < end; panel++)
-            multiply_panel(level, layer, packed, first, min_of(block, rows - first), panel, add, out, stride);
+            multiply_panel(level, layer, packed, first, min_of(block, rows - first), panel, results);
 }
 
 /* x [count][inputs] -> out [count][outputs], contiguous. Threads split the rows, or the outputs if there are few rows. Returns 0, or 1
@@ -107,7 +132,8 @@ int cenote_packed_linear(const Level *level, const PackedLinear *layer, const fl
             const Rows from = {x + first * layer->inputs, layer->inputs, rows, layer->inputs};
             for (int64_t i = 0; i < divide_up(rows, tile); i++) cenote_pack_tile(level, layer, &from, i, &packed);
             const Share share = {unit % pieces, pieces};
-            cenote_linear_panels(level, layer, &packed, rows, share, 0, out + first * layer->outputs, layer->outputs);
+            const Results results = {.rows = out + first * layer->outputs, .stride = layer->outputs};
+            cenote_linear_panels(level, layer, &packed, rows, share, &results);
         }
     }
     return failed;

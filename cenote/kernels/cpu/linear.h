@@ -18,6 +18,16 @@ typedef struct {
     float *scales;
 } PackedRows;
 
+/* Where the results of a layer go: to rows of float32, to which they are added if `add`; or packed for the next layer, whose rows are not
+ * scaled and whose product has the same row tiles (can_pack_results). */
+typedef struct {
+    float *rows;
+    int64_t stride;
+    int add;
+    const PackedLinear *next; /* NULL: rows of float32 */
+    uint8_t *tiles;
+} Results;
+
 /* A part of the work for one of several threads. */
 typedef struct {
     int64_t index, count;
@@ -29,9 +39,14 @@ size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, i
 /* Pack row tile `tile` of `rows` for the layer. */
 void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t tile, const PackedRows *packed);
 
-/* out = activation(rows x weights + bias), added to `out` if `add`, for this thread's share of the panels. */
+/* Whether the results of a layer can be packed for the next one without rows of float32 in between. */
+static inline int can_pack_results(const Level *level, const PackedLinear *layer, const PackedLinear *next) {
+    return next->scales == NULL && product_of(level, layer) == product_of(level, next) && layer->outputs == next->inputs;
+}
+
+/* results = activation(rows x weights + bias) for this thread's share of the panels. */
 void cenote_linear_panels(
-    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, int add, float *out, int64_t stride
+    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, const Results *results
 );
 
 #endif

@@ -3,6 +3,8 @@
 #pragma GCC target("avx2,fma")
 #define WIDTH 8
 #define ROWS 6
+#define PART_BYTES (16 << 10)
+#define AHEAD_WORDS 0
 #include "x86.h"
 
 #include "row_kernels.h"

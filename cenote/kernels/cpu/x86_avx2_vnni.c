@@ -4,6 +4,7 @@
 #pragma GCC target("avx2,fma,avxvnni")
 #define WIDTH 8
 #define ROWS 6
+#define PART_BYTES (24 << 10)
 #include "x86.h"
 
 #define DOT(SUMS, ROW, COLUMNS) (vint) _mm256_dpbusd_avx_epi32((__m256i)(SUMS), (__m256i)(ROW), (__m256i)(COLUMNS))

@@ -1,8 +1,10 @@
-/* Level `avx512`: float32. A tile of 8 rows x 32 columns fills 16 of the 32 vector registers with sums. */
+/* Level `avx512`: float32. A tile of 12 rows x 32 columns fills 24 of the 32 vector registers with sums. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
 #define WIDTH 16
-#define ROWS 8
+#define ROWS 12
+#define PART_BYTES (64 << 10)
+#define AHEAD_WORDS 8
 #include "x86.h"
 
 #include "row_kernels.h"

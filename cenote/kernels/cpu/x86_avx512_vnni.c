@@ -3,6 +3,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,avx512vnni,prefer-vector-width=512")
 #define WIDTH 16
 #define ROWS 8
+#define PART_BYTES (24 << 10)
 #include "x86.h"
 
 #define DOT(SUMS, ROW, COLUMNS) (vint) _mm512_dpbusd_epi32((__m512i)(SUMS), (__m512i)(ROW), (__m512i)(COLUMNS))

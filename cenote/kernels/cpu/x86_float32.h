@@ -1,10 +1,15 @@
-/* Float32 products of x86-64 levels: tiles of ROWS rows (6 or 8) and two vectors of columns. */
+/* Float32 products of x86-64 levels: tiles of ROWS rows (6 or 12) and two vectors of columns; parts of PART_BYTES bytes. If AHEAD_WORDS is
+ * not 0, parts are larger than the L1 cache, and the weights of so many words ahead are fetched into it. */
 #include "vectors.h"
 #include <string.h>
 
+INLINE void prefetch_word(const float *word) {
+    for (int c = 0; c < 2 * WIDTH; c += CACHE_LINE / (int)sizeof(float)) __builtin_prefetch(word + c, 0, 3);
+}
+
 INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows) {
     vfloat c[ROWS][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load(sums + r * stride + WIDTH * j) : splat(0.0f);
@@ -13,7 +18,8 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
         prefetch_lines(&ahead);
         for (; words > end; words--, a += ROWS, b += 2 * WIDTH) {
             const vfloat left = load(b), right = load(b + WIDTH);
-#pragma GCC unroll 8
+            if (AHEAD_WORDS) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
+#pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const vfloat row = splat(a[r]);
                 c[r][0] += row * left;
@@ -21,7 +27,7 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) store(sums + r * stride + WIDTH * j, c[r][j]);
@@ -35,12 +41,13 @@ static void multiply(const void *a, const void *b, int64_t words, void *sums, in
 static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
     (void)smooth_scales, (void)scales; /* float32 needs neither */
     float *to = out;
-    const float *from[8];
-    for (int64_t r = 0; r < 8; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+    enum { PACKED_ROWS = (ROWS + 3) / 4 * 4 };
+    const float *from[PACKED_ROWS];
+    for (int64_t r = 0; r < PACKED_ROWS; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
     int64_t c = 0;
     for (; c + 4 <= rows->width; c += 4, to += 4 * ROWS)
-#pragma GCC unroll 2
-        for (int first = 0; first < 8; first += 4) {
+#pragma GCC unroll 3
+        for (int first = 0; first < ROWS; first += 4) {
             __m128 v[4];
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) v[r] = _mm_loadu_ps(from[first + r] + c);
@@ -56,4 +63,4 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
 
 static void convert(const float *from, int64_t count, void *to) { memcpy(to, from, count * sizeof(float)); }
 
-#define FLOAT32_PRODUCT {ROWS, 2 * WIDTH, 1, sizeof(float), multiply, pack, convert}
+#define FLOAT32_PRODUCT {ROWS, 2 * WIDTH, 1, sizeof(float), PART_BYTES, multiply, pack, convert}
