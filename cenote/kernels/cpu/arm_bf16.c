@@ -64,5 +64,5 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
     }
 }
 
-const Product cenote_bf16_bfloat16 = {ROWS, COLUMNS, WORD, sizeof(bfloat16_t), PART_BYTES, multiply, pack, NULL};
+const Product cenote_bf16_bfloat16 = {ROWS, COLUMNS, WORD, sizeof(bfloat16_t), PART_BYTES, multiply, pack, NULL, NULL};
 #endif

@@ -40,5 +40,5 @@ static void multiply(const void *a, const void *b, int64_t words, void *sums, in
     else multiply_rows(a, b, words, sums, stride, add, 4);
 }
 
-const Product cenote_dotprod_int8 = {8, 12, WORD, 1, PART_BYTES, multiply, pack, NULL};
+const Product cenote_dotprod_int8 = {8, 12, WORD, 1, PART_BYTES, multiply, pack, NULL, NULL};
 #endif

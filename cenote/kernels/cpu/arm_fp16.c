@@ -4,7 +4,7 @@
 #include "arm.h"
 #pragma GCC target("arch=armv8.2-a+fp16")
 
-enum { BLOCK = 128 };
+enum { BLOCK = 128, COLUMNS = 24 };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -20,7 +20,7 @@ INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words,
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
             for (int j = 0; j < 3; j++) c[r][j] = vdupq_n_f16(0);
-        for (; block > 0; block--, a += 8, b += 24) {
+        for (; block > 0; block--, a += 8, b += COLUMNS) {
             const float16x8_t row = vld1q_f16(a);
 #pragma GCC unroll 3
             for (int j = 0; j < 3; j++) {
@@ -92,18 +92,10 @@ static float power_of_two_scale(float largest) {
     return scale.value;
 }
 
-static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
-    (void)smooth_scales;
-    float16_t *to = out;
-    const float *from[8];
-    float factors[8];
-    for (int64_t r = 0; r < 8; r++) {
-        from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
-        factors[r] = scales && r < rows->count ? power_of_two_scale(max_absolute(from[r], NULL, rows->width)) : 1.0f;
-        if (scales && r < rows->count) scales[r] = 1.0f / factors[r];
-    }
+/* Transpose 8 rows times their factors: input c of them goes to out + c * stride. */
+INLINE void transpose_rows(const float *const from[8], const float factors[8], int64_t width, float16_t *out, const int64_t stride) {
     int64_t c = 0;
-    for (; c + 8 <= rows->width; c += 8, to += 64) {
+    for (; c + 8 <= width; c += 8, out += 8 * stride) {
         float16x8_t v[8];
 #pragma GCC unroll 8
         for (int r = 0; r < 8; r++) {
@@ -112,10 +104,30 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
         }
         transpose_halves(v);
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) vst1q_f16(to + 8 * k, v[k]);
+        for (int k = 0; k < 8; k++) vst1q_f16(out + k * stride, v[k]);
     }
-    for (; c < rows->width; c++)
-        for (int r = 0; r < 8; r++) *to++ = (float16_t)(from[r][c] * factors[r]);
+    for (; c < width; c++, out += stride)
+        for (int r = 0; r < 8; r++) out[r] = (float16_t)(from[r][c] * factors[r]);
+}
+
+static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
+    (void)smooth_scales;
+    const float *from[8];
+    float factors[8];
+    for (int64_t r = 0; r < 8; r++) {
+        from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+        factors[r] = scales && r < rows->count ? power_of_two_scale(max_absolute(from[r], NULL, rows->width)) : 1.0f;
+        if (scales && r < rows->count) scales[r] = 1.0f / factors[r];
+    }
+    transpose_rows(from, factors, rows->width, out, 8);
+}
+
+static void pack_columns(const Rows *rows, void *out) {
+    const float ones[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}, *from[8];
+    for (int64_t first = 0; first < COLUMNS; first += 8) {
+        for (int64_t r = 0; r < 8; r++) from[r] = rows->start + min_of(first + r, rows->count - 1) * rows->stride;
+        transpose_rows(from, ones, rows->width, (float16_t *)out + first, COLUMNS);
+    }
 }
 
 static void convert(const float *from, int64_t count, void *to) {
@@ -125,5 +137,5 @@ static void convert(const float *from, int64_t count, void *to) {
     for (; c < count; c++) halves[c] = (float16_t)from[c];
 }
 
-const Product cenote_fp16_float16 = {8, 24, 1, sizeof(float16_t), PART_BYTES, multiply, pack, convert};
+const Product cenote_fp16_float16 = {8, COLUMNS, 1, sizeof(float16_t), PART_BYTES, multiply, pack, pack_columns, convert};
 #endif

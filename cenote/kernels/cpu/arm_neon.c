@@ -39,28 +39,35 @@ static void multiply(const void *a, const void *b, int64_t words, void *sums, in
     else multiply_rows(a, b, words, sums, stride, add, 4);
 }
 
-static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
-    (void)smooth_scales, (void)scales; /* float32 needs neither */
-    float *to = out;
-    const float *from[8];
-    for (int64_t r = 0; r < 8; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
-    int64_t c = 0;
-    for (; c + 4 <= rows->width; c += 4, to += 32)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
+/* Transpose `tile` rows, a multiple of 4, the missing ones as copies of the last one. */
+INLINE void transpose_tile(const Rows *rows, float *out, const int tile) {
+    for (int first = 0; first < tile; first += 4) {
+        const float *from[4];
+        float *to = out + first;
+        int64_t c = 0;
+        for (int r = 0; r < 4; r++) from[r] = rows->start + min_of(first + r, rows->count - 1) * rows->stride;
+        for (; c + 4 <= rows->width; c += 4, to += 4 * tile) {
             float32x4_t v[4];
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) v[r] = vld1q_f32(from[4 * half + r] + c);
+            for (int r = 0; r < 4; r++) v[r] = vld1q_f32(from[r] + c);
             transpose_words(v);
 #pragma GCC unroll 4
-            for (int k = 0; k < 4; k++) vst1q_f32(to + 8 * k + 4 * half, v[k]);
+            for (int k = 0; k < 4; k++) vst1q_f32(to + k * tile, v[k]);
         }
-    for (; c < rows->width; c++)
-        for (int r = 0; r < 8; r++) *to++ = from[r][c];
+        for (; c < rows->width; c++, to += tile)
+            for (int r = 0; r < 4; r++) to[r] = from[r][c];
+    }
 }
+
+static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
+    (void)smooth_scales, (void)scales; /* float32 needs neither */
+    transpose_tile(rows, out, 8);
+}
+
+static void pack_columns(const Rows *rows, void *out) { transpose_tile(rows, out, 12); }
 
 static void convert(const float *from, int64_t count, void *to) { memcpy(to, from, count * sizeof(float)); }
 
-const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), PART_BYTES, multiply, pack, convert};
+const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), PART_BYTES, multiply, pack, pack_columns, convert};
 const RowKernels cenote_neon_rows = ROW_KERNELS;
 #endif

@@ -15,7 +15,6 @@ typedef struct {
     float *scores, *sums;
 } Buffers;
 
-/* Columns of a panel are packed as whole row tiles: the number of both is a multiple of the row tile. */
 static int64_t panel_bytes(const Product *product, int64_t columns, int64_t inputs) {
     return divide_up(columns, product->columns) * product->columns * packed_bytes(product, inputs);
 }
@@ -40,33 +39,12 @@ size_t cenote_level_attention_bytes(const Level *level, int64_t length, int64_t 
     return (size_t)(size > other_size ? size : other_size);
 }
 
-/* `count` pieces of `bytes` bytes. Sizes that the levels have are constants: the compiler copies them without a call. */
-static void copy_words(const uint8_t *from, int64_t from_stride, uint8_t *to, int64_t to_stride, int64_t count, int64_t bytes) {
-#define COPY_PIECES(BYTES) \
-    for (int64_t i = 0; i < count; i++) memcpy(to + i * to_stride, from + i * from_stride, BYTES)
-    switch (bytes) {
-    case 16: COPY_PIECES(16); break;
-    case 24: COPY_PIECES(24); break;
-    case 32: COPY_PIECES(32); break;
-    case 48: COPY_PIECES(48); break;
-    default: COPY_PIECES(bytes);
-    }
-#undef COPY_PIECES
-}
-
-/* Pack rows of float32 [columns][inputs] as the columns of a product; missing columns are zero. */
+/* Pack rows of float32 [columns][inputs] as the columns of a product. */
 static void pack_columns(const Product *product, const float *from, int64_t stride, int64_t columns, int64_t inputs, uint8_t *out) {
-    const int64_t tile = product->rows, word_bytes = product->word * product->element_bytes, words = divide_up(inputs, product->word);
-    uint8_t packed[words * tile * word_bytes] __attribute__((aligned(64)));
-    for (int64_t panel = 0; panel < divide_up(columns, product->columns); panel++, out += words * product->columns * word_bytes)
-        for (int64_t column = 0; column < product->columns; column += tile) {
-            const int64_t first = panel * product->columns + column, width = min_of(tile, product->columns - column);
-            if (first < columns) {
-                const Rows rows = {from + first * stride, stride, min_of(tile, columns - first), inputs};
-                product->pack(&rows, NULL, packed, NULL);
-            } else memset(packed, 0, sizeof packed);
-            copy_words(packed, tile * word_bytes, out + column * word_bytes, product->columns * word_bytes, words, width * word_bytes);
-        }
+    for (int64_t first = 0; first < columns; first += product->columns, out += product->columns * packed_bytes(product, inputs)) {
+        const Rows rows = {from + first * stride, stride, min_of(product->columns, columns - first), inputs};
+        product->pack_columns(&rows, out);
+    }
 }
 
 static void attend_tile(
@@ -103,8 +81,7 @@ static void attend_tile(
         product->multiply(buffers->weights, buffers->values + (panel * all_words + skipped) * columns * word_bytes, key_words,
             buffers->sums + panel * columns, padded_keys(product, dim), rows, 0, NO_PREFETCH);
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t c = 0; c < dim; c++)
-            out[(first + row) * heads->out_stride + c] = buffers->sums[row * padded_keys(product, dim) + c] * inverse[row];
+        level->rows->scale(buffers->sums + row * padded_keys(product, dim), inverse[row], dim, out + (first + row) * heads->out_stride);
 }
 
 /* Pack the values [keys][dim] as the columns of a product over the keys. Words have one input: a row stays a row. */

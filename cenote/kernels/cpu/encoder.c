@@ -301,7 +301,8 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
     const int64_t target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, tokens / (4 * threads)));
     for (int64_t member = 0; member < size; member++) {
         longest = max_of(longest, offsets[member + 1] - offsets[member]);
-        if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
+        const int64_t rows = count ? offsets[member] - offsets[starts[count - 1]] : target_rows, with_member = rows + offsets[member + 1] - offsets[member];
+        if (with_member - target_rows >= target_rows - rows) starts[count++] = member; /* the chunk before is nearer to the target without it */
     }
     starts[count] = size;
     int64_t *order = starts + size + 1;

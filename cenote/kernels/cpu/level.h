@@ -42,6 +42,8 @@ typedef struct {
     /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
      * NULL). Writes to `scales` what the sums of each row have to be multiplied with; if it is NULL, rows are not scaled. */
     void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);
+    /* Pack at most `columns` rows as the columns of a panel, without scaling; missing columns are copies of the last one. NULL if a word has several inputs. */
+    void (*pack_columns)(const Rows *rows, void *out);
     /* Convert adjacent values without scaling; NULL if a word has several inputs. */
     void (*convert)(const float *from, int64_t count, void *to);
     int64_t input_offset; /* added to packed int8 rows: sums have this times the sum of the weights too much */
@@ -76,6 +78,7 @@ typedef struct {
     /* scores -> softcap * tanh(scale * scores / softcap) + bias; softcap 0: no limit, bias NULL: 0 */
     void (*adjust)(float *scores, int64_t count, float scale, float softcap, const float *bias);
     void (*add_scaled)(float *sum, const float *row, float scale, int64_t width);
+    void (*scale)(const float *row, float scale, int64_t width, float *out);
 } RowKernels;
 
 typedef struct {

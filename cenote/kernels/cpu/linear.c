@@ -15,8 +15,11 @@ enum { MIN_TILES_TO_PREFETCH = 1 << 30 };
 enum { MIN_TILES_TO_PREFETCH = 4 };
 #endif
 
-/* Rows of a block: whole tiles. */
-static int64_t max_block_rows(const Product *product) { return MAX_BLOCK_ROWS / product->rows * product->rows; }
+/* Rows of a block: whole tiles, at most MAX_BLOCK_ROWS, about the same number in every block. */
+static int64_t block_rows(const Product *product, int64_t rows) {
+    const int64_t most = MAX_BLOCK_ROWS / product->rows, tiles = divide_up(rows, product->rows);
+    return divide_up(tiles, divide_up(tiles, most)) * product->rows;
+}
 
 size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, int64_t rows) {
     const Product *product = product_of(level, layer);
@@ -81,7 +84,7 @@ static void multiply_panel(
         Prefetch ahead = {weights + part_words * column_bytes, lines};
         for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += groups * lines * CACHE_LINE) {
             const int64_t rows = min_of(product->rows, count - row);
-            float *tile_sums = sums + row * columns;
+            float *tile_sums = part < words ? sums + row * columns : sums; /* those of a single part stay in the L1 cache */
             if (is_last && prefetches) prefetch_results(product, results, first + row, column, rows);
             product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
                 begin > 0, ahead);
@@ -105,7 +108,7 @@ void cenote_linear_panels(
 ) {
     const int64_t panels = divide_up(layer->outputs, product_of(level, layer)->columns);
     const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
-    const int64_t block = max_block_rows(product_of(level, layer));
+    const int64_t block = block_rows(product_of(level, layer), rows);
     for (int64_t first = 0; first < rows; first += block)
         for (int64_t panel = begin; panel < end; panel++)
             multiply_panel(level, layer, packed, first, min_of(block, rows - first), panel, results);
@@ -116,7 +119,7 @@ void cenote_linear_panels(
 int cenote_packed_linear(const Level *level, const PackedLinear *layer, const float *x, int64_t count, float *out, int64_t threads) {
     if (count == 0) return 0;
     const int64_t tile = product_of(level, layer)->rows;
-    const int64_t block = max_of(tile, min_of(max_block_rows(product_of(level, layer)), divide_up(divide_up(count, threads), tile) * tile));
+    const int64_t block = block_rows(product_of(level, layer), divide_up(count, threads));
     const int64_t blocks = divide_up(count, block), pieces = blocks >= threads ? 1 : divide_up(threads, blocks);
     int64_t failed = 0;
 #pragma omp parallel num_threads(threads) if (blocks * pieces > 1)

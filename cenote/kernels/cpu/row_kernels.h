@@ -262,4 +262,12 @@ static void add_scaled_row(float *sum, const float *row, float scale, int64_t wi
     for (int64_t c = 0; c < width; c++) sum[c] += scale * row[c];
 }
 
-#define ROW_KERNELS {finish, norm_row, softmax, max_absolute_of, gate_row, rope_head, adjust_scores, add_scaled_row}
+static void scale_row(const float *row, float scale, int64_t width, float *out) {
+    for (int64_t c = 0; c < width; c += WIDTH) {
+        const int64_t count = min_of(WIDTH, width - c);
+        if (count == WIDTH) store(out + c, load(row + c) * splat(scale));
+        else store_tail(out + c, load_tail(row + c, count) * splat(scale), count);
+    }
+}
+
+#define ROW_KERNELS {finish, norm_row, softmax, max_absolute_of, gate_row, rope_head, adjust_scores, add_scaled_row, scale_row}

@@ -81,5 +81,5 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
 }
 
 /* Without `convert`, attention of this level multiplies in float32: its values would have to be packed in pairs of keys. */
-const Product cenote_avx512_bfloat16 = {ROWS, 2 * WIDTH, WORD, sizeof(uint16_t), 24 << 10, multiply, pack, NULL};
+const Product cenote_avx512_bfloat16 = {ROWS, 2 * WIDTH, WORD, sizeof(uint16_t), 24 << 10, multiply, pack, NULL, NULL};
 #endif

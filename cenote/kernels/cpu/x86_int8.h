@@ -71,4 +71,4 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
 #undef SMOOTHED
 }
 
-#define INT8_PRODUCT {ROWS, 2 * WIDTH, WORD, 1, PART_BYTES, multiply, pack, NULL, INPUT_OFFSET}
+#define INT8_PRODUCT {ROWS, 2 * WIDTH, WORD, 1, PART_BYTES, multiply, pack, NULL, NULL, INPUT_OFFSET}
