@@ -41,22 +41,21 @@ static void multiply(const void *a, const void *b, int64_t words, void *sums, in
 
 /* Transpose `tile` rows, a multiple of 4, the missing ones as copies of the last one. */
 INLINE void transpose_tile(const Rows *rows, float *out, const int tile) {
-    for (int first = 0; first < tile; first += 4) {
-        const float *from[4];
-        float *to = out + first;
-        int64_t c = 0;
-        for (int r = 0; r < 4; r++) from[r] = rows->start + min_of(first + r, rows->count - 1) * rows->stride;
-        for (; c + 4 <= rows->width; c += 4, to += 4 * tile) {
+    const float *from[tile];
+    for (int64_t r = 0; r < tile; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+    int64_t c = 0;
+    for (; c + 4 <= rows->width; c += 4, out += 4 * tile)
+#pragma GCC unroll 3
+        for (int first = 0; first < tile; first += 4) {
             float32x4_t v[4];
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) v[r] = vld1q_f32(from[r] + c);
+            for (int r = 0; r < 4; r++) v[r] = vld1q_f32(from[first + r] + c);
             transpose_words(v);
 #pragma GCC unroll 4
-            for (int k = 0; k < 4; k++) vst1q_f32(to + k * tile, v[k]);
+            for (int k = 0; k < 4; k++) vst1q_f32(out + tile * k + first, v[k]);
         }
-        for (; c < rows->width; c++, to += tile)
-            for (int r = 0; r < 4; r++) to[r] = from[r][c];
-    }
+    for (; c < rows->width; c++)
+        for (int r = 0; r < tile; r++) *out++ = from[r][c];
 }
 
 static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {

@@ -39,31 +39,25 @@ static void multiply(const void *a, const void *b, int64_t words, void *sums, in
     else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3);
 }
 
-/* Transpose `rows` rows, at most 4: input c of them goes to out + c * stride. */
-INLINE void transpose_rows(const float *const from[4], int64_t width, float *out, const int64_t stride, const int rows) {
-    int64_t c = 0;
-    for (; c + 4 <= width; c += 4, out += 4 * stride) {
-        __m128 v[4];
-#pragma GCC unroll 4
-        for (int r = 0; r < 4; r++) v[r] = _mm_loadu_ps(from[r] + c);
-        _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; k++)
-            if (rows == 4) _mm_storeu_ps(out + k * stride, v[k]);
-            else _mm_storel_pi((__m64 *)(out + k * stride), v[k]); /* 2 rows */
-    }
-    for (; c < width; c++, out += stride)
-        for (int r = 0; r < rows; r++) out[r] = from[r][c];
-}
-
-/* Transpose `tile` rows, the missing ones as copies of the last one. */
+/* Transpose `tile` rows, the missing ones as copies of the last one; `tile` is a multiple of 4, or 6. */
 INLINE void transpose_tile(const Rows *rows, float *out, const int tile) {
-    for (int first = 0; first < tile; first += 4) {
-        const float *from[4];
-        for (int r = 0; r < 4; r++) from[r] = rows->start + min_of(first + r, rows->count - 1) * rows->stride;
-        if (first + 4 <= tile) transpose_rows(from, rows->width, out + first, tile, 4);
-        else transpose_rows(from, rows->width, out + first, tile, 2); /* the last of 6 */
-    }
+    const float *from[tile + 2];
+    for (int64_t r = 0; r < (tile + 3) / 4 * 4; r++) from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
+    int64_t c = 0;
+    for (; c + 4 <= rows->width; c += 4, out += 4 * tile)
+#pragma GCC unroll 3
+        for (int first = 0; first < tile; first += 4) {
+            __m128 v[4];
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) v[r] = _mm_loadu_ps(from[first + r] + c);
+            _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++)
+                if (first + 4 <= tile) _mm_storeu_ps(out + tile * k + first, v[k]);
+                else _mm_storel_pi((__m64 *)(out + tile * k + first), v[k]); /* rows 4 and 5 of 6 */
+        }
+    for (; c < rows->width; c++)
+        for (int r = 0; r < tile; r++) *out++ = from[r][c];
 }
 
 static void pack(const Rows *rows, const float *smooth_scales, void *out, float *scales) {
