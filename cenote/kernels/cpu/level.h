@@ -21,13 +21,15 @@ typedef struct {
     int64_t stride, count, width;
 } Rows;
 
-/* Memory that a product may fetch into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. */
+/* Memory that a product may fetch into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. is_first: this
+ * product is the first one to read its weights, so that they are not in the L1 cache. */
 typedef struct {
     const uint8_t *start;
     int64_t lines;
+    int is_first;
 } Prefetch;
 
-static const Prefetch NO_PREFETCH = {NULL, 0};
+static const Prefetch NO_PREFETCH = {NULL, 0, 0};
 
 static inline void prefetch_lines(Prefetch *ahead) {
     for (int64_t line = 0; line < ahead->lines; line++, ahead->start += CACHE_LINE) __builtin_prefetch(ahead->start, 0, 2);

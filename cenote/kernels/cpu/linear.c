@@ -81,13 +81,14 @@ static void multiply_panel(
         const int64_t next_words = min_of(part, begin + part_words < words ? words - begin - part_words : words);
         const int64_t lines = prefetches ? divide_up(next_words * column_bytes, CACHE_LINE * tiles * groups) : 0;
         const int is_last = begin + part >= words;
-        Prefetch ahead = {weights + part_words * column_bytes, lines};
+        Prefetch ahead = {weights + part_words * column_bytes, lines, 1};
         for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += groups * lines * CACHE_LINE) {
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = part < words ? sums + row * columns : sums; /* those of a single part stay in the L1 cache */
             if (is_last && prefetches) prefetch_results(product, results, first + row, column, rows);
             product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
                 begin > 0, ahead);
+            ahead.is_first = 0;
             if (!is_last) continue;
             epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
             if (results->next) {

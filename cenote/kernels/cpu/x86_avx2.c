@@ -4,7 +4,8 @@
 #define WIDTH 8
 #define ROWS 6
 #define PART_BYTES (16 << 10)
-#define AHEAD_WORDS 0
+#define AHEAD_WORDS 48
+#define EXCEEDS_L1 0
 #include "x86.h"
 
 #include "row_kernels.h"

@@ -5,6 +5,7 @@
 #define ROWS 12
 #define PART_BYTES (64 << 10)
 #define AHEAD_WORDS 8
+#define EXCEEDS_L1 1
 #include "x86.h"
 
 #include "row_kernels.h"

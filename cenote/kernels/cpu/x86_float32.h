@@ -1,5 +1,5 @@
-/* Float32 products of x86-64 levels: tiles of ROWS rows (6 or 12) and two vectors of columns; parts of PART_BYTES bytes. If AHEAD_WORDS is
- * not 0, parts are larger than the L1 cache, and the weights of so many words ahead are fetched into it. */
+/* Float32 products of x86-64 levels: tiles of ROWS rows (6 or 12) and two vectors of columns; parts of PART_BYTES bytes. Weights that
+ * are not in the L1 cache are fetched into it AHEAD_WORDS words ahead: those of every tile if EXCEEDS_L1, otherwise those of the first. */
 #include "vectors.h"
 #include <string.h>
 
@@ -7,7 +7,7 @@ INLINE void prefetch_word(const float *word) {
     for (int c = 0; c < 2 * WIDTH; c += CACHE_LINE / (int)sizeof(float)) __builtin_prefetch(word + c, 0, 3);
 }
 
-INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows) {
+INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows, const int reads_ahead) {
     vfloat c[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -18,7 +18,7 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
         prefetch_lines(&ahead);
         for (; words > end; words--, a += ROWS, b += 2 * WIDTH) {
             const vfloat left = load(b), right = load(b + WIDTH);
-            if (AHEAD_WORDS) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
+            if (reads_ahead) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const vfloat row = splat(a[r]);
@@ -33,10 +33,15 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
         for (int j = 0; j < 2; j++) store(sums + r * stride + WIDTH * j, c[r][j]);
 }
 
+INLINE void multiply_tile(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead, const int reads_ahead) {
+    if (count > 2 * ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, reads_ahead);
+    else if (count > ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, 2 * ROWS / 3, reads_ahead);
+    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3, reads_ahead);
+}
+
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
-    if (count > 2 * ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS);
-    else if (count > ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, 2 * ROWS / 3);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3);
+    if (EXCEEDS_L1 || ahead.is_first) multiply_tile(a, b, words, sums, stride, count, add, ahead, 1);
+    else multiply_tile(a, b, words, sums, stride, count, add, ahead, 0);
 }
 
 /* Transpose `tile` rows, the missing ones as copies of the last one; `tile` is a multiple of 4, or 6. */
