@@ -142,7 +142,7 @@ def test_a_missing_weight_of_a_quantized_layer_is_reported(tmp_path: Path, refus
 def test_loading_in_int8_needs_the_memory_of_the_int8_model_and_about_one_layer(
     large_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not cpu_features().has_amx:  # the C kernels of other levels read float32 weights first, to check int8 against them
+    if not cpu_features().has_amx:  # other C kernels read float32 weights first, to check int8 against them
         monkeypatch.setenv(CPU_LEVEL, "baseline")
     stored = sum(file.stat().st_size for file in large_checkpoint.glob("*.safetensors"))
     assert stored > 600e6
