@@ -54,15 +54,17 @@ PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests
 	tests/packaging tests/pooling tests/protocol tests/ray tests/real tests/scoring tests/seeds tests/test_deterministic.py tests/test_late_chunking.py \
 	tests/test_llm.py tests/test_llm_images.py tests/test_outputs.py tests/utils tests/vllm_programs
 LONG := $(addprefix tests/serving/test_,supervisor.py several_models.py replay.py replicas.py fuzz.py startup.py tensor_parallel.py)
+TIMED := tests/serving/test_startup_time.py
 SERVERS := tests/clients tests/deploy tests/serving tests/test_examples.py tests/test_examples_vision.py
 
 test: check ## check, then all tests
 	@echo "== tests in two processes =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
 	@echo "== tests of servers in three processes =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(LONG) $(SERVERS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --ignore=$(TIMED) $(LONG) $(SERVERS)
 	@echo "== tests with timing and threads in one process =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%) $(SERVERS:%=--ignore=%)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TIMED)
 
 # Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
 RAY_VENV := .venv-ray
