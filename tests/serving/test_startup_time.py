@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 import time
 
 import pytest
@@ -32,25 +29,13 @@ def measure_startup(server: ServerProcess) -> tuple[float, float]:
     return first_response_s, first_embedding_s
 
 
-TORCH_IMPORT_S = 2.0  # CPU seconds on a Neoverse N1, where the limits were set
-
-
-def slowness() -> float:
-    """Return how many times slower than a Neoverse N1 this machine is, at least 1: others may share its cores."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return max(1.0, (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / TORCH_IMPORT_S)
-
-
 @pytest.mark.parametrize("start_server", list(ARRANGEMENTS), indirect=True)
 def test_health_responds_within_a_second_and_the_first_request_within_five(start_server: StartServer) -> None:
-    times: list[tuple[float, float, float]] = []
+    times: list[tuple[float, float]] = []
     # other processes may use the cores; a server that is slow by itself is slow every time
-    while len(times) < 3 and not any(first < 1.0 and embedding < 5.0 for first, embedding, _ in times):
-        factor = slowness()
+    while len(times) < 3 and not any(first < 1.0 and embedding < 5.0 for first, embedding in times):
         server = start_server()
-        times.append((*(seconds / factor for seconds in measure_startup(server)), factor))
+        times.append(measure_startup(server))
         server.stop()
 
-    assert any(first < 1.0 and embedding < 5.0 for first, embedding, _ in times), times
+    assert any(first < 1.0 and embedding < 5.0 for first, embedding in times), times
