@@ -64,7 +64,7 @@ test: check ## check, then all tests
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --ignore=$(TIMED) $(LONG) $(SERVERS)
 	@echo "== tests with timing and threads in one process =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%) $(SERVERS:%=--ignore=%)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TIMED)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIMED)
 
 # Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
 RAY_VENV := .venv-ray
