@@ -172,3 +172,8 @@ def make_internal_error(summary: str, error: BaseException, kind: type[PoolingEr
     internal = kind(f"{summary}: {type(error).__name__}: {error}")
     internal.http_message = f"{summary}; the reason is in the server log"
     return internal
+
+
+def make_exited_error() -> EngineStopped:
+    """Return the error of a call that is not sent to another engine process."""
+    return EngineStopped("the engine process exited before it responded; retry shortly")

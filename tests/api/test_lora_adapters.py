@@ -23,7 +23,6 @@ from cenote.loading.checkpoint import find_adapter
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, load_llm, make_client
-from tests.api.front_ends.test_remote_engine import connect_remote
 from tests.engine.conftest import BatchGate, wait_until
 from tests.models.test_lora import BERT_TARGETS, save_adapter
 from tests.tiny import TEXTS, compute_logits, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
@@ -325,53 +324,3 @@ def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> Non
 
     assert isinstance(first, PoolResult) and isinstance(plain, PoolResult)
     assert isinstance(gone, UnknownModel) and "was unloaded before this input was processed" in gone.message
-
-
-# remote engine
-
-
-def test_adapter_changes_are_broadcast_to_every_front_end(tuned: TunedModel) -> None:
-    broadcasts: list[tuple[str, ...]] = []
-
-    async def change() -> None:
-        async def broadcast() -> None:
-            broadcasts.append(tuned.llm.engine.model_info.adapters)
-
-        async with connect_remote(tuned.llm.engine) as (remote, link):
-            assert (rpc_server := link.rpc_server) is not None
-            rpc_server.broadcast_model_info = broadcast
-            await remote.load_adapter("late", str(tuned.late))
-            with pytest.raises(BadRequest, match="has already been loaded"):
-                await remote.load_adapter("late", str(tuned.late))
-            await remote.load_adapter("late", str(tuned.late), in_place=True)
-            await remote.unload_adapter("late")
-            with pytest.raises(UnknownModel, match="cannot be found"):
-                await remote.unload_adapter("late")
-
-    asyncio.run(change())
-    assert broadcasts == [("first", "late"), ("first", "late"), ("first",)]
-
-
-def test_a_disconnected_client_does_not_stop_the_broadcast(tuned: TunedModel) -> None:
-    was_broadcast = threading.Event()
-
-    async def disconnect() -> None:
-        async def broadcast() -> None:
-            was_broadcast.set()
-
-        async with connect_remote(tuned.llm.engine) as (remote, link):
-            assert (rpc_server := link.rpc_server) is not None
-            rpc_server.broadcast_model_info = broadcast
-            call = asyncio.create_task(remote.load_adapter("late", str(tuned.late)))
-            while not rpc_server.adapter_changes:
-                await asyncio.sleep(0)
-            call.cancel()
-            while rpc_server.adapter_changes:
-                await asyncio.sleep(0.01)
-
-    try:
-        asyncio.run(disconnect())
-        assert was_broadcast.is_set()
-        assert tuned.llm.engine.model_info.adapters == ("first", "late")
-    finally:
-        asyncio.run(tuned.llm.engine.unload_adapter("late"))

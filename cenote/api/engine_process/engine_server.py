@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from cenote.api import log_config
 from cenote.api.background_load import load_in_thread
@@ -20,7 +20,8 @@ from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_requests import to_json
 from cenote.api.wire.codec_results import encode_error
 from cenote.api.wire.control_messages import (
-    AdaptersChanged,
+    AdapterChanged,
+    ChangeAdapter,
     EngineFailed,
     EngineInit,
     EngineLoaded,
@@ -43,6 +44,7 @@ from cenote.api.wire.messages import (
     ModelInfoUpdate,
 )
 from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, TokenBatch
+from cenote.errors import PoolingError
 from cenote.protocol.engine import Engine
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class EngineServer:
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._last_turn = time.monotonic()  # of the event loop
         self._update_ids = itertools.count(1)
+        self._is_serving = asyncio.Event()  # requests of front-ends, after SetAdapters
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, control: socket.socket, links: socket.socket, heartbeat_fd: int) -> int:
         """Load the model, serve until the supervisor says stop, and return the exit status."""
@@ -101,7 +105,6 @@ class EngineServer:
         """Send the current model info to every front-end and wait: the next request may reach any of them."""
         if self.engine is not None:
             model_info = self.engine.model_info
-            self.control.send(AdaptersChanged(dict(model_info.external_adapters)))
             message = ModelInfoUpdate(next(self._update_ids), to_json(model_info))
             await asyncio.gather(*(link.update_model_info(message) for link in self.links))
 
@@ -112,14 +115,21 @@ class EngineServer:
             use_cpus(message.cpus, message.num_threads)  # before torch starts threads
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
         elif isinstance(message, MetricsCall):
-            asyncio.get_running_loop().create_task(self._send_metrics(message))
+            self._run(self._send_metrics(message))
         elif isinstance(message, SetAdapters):
-            asyncio.get_running_loop().create_task(self._set_adapters(message.adapters))
+            self._run(self._start_serving(message.adapters))
+        elif isinstance(message, ChangeAdapter):
+            self._run(self._change_adapter(message))
         else:
             self._exit(EXIT_STOPPED)
 
-    async def _set_adapters(self, adapters: Mapping[str, str]) -> None:
-        """Load and unload adapters as the other replicas have done while this process was being started."""
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_serving(self, adapters: Mapping[str, str]) -> None:
+        """Load and unload what requests have changed while this process was being started, then serve requests."""
         assert self.engine is not None, "sent after EngineLoaded"
         loaded = self.engine.model_info.external_adapters
         try:
@@ -130,7 +140,25 @@ class EngineServer:
                     await self.engine.load_adapter(name, path, in_place=name in loaded)
         except Exception as error:  # the base model and the other adapters still serve
             logger.error("the adapters of other replicas could not be loaded: %s", error)
-        await self.broadcast_model_info()
+        self._is_serving.set()
+        for link in self.links:
+            link.set_engine(self.engine, self)
+
+    async def _change_adapter(self, change: ChangeAdapter) -> None:
+        await self._is_serving.wait()
+        assert self.engine is not None, "sent after EngineLoaded"
+        try:
+            if change.path is None:
+                await self.engine.unload_adapter(change.name)
+            else:
+                await self.engine.load_adapter(change.name, change.path, in_place=change.in_place)
+        except Exception as error:
+            if not isinstance(error, PoolingError):
+                logger.exception("changing the adapter %s failed", change.name)
+            self.control.send(AdapterChanged(change.call_id, encode_error(error)))
+        else:
+            await self.broadcast_model_info()
+            self.control.send(AdapterChanged(change.call_id))
 
     async def _send_metrics(self, call: MetricsCall) -> None:
         families = [] if self.engine is None else await self.engine.collect_metrics()
@@ -146,7 +174,7 @@ class EngineServer:
 
     async def _connect(self, link: FrontEndLink, sock: socket.socket) -> None:
         await link.channel.connect(sock)
-        if self.engine is not None and self.engine.dead_error is None:
+        if self.engine is not None and self._is_serving.is_set() and self.engine.dead_error is None:
             link.set_engine(self.engine, self)
 
     def _on_loaded(self, engine: Engine) -> None:
@@ -160,9 +188,9 @@ class EngineServer:
             self.token_batcher = TokenBatcher(cast("PoolingEngine", engine))
         if hasattr(engine, "metrics"):
             engine.metrics.queues["wire"] = lambda: sum(link.channel.num_unsent_bytes for link in self.links)
-        self.control.send(EngineLoaded(to_json(engine.model_info), measure_device_bytes(engine)))
-        for link in self.links:
-            link.set_engine(engine, self)
+        model_info = engine.model_info
+        adapters = dict(model_info.external_adapters)
+        self.control.send(EngineLoaded(to_json(model_info), adapters, measure_device_bytes(engine)))
 
     def _on_engine_stopped(self) -> None:
         """Tell the front-ends at once, after the errors of their requests."""
@@ -254,7 +282,7 @@ class FrontEndLink:
     def set_engine(self, engine: Engine, server: EngineServer) -> None:
         if self.rpc_server is not None or not self.channel.is_open:
             return
-        self.rpc_server = EngineRpcServer(engine, self.channel, server.broadcast_model_info)
+        self.rpc_server = EngineRpcServer(engine, self.channel)
         if server.renderer_info is not None and server.token_batcher is not None:
             self._token_link = TokenLink(server.token_batcher, self.channel)
             self.channel.send(server.renderer_info)

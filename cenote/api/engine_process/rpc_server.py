@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from cenote.api.encoding import Float32Array
 from cenote.api.wire.channel import Channel
@@ -28,13 +28,11 @@ from cenote.api.wire.codec_results import (
 )
 from cenote.api.wire.link_messages import FrontEndMessage
 from cenote.api.wire.messages import (
-    Ack,
     Cancel,
     DetokenizeCall,
     DetokenizeResponse,
     EntitiesCall,
     ErrorResponse,
-    LoadAdapter,
     MetricsCall,
     MetricsResponse,
     PoolCall,
@@ -45,7 +43,6 @@ from cenote.api.wire.messages import (
     ScoreCall,
     TokenizeCall,
     TokenizeResponse,
-    UnloadAdapter,
 )
 from cenote.errors import PoolingError
 from cenote.protocol.engine import Engine
@@ -54,22 +51,11 @@ from cenote.protocol.requests import Timing
 logger = logging.getLogger("cenote")
 
 
-async def no_broadcast() -> None:
-    """Do nothing: there are no other front-ends."""
-
-
 class EngineRpcServer:
-    def __init__(
-        self,
-        engine: Engine,
-        channel: Channel[FrontEndMessage],
-        broadcast_model_info: Callable[[], Awaitable[None]] = no_broadcast,
-    ) -> None:
+    def __init__(self, engine: Engine, channel: Channel[FrontEndMessage]) -> None:
         self.engine = engine
         self.channel = channel
-        self.broadcast_model_info = broadcast_model_info  # sends the model info to every front-end
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.adapter_changes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: RpcRequest | Cancel) -> None:
         if isinstance(message, Cancel):
@@ -126,23 +112,5 @@ class EngineRpcServer:
             result = await engine.process(decode_plugin(request, timing))
             counts = result.num_inputs, result.num_tokens, result.num_truncated
             return ProcessResponse(call_id, encode_timing(timing), to_json(result.data), *counts), ()
-        if isinstance(request, LoadAdapter):
-            await self._run_to_completion(engine.load_adapter(request.name, request.path, in_place=request.in_place))
-            return Ack(call_id), ()
-        if isinstance(request, UnloadAdapter):
-            await self._run_to_completion(engine.unload_adapter(request.name))
-            return Ack(call_id), ()
         assert isinstance(request, MetricsCall), "all other request types are handled above"
         return MetricsResponse(call_id, await engine.collect_metrics()), ()
-
-    async def _run_to_completion(self, change: Awaitable[None]) -> None:
-        """Run an adapter change and broadcast the model info, even if the client disconnects meanwhile."""
-
-        async def change_and_broadcast() -> None:
-            await change
-            await self.broadcast_model_info()
-
-        task = asyncio.get_running_loop().create_task(change_and_broadcast())
-        self.adapter_changes.add(task)
-        task.add_done_callback(self.adapter_changes.discard)
-        await asyncio.shield(task)

@@ -19,7 +19,6 @@ from cenote.api.wire.codec_requests import (
 )
 from cenote.api.wire.codec_results import decode_entity_results, decode_pool_results, decode_score_results
 from cenote.api.wire.messages import (
-    Ack,
     ArrayBytes,
     DetokenizeCall,
     DetokenizeResponse,
@@ -45,7 +44,6 @@ ResponseT = TypeVar(
     TokenizeResponse,
     DetokenizeResponse,
     ProcessResponse,
-    Ack,
     MetricsResponse,
 )
 

@@ -15,7 +15,7 @@ from cenote.api.wire.control_messages import AdminCall, AdminResponse, Superviso
 
 
 class ForwardedAdmin:
-    """Implement ModelAdmin over the channel to the supervisor."""
+    """Implement ModelAdmin over the channel to the supervisor, which also changes adapters."""
 
     def __init__(self, channel: Channel[SupervisorToFrontEnd]) -> None:
         self._channel = channel
@@ -33,6 +33,9 @@ class ForwardedAdmin:
 
     async def reload(self, name: str, changes: Mapping[str, Any]) -> ModelRow:
         return await self._call_for_row("reload", {"name": name, "changes": changes})
+
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        await self._call("change_adapter", {"engine_id": engine_id, "name": name, "path": path, "in_place": in_place})
 
     async def shutdown(self) -> None:
         await self._call("shutdown", {})

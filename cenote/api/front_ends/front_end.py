@@ -137,6 +137,9 @@ class FrontEndProcess:
     def on_poison(self, found: PoisonFound) -> None:
         self.channel.send(found)
 
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        await self.admin.change_adapter(engine_id, name, path, in_place)
+
     def on_released(self, engine_id: int) -> None:
         self.channel.send(EngineReleased(engine_id))
 

@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cenote.api.front_ends.availability import Availability
@@ -24,14 +24,12 @@ from cenote.api.wire.codec_results import decode_error, decode_model_info, set_t
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
-    Ack,
     ArrayBytes,
     Cancel,
     EngineDown,
     EngineReady,
     EntitiesResponse,
     ErrorResponse,
-    LoadAdapter,
     MetricsCall,
     MetricsResponse,
     ModelInfoAck,
@@ -41,10 +39,9 @@ from cenote.api.wire.messages import (
     RpcRequest,
     RpcResponse,
     ScoreResponse,
-    UnloadAdapter,
 )
 from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
-from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError
+from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import compute_input_size
 from cenote.protocol.model_info import ModelInfo
@@ -64,6 +61,10 @@ call_ids = itertools.count((os.getpid() << 32) + 1)
 logger = logging.getLogger("cenote")
 
 
+# called with the name of an adapter, its path (None: unload it) and whether it may have been loaded before
+AdapterChange = Callable[[str, str | None, bool], Awaitable[None]]
+
+
 class RemoteEngine(EngineCalls):
     """Implement Engine over a link to an engine process; `connect` is called again with the link to a new process."""
 
@@ -76,6 +77,7 @@ class RemoteEngine(EngineCalls):
         self.on_ready = on_ready  # called when the engine process at the other end of a link has loaded the model
         self.on_link_lost = on_link_lost  # called some time after a link was closed, whatever the reason
         self.on_replay: Callable[[ReplayStats], None] = lambda stats: None  # called when requests are sent again
+        self.change_adapter: AdapterChange | None = None  # at all replicas of the model, which the supervisor does
         self.engine_id = engine_id
         self._model_info: ModelInfo | None = None  # set before `on_ready` is called, and kept while the engine restarts
         self._is_closed = False
@@ -233,11 +235,15 @@ class RemoteEngine(EngineCalls):
             self._token_calls.pending.pop(call_id, None)
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
-        call = RpcCall(lambda call_id, isolated: LoadAdapter(call_id, name, path, in_place), can_replay=False)
-        await self._call(call, Ack)
+        await self._change_adapter(name, path, in_place)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._call(RpcCall(lambda call_id, isolated: UnloadAdapter(call_id, name), can_replay=False), Ack)
+        await self._change_adapter(name, None, False)
+
+    async def _change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
+        assert self.change_adapter is not None, "engines without a supervisor change their adapters themselves"
+        await self.availability.wait(0.0, None, 0)
+        await self.change_adapter(name, path, in_place)
 
     async def collect_metrics(self) -> list[MetricFamily]:
         if self.dead_error is not None:
@@ -347,7 +353,7 @@ class RemoteEngine(EngineCalls):
         except EngineLost:
             call.mark_lost()
             if not call.can_replay:
-                raise engine_exited_error() from None
+                raise make_exited_error() from None
         except Overloaded as error:
             await self._wait_for_capacity(call, error)
         return None
@@ -404,7 +410,3 @@ class RemoteEngine(EngineCalls):
             channel.send(request)
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error
-
-
-def engine_exited_error() -> EngineStopped:
-    return EngineStopped("the engine process exited before it responded; retry shortly")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,6 +23,10 @@ class EngineReports(Protocol):
     def on_link_lost(self, engine_id: int) -> None: ...
 
     def on_poison(self, found: PoisonFound) -> None: ...
+
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        """Load an adapter at all replicas of the model of an engine, or unload it (`path` None)."""
+        ...
 
     def on_released(self, engine_id: int) -> None:
         """No request uses the engine, and none will."""
@@ -110,6 +115,7 @@ class RemoteEngines:
             )
             engine.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
             engine.on_replay = self.app_state.metrics.observe_replay
+            engine.change_adapter = functools.partial(self.reports.change_adapter, engine_id)
             engine.quarantine.on_poison = lambda digests, reason: self.reports.on_poison(
                 PoisonFound(engine_id, digests, reason)
             )

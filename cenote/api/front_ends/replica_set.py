@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, tak
 from cenote.api.front_ends.rpc_call import RpcCall
 from cenote.api.front_ends.token_client import NeedsEngine, RendererCache
 from cenote.api.wire.messages import ArrayBytes
-from cenote.errors import EngineStopped, PoolingError
+from cenote.errors import PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
 from cenote.protocol.model_info import ModelInfo
@@ -230,26 +230,15 @@ class ReplicaSet(EngineCalls):
     # adapters and metrics
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
-        errors = await self._call_all(lambda replica: replica.load_adapter(name, path, in_place=in_place))
-        if failures := [error for error in errors.values() if not isinstance(error, EngineStopped)]:
-            if not in_place:
-                loaded = [replica for index, replica in enumerate(self.replicas) if index not in errors]
-                await asyncio.gather(*(replica.unload_adapter(name) for replica in loaded), return_exceptions=True)
-            raise failures[0]
+        await (await self._wait_for_one()).load_adapter(name, path, in_place=in_place)
 
     async def unload_adapter(self, name: str) -> None:
-        errors = await self._call_all(lambda replica: replica.unload_adapter(name))
-        if len(errors) == len(self.replicas) and errors:
-            raise next(iter(errors.values()))
+        await (await self._wait_for_one()).unload_adapter(name)
 
-    async def _call_all(self, call: Callable[[RemoteEngine], Awaitable[None]]) -> dict[int, BaseException]:
-        """Call all replicas that answer; return the errors. Others get the adapters of the model when they start."""
+    async def _wait_for_one(self) -> RemoteEngine:
+        """Return a replica that answers; the supervisor changes the adapters of the others as well."""
         await self.availability.wait(0.0, None, 0)
-        indices = self._list_candidates(None)
-        results = await asyncio.gather(*(call(self.replicas[index]) for index in indices), return_exceptions=True)
-        return {
-            index: result for index, result in zip(indices, results, strict=True) if isinstance(result, BaseException)
-        }
+        return self.replicas[self._list_candidates(None)[0]]
 
     async def collect_metrics(self) -> list[MetricFamily]:
         if self.dead_error is not None:

@@ -18,7 +18,8 @@ from cenote.api.supervisor.engine_launcher import ChildProcess, EngineLauncher
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_results import decode_error
 from cenote.api.wire.control_messages import (
-    AdaptersChanged,
+    AdapterChanged,
+    ChangeAdapter,
     EngineFailed,
     EngineInit,
     EngineLoaded,
@@ -30,6 +31,7 @@ from cenote.api.wire.device_table import NOTHING, DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
+from cenote.errors import make_exited_error
 from cenote.utils.metrics import MetricFamily
 from cenote.utils.spawn import describe_exit
 
@@ -49,15 +51,13 @@ class EngineHandle:
         self,
         launcher: EngineLauncher,
         on_loaded: Callable[[EngineHandle], None],
-        on_adapters: Callable[[dict[str, str]], None] = lambda adapters: None,
     ) -> None:
         self.launcher = launcher
         self.on_loaded = on_loaded
-        self.on_adapters = on_adapters  # called when requests have loaded or unloaded adapters
         self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
         self.model_info = b""  # as JSON, once the model is loaded
         self.device_bytes = 0  # memory of the GPU, when the model was loaded
-        self.adapters: dict[str, str] = {}
+        self.loaded_adapters: dict[str, str] = {}  # at that time
         self.load_error: Exception | None = None
         self.failure: Exception | None = None  # why the engine stopped itself
         self.kill_reason: str | None = None  # why the supervisor killed it
@@ -67,6 +67,7 @@ class EngineHandle:
         self._device_table: DeviceTable | None = None
         self._num_oom_kills = 0
         self._pending_metrics: dict[int, asyncio.Future[list[MetricFamily]]] = {}
+        self._pending_changes: dict[int, asyncio.Future[None]] = {}
         self._call_ids = itertools.count(1)
         self._partial_line = b""
 
@@ -76,7 +77,6 @@ class EngineHandle:
 
     async def start(self, init: EngineInit) -> None:
         """Start the process; raises OSError if the system refuses it."""
-        self.adapters = init.adapters  # also if it cannot be started: the next one loads them
         control, child_control = socket.socketpair()
         self._links, child_links = make_link_sender()
         heartbeat_fd, table_fd = make_heartbeat_file(), make_device_table()
@@ -128,6 +128,9 @@ class EngineHandle:
         for future in self._pending_metrics.values():
             if not future.done():
                 future.set_result([])
+        for change in self._pending_changes.values():
+            if not change.done():
+                change.set_exception(make_exited_error())
 
     def was_killed_externally(self, code: int) -> bool:
         """Whether somebody else has killed the process: neither this supervisor nor the kernel for lack of memory."""
@@ -188,13 +191,30 @@ class EngineHandle:
         finally:
             del self._pending_metrics[call_id]
 
+    async def change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
+        """Load an adapter, or unload it (`path` None); return when all front-ends know."""
+        if not self.control.is_open:
+            raise make_exited_error()
+        call_id = next(self._call_ids)
+        future = self._pending_changes[call_id] = asyncio.get_running_loop().create_future()
+        self.control.send(ChangeAdapter(call_id, name, path, in_place))
+        try:
+            await future
+        finally:
+            del self._pending_changes[call_id]
+
     def _on_message(self, message: EngineToSupervisor, array_bytes: ArrayBytes) -> None:
         if isinstance(message, EngineLoaded):
             self.model_info, self.device_bytes = message.model_info, message.device_bytes
+            self.loaded_adapters = message.adapters
             self.on_loaded(self)
-        elif isinstance(message, AdaptersChanged):
-            self.adapters = message.adapters
-            self.on_adapters(message.adapters)
+        elif isinstance(message, AdapterChanged):
+            change = self._pending_changes.get(message.call_id)
+            if change is not None and not change.done():
+                if message.error is None:
+                    change.set_result(None)
+                else:
+                    change.set_exception(decode_error(message.error))
         elif isinstance(message, LoadFailed):
             self.load_error = decode_error(message.error)
         elif isinstance(message, EngineFailed):

@@ -39,8 +39,6 @@ class EngineListener(Protocol):
 
     def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None: ...
 
-    def on_engine_adapters(self, manager: EngineManager, adapters: dict[str, str]) -> None: ...
-
     def on_engine_exited(self, exited: EngineExited) -> None: ...
 
     def on_engine_status(self, manager: EngineManager, reason: str) -> None: ...
@@ -69,7 +67,8 @@ class EngineManager:
         self.launcher = launcher
         self.engine: EngineHandle | None = None
         self.status: EngineStatus = "loading"
-        self.adapters = init.adapters  # that requests have loaded, at any replica of the model
+        # path by name, the same at all replicas of the model; None before it has been loaded for the first time
+        self.adapters: dict[str, str] | None = None
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
@@ -115,7 +114,7 @@ class EngineManager:
     async def _keep_running(self) -> None:
         delay = MIN_RESTART_DELAY_S
         while not self._stopping.is_set():
-            engine = EngineHandle(self.launcher, self._on_loaded, self._on_adapters)
+            engine = EngineHandle(self.launcher, self._on_loaded)
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
                 return
@@ -142,7 +141,8 @@ class EngineManager:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             self._count_restart()
-            self.init = msgspec.structs.replace(self.init, adapters=self.adapters, engine_number=self._num_exits)
+            adapters = self.init.adapters if self.adapters is None else self.adapters
+            self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
 
     def _report_exit(self, engine: EngineHandle, reason: str, code: int) -> None:
         """Tell the front-ends what was on the device, before they send anything to the next process."""
@@ -188,13 +188,10 @@ class EngineManager:
         engine.close()
         return engine.describe_exit(code), code
 
-    def _on_adapters(self, adapters: dict[str, str]) -> None:
-        self.adapters = adapters
-        self.listener.on_engine_adapters(self, adapters)
-
     def _on_loaded(self, engine: EngineHandle) -> None:
-        if engine.adapters != self.adapters:  # changed while the process was being started
-            engine.control.send(SetAdapters(self.adapters))
+        if self.adapters is None:
+            self.adapters = engine.loaded_adapters
+        engine.control.send(SetAdapters(self.adapters))  # they may have changed while the process was being started
         self.has_been_ready = True
         self._set_status("ready", "")
         self.listener.on_engine_ready(self, engine.model_info)

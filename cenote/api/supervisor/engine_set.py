@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from cenote.api.supervisor.engine_handle import EngineHandle
 from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.config.model_table import ModelEntry
-from cenote.errors import NotReady
+from cenote.errors import EngineStopped, NotReady, make_exited_error
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.model_info import ModelInfo
 from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
@@ -27,6 +29,7 @@ class EngineSet:
         self.started_at = time.monotonic()
         self.model_info = b""  # as JSON, once an engine has loaded the model
         self.is_stopping = False
+        self._adapter_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.loaded.add_done_callback(lambda loaded: loaded.exception())  # perhaps nobody waits for it
 
@@ -41,9 +44,8 @@ class EngineSet:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Path by name, of adapters that requests have loaded."""
-        engine = self.managers[0].engine
-        return {} if engine is None else engine.adapters
+        """Path by name, of the adapters that the model has."""
+        return next((manager.adapters for manager in self.managers if manager.adapters is not None), {})
 
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
@@ -61,6 +63,41 @@ class EngineSet:
         """One of the engines cannot load the model."""
         if not self.loaded.done():
             self.loaded.set_exception(error)
+
+    async def change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
+        """Load an adapter at all replicas, or unload it (`path` None); those that are being started get it later."""
+        lock = self._adapter_locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            errors = await self._change_everywhere(name, path, in_place)
+            failures = [error for error in errors if error is not None and not isinstance(error, EngineStopped)]
+            # a replica that could not load an adapter again when it was restarted need not unload it
+            if failures and (path is not None or None not in errors):
+                raise failures[0]
+            if None not in errors:
+                raise make_exited_error()
+            changed = {key: value for key, value in self.adapters.items() if key != name}
+            for manager in self.managers:
+                manager.adapters = changed if path is None else {**changed, name: path}
+
+    async def _change_everywhere(self, name: str, path: str | None, in_place: bool) -> list[BaseException | None]:
+        """Change an adapter at all engine processes that have loaded the model, and return the errors."""
+        engines: list[EngineHandle] = []
+        errors: list[BaseException | None] = []
+        # one that has loaded the model during the change got the adapters of before
+        while added := [engine for engine in self._list_loaded() if engine not in engines]:
+            engines += added
+            calls = (engine.change_adapter(name, path, in_place) for engine in added)
+            errors += await asyncio.gather(*calls, return_exceptions=True)
+        has_failed = any(error is not None and not isinstance(error, EngineStopped) for error in errors)
+        if has_failed and path is not None and not in_place:
+            loaded = [engine for engine, error in zip(engines, errors, strict=True) if error is None]
+            calls = (engine.change_adapter(name, None, False) for engine in loaded)
+            await asyncio.gather(*calls, return_exceptions=True)
+        return errors
+
+    def _list_loaded(self) -> list[EngineHandle]:
+        engines = [manager.engine for manager in self.managers]
+        return [engine for engine in engines if engine is not None and engine.is_loaded and engine.control.is_open]
 
     async def collect_metrics(self) -> list[MetricFamily]:
         families = await asyncio.gather(*(manager.collect_metrics() for manager in self.managers))

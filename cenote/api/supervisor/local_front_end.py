@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.remote_engines import RemoteEngines
@@ -26,11 +26,13 @@ class LocalFrontEnd:
         add_engine_link: Callable[[int, socket.socket], None],
         on_listening: Callable[[], None],
         on_link_lost: Callable[[int], None],
+        change_adapter: Callable[[int, str, str | None, bool], Awaitable[None]],
     ) -> None:
         self.app_state = app_state
         self.listeners = listeners
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.on_link_lost = on_link_lost
+        self._change_adapter = change_adapter
         self.engines = RemoteEngines(app_state, self)
         self.server = LocalServer(app_state, listeners, on_listening, self.engines.start_draining)
         self._releases: dict[int, asyncio.Future[None]] = {}
@@ -63,6 +65,9 @@ class LocalFrontEnd:
 
     def on_poison(self, found: PoisonFound) -> None:
         """There are no other front-ends to tell."""
+
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        await self._change_adapter(engine_id, name, path, in_place)
 
     def on_released(self, engine_id: int) -> None:
         self._releases.pop(engine_id).set_result(None)

@@ -21,7 +21,7 @@ from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineSta
 from cenote.config.engine_json import encode_engine_config
 from cenote.config.model_table import ModelEntry, ModelTable, change_entry, check_same, check_unique_names, parse_entry
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, NotReady, UnknownModel
+from cenote.errors import BadRequest, NotReady, UnknownModel, make_exited_error
 
 logger = logging.getLogger("cenote")
 
@@ -260,6 +260,19 @@ class ModelManager:
         await engines.stop()
         self.sets.remove(engines)
 
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        """Load an adapter at all replicas of the model of an engine, or unload it (`path` None).
+
+        A client that disconnects does not stop it: the replicas would differ.
+        """
+        engines = next((engines for engines in self.sets if engine_id in engines.engine_ids), None)
+        if engines is None:
+            raise make_exited_error()
+        change = asyncio.get_running_loop().create_task(engines.change_adapter(name, path, in_place))
+        self._tasks.add(change)
+        change.add_done_callback(self._tasks.discard)
+        await asyncio.shield(change)
+
     def send_models(self) -> None:
         """Tell the front-ends the state of all models."""
         self.front_ends.set_models(ModelStates([row.make_state() for row in self.rows.values()]))
@@ -289,10 +302,6 @@ class ModelManager:
             logger.info("the engine%s is ready%s (process %d)", manager.name, again, pid)
         engines.on_ready(model_info)
         self.send_models()
-
-    def on_engine_adapters(self, manager: EngineManager, adapters: dict[str, str]) -> None:
-        for replica in self._find_set(manager).managers:
-            replica.adapters = adapters  # those that are being started get them when they are ready
 
     def on_engine_exited(self, exited: EngineExited) -> None:
         self.front_ends.report_exit(exited)

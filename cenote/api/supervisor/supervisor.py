@@ -74,7 +74,12 @@ class Supervisor:
         self.front_ends: LocalFrontEnd | FrontEndManager
         if app_state.settings.api_server_count == 1:
             self.front_ends = LocalFrontEnd(
-                app_state, listeners, self._add_engine_link, self.models.start, self._on_link_lost
+                app_state,
+                listeners,
+                add_engine_link=self._add_engine_link,
+                on_listening=self.models.start,
+                on_link_lost=self._on_link_lost,
+                change_adapter=self.models.change_adapter,
             )
         else:
             self.front_ends = FrontEndManager(

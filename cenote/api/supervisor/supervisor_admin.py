@@ -17,7 +17,7 @@ logger = logging.getLogger("cenote")
 
 
 class SupervisorAdmin:
-    """Implement ModelAdmin."""
+    """Implement ModelAdmin, and the changes of adapters."""
 
     def __init__(self, models: ModelManager, begin_shutdown: Callable[[], None]) -> None:
         self.models = models
@@ -34,6 +34,9 @@ class SupervisorAdmin:
 
     async def reload(self, name: str, changes: Mapping[str, Any]) -> ModelRow:
         return await self.models.reload(name, changes)
+
+    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
+        await self.models.change_adapter(engine_id, name, path, in_place)
 
     async def shutdown(self) -> None:
         logger.info("shutting down: an admin has asked for it")

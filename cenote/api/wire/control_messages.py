@@ -23,9 +23,18 @@ class EngineInit(Message):
 
 
 class SetAdapters(Message):
-    """Requests have loaded or unloaded adapters at other replicas of the model."""
+    """The answer to EngineLoaded: the adapters that the model has by now. Then the engine serves requests."""
 
-    adapters: dict[str, str]
+    adapters: dict[str, str]  # path by name
+
+
+class ChangeAdapter(Message):
+    """Load or unload an adapter; AdapterChanged answers when every front-end knows."""
+
+    call_id: int
+    name: str
+    path: str | None  # None: unload it
+    in_place: bool = False  # it may have been loaded before
 
 
 class StopEngine(Message):
@@ -36,14 +45,16 @@ class StopEngine(Message):
 
 
 class EngineLoaded(Message):
+    """The model is loaded; requests follow after SetAdapters."""
+
     model_info: JSONBytes
+    adapters: dict[str, str]  # path by name, also of those in its options
     device_bytes: int = 0  # memory of the GPU in use; 0 on a CPU
 
 
-class AdaptersChanged(Message):
-    """Requests have loaded or unloaded adapters."""
-
-    adapters: dict[str, str]
+class AdapterChanged(Message):
+    call_id: int
+    error: SerializedError | None = None
 
 
 class LoadFailed(Message):
@@ -179,7 +190,7 @@ class FrontEndStats(Message):
 
 
 class AdminCall(Message):
-    """A call of `ModelAdmin`, which the supervisor answers."""
+    """A call of `SupervisorAdmin`, which the supervisor answers."""
 
     call_id: int
     method: str
@@ -195,8 +206,8 @@ class AdminResponse(Message):
     error: SerializedError | None = None
 
 
-EngineToSupervisor = EngineLoaded | AdaptersChanged | LoadFailed | EngineFailed | MetricsResponse
-SupervisorToEngine = EngineInit | SetAdapters | StopEngine | MetricsCall
+EngineToSupervisor = EngineLoaded | AdapterChanged | LoadFailed | EngineFailed | MetricsResponse
+SupervisorToEngine = EngineInit | SetAdapters | ChangeAdapter | StopEngine | MetricsCall
 FrontEndToSupervisor = (
     Listening
     | FrontEndReady

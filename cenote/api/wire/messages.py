@@ -155,18 +155,6 @@ class ProcessCall(Message):
     deadline_at: float
 
 
-class LoadAdapter(Message):
-    call_id: int
-    name: str
-    path: str
-    in_place: bool
-
-
-class UnloadAdapter(Message):
-    call_id: int
-    name: str
-
-
 class MetricsCall(Message):
     call_id: int
 
@@ -266,10 +254,6 @@ class ProcessResponse(Message):
     num_truncated: int
 
 
-class Ack(Message):
-    call_id: int
-
-
 class MetricsResponse(Message):
     call_id: int
     families: list[MetricFamily]
@@ -281,17 +265,7 @@ class ErrorResponse(Message):
     error: SerializedError
 
 
-RpcRequest = (
-    PoolCall
-    | ScoreCall
-    | EntitiesCall
-    | TokenizeCall
-    | DetokenizeCall
-    | ProcessCall
-    | LoadAdapter
-    | UnloadAdapter
-    | MetricsCall
-)
+RpcRequest = PoolCall | ScoreCall | EntitiesCall | TokenizeCall | DetokenizeCall | ProcessCall | MetricsCall
 RpcResponse = (
     PoolResponse
     | ScoreResponse
@@ -299,7 +273,6 @@ RpcResponse = (
     | TokenizeResponse
     | DetokenizeResponse
     | ProcessResponse
-    | Ack
     | MetricsResponse
     | ErrorResponse
 )

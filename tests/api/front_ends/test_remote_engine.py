@@ -39,15 +39,10 @@ def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 async def attach_engine(remote: RemoteEngine, engine: Engine, engine_number: int = 0) -> FrontEndLink:
     """Connect a RemoteEngine with an engine, and return the engine's end of the link."""
-
-    async def broadcast_model_info() -> None:
-        """Do nothing: there are no other front-ends."""
-
     info = engine_server.make_renderer_info(engine)
     server = SimpleNamespace(
         renderer_info=info,
         token_batcher=None if info is None else TokenBatcher(engine),  # type: ignore[arg-type]
-        broadcast_model_info=broadcast_model_info,
         engine_number=engine_number,
     )
     front_end_sock, engine_sock = make_link()

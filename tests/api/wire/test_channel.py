@@ -11,7 +11,7 @@ import pytest
 
 from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, MAX_MESSAGE_BYTES, WIRE_VERSION, Channel
 from cenote.api.wire.link_messages import EngineMessage
-from cenote.api.wire.messages import Ack, Message
+from cenote.api.wire.messages import Message, MetricsResponse
 
 
 def encode_frame(content: bytes, call_id: int = 0, version: int = WIRE_VERSION) -> bytes:
@@ -55,11 +55,15 @@ def receive(*frames: bytes) -> tuple[list[Any], list[int], bool]:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xc1", b"\x93\x01\x02", encode(Ack(7))[:-1], b"\x92\xa7nothing\x07", b"\xff" * 1000],
+    [b"", b"\xc1", b"\x93\x01\x02", encode(MetricsResponse(7, []))[:-1], b"\x92\xa7nothing\x07", b"\xff" * 1000],
     ids=["empty", "invalid", "cut", "cut message", "unknown type", "garbage"],
 )
 def test_a_message_that_cannot_be_decoded_is_refused_alone(content: bytes) -> None:
-    frames = (encode_frame(encode(Ack(1)), 1), encode_frame(content, 2), encode_frame(encode(Ack(3)), 3))
+    frames = (
+        encode_frame(encode(MetricsResponse(1, [])), 1),
+        encode_frame(content, 2),
+        encode_frame(encode(MetricsResponse(3, [])), 3),
+    )
     messages, refused, is_closed = receive(*frames)
 
     assert [message.call_id for message in messages] == [1, 3]
@@ -78,7 +82,7 @@ def test_a_message_that_cannot_be_decoded_is_refused_alone(content: bytes) -> No
     ids=["other version", "message too long", "arrays too long", "garbage"],
 )
 def test_an_invalid_frame_header_closes_the_channel_after_the_messages_before_it(header: bytes) -> None:
-    messages, refused, is_closed = receive(encode_frame(encode(Ack(1)), 1), header + b"\0" * 64)
+    messages, refused, is_closed = receive(encode_frame(encode(MetricsResponse(1, [])), 1), header + b"\0" * 64)
 
     assert [message.call_id for message in messages] == [1]
     assert not refused

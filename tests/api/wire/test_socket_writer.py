@@ -14,7 +14,7 @@ import numpy as np
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.link_sockets import make_link
-from cenote.api.wire.messages import Ack
+from cenote.api.wire.messages import MetricsResponse
 from cenote.api.wire.token_messages import TokenResults
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ def test_closing_sends_everything_first() -> None:
         receiver = Receiver()
         async with open_sender() as (sender, theirs):
             sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(5_000_000, dtype=np.float32)])
-            sender.send(Ack(2))
+            sender.send(MetricsResponse(2, []))
             sender.close()
-            sender.send(Ack(3))
+            sender.send(MetricsResponse(3, []))
             await receiver.channel.connect(theirs)
             await asyncio.wait_for(receiver.closed.wait(), 5)
-        assert [type(message).__name__ for message, _ in receiver.messages] == ["TokenResults", "Ack"]
+        assert [type(message).__name__ for message, _ in receiver.messages] == ["TokenResults", "MetricsResponse"]
         assert len(receiver.messages[0][1]) == 20_000_000
 
     asyncio.run(run())
@@ -136,7 +136,7 @@ def test_a_peer_that_has_exited_is_noticed_although_a_thread_writes() -> None:
         sender: Channel[Any] = Channel(EngineMessage, lambda message, _: None, closed.set)
         await sender.connect(ours)
         theirs.close()
-        thread = threading.Thread(target=lambda: [sender.send(Ack(number)) for number in range(100)])
+        thread = threading.Thread(target=lambda: [sender.send(MetricsResponse(number, [])) for number in range(100)])
         thread.start()
         await asyncio.wait_for(closed.wait(), 5)
         thread.join()

@@ -1,0 +1,163 @@
+"""Adapters that the supervisor lets an engine process load and unload, and what its front-ends see of that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote import LLM
+from cenote.api.engine_process import engine_server
+from cenote.api.engine_process.engine_server import EngineServer
+from cenote.api.front_ends.remote_engine import RemoteEngine
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.control_messages import (
+    AdapterChanged,
+    ChangeAdapter,
+    EngineInit,
+    EngineLoaded,
+    EngineToSupervisor,
+    SetAdapters,
+    StopEngine,
+)
+from cenote.api.wire.device_table import DeviceTable, make_device_table
+from cenote.api.wire.heartbeat import make_heartbeat_file
+from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
+from cenote.config.server import ServerConfig
+from tests.api.app_client import load_llm
+from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.tiny import tiny_bert
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and two adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = tiny_bert(folder / "model")
+    for seed, name in enumerate(("first", "late")):
+        save_adapter(folder / name, model, BERT_TARGETS, seed=seed)
+    return folder
+
+
+@pytest.fixture
+def llm(folder: Path) -> Iterator[LLM]:
+    with load_llm(folder / "model", lora_modules=(f"first={folder / 'first'}",)) as llm:
+        yield llm
+
+
+class Supervisor:
+    """The other end of the control channel of an engine server."""
+
+    def __init__(self, links: socket.socket) -> None:
+        self.links = links
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.control: Channel[EngineToSupervisor] = Channel(
+            EngineToSupervisor, lambda message, _: self.messages.put_nowait(message), lambda: None
+        )
+
+    async def receive(self, kind: type[Any]) -> Any:
+        message = await asyncio.wait_for(self.messages.get(), 20)
+        assert isinstance(message, kind), message
+        return message
+
+    async def change(self, call_id: int, name: str, path: Path | None, *, in_place: bool = False) -> AdapterChanged:
+        self.control.send(ChangeAdapter(call_id, name, None if path is None else str(path), in_place))
+        changed: AdapterChanged = await self.receive(AdapterChanged)
+        assert changed.call_id == call_id
+        return changed
+
+    async def connect_front_end(self) -> RemoteEngine:
+        remote = RemoteEngine()
+        ours, theirs = make_link()
+        await remote.connect(ours)
+        send_link(self.links, theirs, 1)
+        return remote
+
+
+@asynccontextmanager
+async def serve_engine(llm: LLM) -> AsyncIterator[Supervisor]:
+    """Run an engine server in this process until it has loaded the model."""
+    control, engine_control = socket.socketpair()
+    links, engine_links = make_link_sender()
+    table_fd, heartbeat_fd = make_device_table(), make_heartbeat_file()
+    for sock in (control, engine_control):
+        sock.setblocking(False)
+    supervisor, server = Supervisor(links), EngineServer(lambda init: llm.engine, DeviceTable(table_fd))
+    serving = asyncio.create_task(server.serve(engine_control, engine_links, heartbeat_fd))
+    await supervisor.control.connect(control)
+    supervisor.control.send(EngineInit(ServerConfig(), b"", {}))
+    await supervisor.receive(EngineLoaded)
+    try:
+        yield supervisor
+    finally:
+        supervisor.control.send(StopEngine())
+        assert await asyncio.wait_for(serving, 20) == 0
+        llm.engine.on_stopped = lambda: None  # which would tell this event loop
+        for fd in (table_fd, heartbeat_fd):
+            os.close(fd)
+
+
+@pytest.fixture
+def run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Supervisor], Awaitable[None]]], None]:
+    """Return a function that runs a test with the supervisor of an engine server."""
+    monkeypatch.setattr(engine_server.log_config, "configure_logging", lambda settings: None)
+    monkeypatch.setattr(EngineServer, "_on_supervisor_exited", lambda server: None)  # it ends this process
+
+    async def run_test(test: Callable[[Supervisor], Awaitable[None]]) -> None:
+        async with serve_engine(llm) as supervisor:
+            await test(supervisor)
+
+    return lambda test: asyncio.run(run_test(test))
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("the condition did not become true")
+
+
+def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path) -> None:
+    async def change(supervisor: Supervisor) -> None:
+        supervisor.control.send(SetAdapters({"first": str(folder / "first")}))
+        remotes = [await supervisor.connect_front_end() for _ in range(2)]
+        await wait_until(lambda: all(remote.availability.is_available for remote in remotes))
+
+        def list_adapters() -> list[tuple[str, ...]]:
+            return [remote.model_info.adapters for remote in remotes]
+
+        assert (await supervisor.change(1, "late", folder / "late")).error is None
+        assert list_adapters() == [("first", "late")] * 2
+        refused = await supervisor.change(2, "late", folder / "late")
+        assert refused.error is not None and "has already been loaded" in str(decode_error(refused.error))
+        assert (await supervisor.change(3, "late", folder / "late", in_place=True)).error is None
+        assert (await supervisor.change(4, "late", None)).error is None
+        assert list_adapters() == [("first",)] * 2
+        refused = await supervisor.change(5, "late", None)
+        assert refused.error is not None and "cannot be found" in str(decode_error(refused.error))
+        for remote in remotes:
+            remote.close()
+
+    run(change)
+
+
+def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(run: Any, folder: Path) -> None:
+    async def start(supervisor: Supervisor) -> None:
+        remote = await supervisor.connect_front_end()
+        await asyncio.sleep(0.1)
+        assert not remote.availability.is_available
+        # one was unloaded and another one loaded while the process was being started
+        supervisor.control.send(SetAdapters({"late": str(folder / "late")}))
+        await wait_until(lambda: remote.availability.is_available)
+        assert remote.model_info.adapters == ("late",)
+        remote.close()
+
+    run(start)

@@ -1,0 +1,119 @@
+"""Adapters of all replicas of a model, whichever of them exits or becomes ready meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cenote.api.supervisor.engine_set import EngineSet
+from cenote.errors import BadRequest, EngineStopped, PoolingError, UnknownModel, make_exited_error
+
+Change = tuple[str, str | None, bool]
+
+
+class Replica:
+    """An engine process and its manager."""
+
+    def __init__(self, *, is_loaded: bool = True, error: PoolingError | None = None) -> None:
+        self.engine, self.control = self, SimpleNamespace(is_open=True)
+        self.is_loaded = is_loaded
+        self.error = error
+        self.adapters = {"first": "/first"}
+        self.changes: list[Change] = []
+        self.on_change: Callable[[], Awaitable[None]] | None = None
+
+    async def change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
+        on_change = self.on_change
+        self.changes.append((name, path, in_place))
+        if on_change is not None:
+            await on_change()
+        if self.error is not None:
+            raise self.error
+
+
+def run_change(replicas: list[Replica], *change: Any) -> None:
+    async def run() -> None:
+        await EngineSet(None, replicas, 0).change_adapter(*change)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+def test_all_replicas_change_and_one_that_is_being_started_gets_the_adapters_later() -> None:
+    replicas = [Replica(), Replica(), Replica(is_loaded=False)]
+    run_change(replicas, "late", "/late", False)
+
+    assert [replica.changes for replica in replicas] == [[("late", "/late", False)]] * 2 + [[]]
+    assert all(replica.adapters == {"first": "/first", "late": "/late"} for replica in replicas)
+    run_change(replicas, "first", None, False)
+    assert all(replica.adapters == {"late": "/late"} for replica in replicas)
+
+
+def test_a_replica_that_becomes_ready_during_a_change_makes_it_as_well() -> None:
+    replicas = [Replica(), Replica(is_loaded=False)]
+
+    async def load_other() -> None:
+        replicas[1].is_loaded = True
+
+    replicas[0].on_change = load_other
+    run_change(replicas, "first", None, False)
+
+    assert [replica.changes for replica in replicas] == [[("first", None, False)]] * 2
+
+
+def test_an_adapter_that_one_replica_cannot_load_is_unloaded_at_the_others() -> None:
+    replicas = [Replica(), Replica(error=BadRequest("no memory"))]
+    with pytest.raises(BadRequest, match="no memory"):
+        run_change(replicas, "late", "/late", False)
+
+    assert replicas[0].changes == [("late", "/late", False), ("late", None, False)]
+    assert all(replica.adapters == {"first": "/first"} for replica in replicas)
+
+
+def test_an_adapter_that_one_replica_does_not_have_can_be_unloaded() -> None:
+    replicas = [Replica(), Replica(error=UnknownModel("cannot be found"))]
+    run_change(replicas, "first", None, False)
+    assert all(replica.adapters == {} for replica in replicas)
+
+    with pytest.raises(UnknownModel, match="cannot be found"):
+        run_change([Replica(error=UnknownModel("cannot be found"))], "first", None, False)
+
+
+def test_a_replica_that_exits_does_not_stop_a_change_of_the_others() -> None:
+    replicas = [Replica(error=make_exited_error()), Replica()]
+    run_change(replicas, "late", "/late", False)
+    assert all("late" in replica.adapters for replica in replicas)
+
+    with pytest.raises(EngineStopped, match="exited before it responded"):
+        run_change([Replica(error=make_exited_error())], "late", "/late", False)
+    with pytest.raises(EngineStopped, match="exited before it responded"):
+        run_change([Replica(is_loaded=False)], "late", "/late", False)
+
+
+def test_changes_of_one_adapter_follow_each_other_and_do_not_wait_for_those_of_others() -> None:
+    replica, is_released = Replica(), asyncio.Event()
+    order: list[str] = []
+
+    async def run() -> None:
+        engines = EngineSet(None, [replica], 0)  # type: ignore[arg-type,list-item]
+
+        async def change(label: str, name: str, path: str | None) -> None:
+            await engines.change_adapter(name, path, False)
+            order.append(label)
+
+        replica.on_change = is_released.wait  # type: ignore[assignment]
+        slow = asyncio.create_task(change("slow", "late", "/late"))
+        while not replica.changes:
+            await asyncio.sleep(0)
+        replica.on_change = None
+        next_one = asyncio.create_task(change("next", "late", None))
+        await change("other", "other", "/other")
+        is_released.set()
+        await asyncio.gather(slow, next_one)
+
+    asyncio.run(run())
+    assert order == ["other", "slow", "next"]
+    assert replica.adapters == {"first": "/first", "other": "/other"}
