@@ -9,17 +9,14 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.key_settings import KeySettings, make_key, merge_keys, parse_key_lines
-from cenote.api.replies import error_reply, to_response
+from cenote.api.replies import ErrorEncoder, error_reply, to_response
 from cenote.errors import LoadError, Unauthorized
-
-if TYPE_CHECKING:
-    from cenote.api.route_table import RouteTable
 
 logger = logging.getLogger("cenote")
 
@@ -41,6 +38,15 @@ UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the head
 
 Headers = Iterable[tuple[bytes, bytes]]
 FileState = tuple[tuple[str, int, int, int], ...]
+
+
+class KnownPaths(Protocol):
+    """What the middleware needs of a RouteTable."""
+
+    @property
+    def public_paths(self) -> Sequence[str]: ...
+
+    def find_error_encoder(self, path: str) -> ErrorEncoder: ...
 
 
 class ApiKeyStore:
@@ -127,7 +133,7 @@ class AuthMiddleware:
     """Reject requests without a valid API key, for every path except the public routes."""
 
     def __init__(
-        self, app: ASGIApp, api_keys: ApiKeyStore, table: RouteTable, page_paths: Collection[str] = ()
+        self, app: ASGIApp, api_keys: ApiKeyStore, table: KnownPaths, page_paths: Collection[str] = ()
     ) -> None:
         """`page_paths`: the playground, and the files of pages, which are the same for everybody."""
         self.app = app

@@ -14,10 +14,9 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cenote.api.app_state import AppState
-from cenote.api.auth import AuthMiddleware
+from cenote.api.auth import AuthMiddleware, KnownPaths
 from cenote.api.log_config import log_reply
 from cenote.api.replies import error_reply, internal_error_reply, to_response
-from cenote.api.route_table import RouteTable
 from cenote.errors import NotReady
 
 logger = logging.getLogger("cenote")
@@ -45,7 +44,7 @@ EXPOSED_HEADERS = (
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, app_state: AppState, table: RouteTable, page_paths: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, app_state: AppState, table: KnownPaths, page_paths: Collection[str] = ()) -> None:
         """`page_paths`: files of pages, which need no API key."""
         self.app_state = app_state
         self.table = table

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cenote.api.app import build_app
+from starlette.types import ASGIApp
+
 from cenote.api.app_state import AppState
 from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import BannerModel, log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
 from cenote.api.memory_release import release_memory_after_bursts
 from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
+from cenote.api.startup_app import StartupApp
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
 
@@ -47,8 +49,9 @@ class ApiServer(HttpServer):
         self, app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader | None
     ) -> None:
         settings = app_state.settings
+        self.startup_app = StartupApp(app_state, self.build_app)
         super().__init__(
-            build_app(app_state),
+            self.startup_app,
             keep_alive_s=settings.keep_alive_s,
             # connections are balanced, so that each front-end has about its part of them
             max_connections=-(-settings.max_connections // settings.api_server_count),
@@ -77,13 +80,32 @@ class ApiServer(HttpServer):
 
             self.grpc_server = GrpcServer(self.app_state)
             await self.grpc_server.start()
-        if self.load_engine is not None:
-            load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
-            self.background_tasks.append(loop.create_task(self._watch_engine()))
+        self.background_tasks.append(loop.create_task(self._finish_startup()))
         if self.tls_context is not None and self.app_state.settings.enable_ssl_refresh:
             self.background_tasks.append(
                 loop.create_task(reload_certificates(self.tls_context, self.app_state.settings))
             )
+
+    def build_app(self) -> ASGIApp:
+        """Return the application with all routes; called once, in a thread, as the imports take long."""
+        from cenote.api.app import build_app
+
+        return build_app(self.app_state)
+
+    async def _finish_startup(self) -> None:
+        """Serve all routes, then load the engine: two threads that import modules would wait for each other."""
+        try:
+            self.server_state.app = await self.startup_app.get_app()
+        except Exception as error:
+            self._on_failed(error)
+            return
+        self.on_app_built()
+        if self.load_engine is not None:
+            load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
+            self.background_tasks.append(asyncio.get_running_loop().create_task(self._watch_engine()))
+
+    def on_app_built(self) -> None:
+        """Called when all routes are served."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain all connections accepted by now; cancel the rest after `shutdown_timeout_s`."""

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
-from cenote.cli.admin_commands import load as load
-from cenote.cli.admin_commands import ps as ps
-from cenote.cli.admin_commands import pull as pull
-from cenote.cli.admin_commands import stop as stop
-from cenote.cli.admin_commands import unload as unload
-from cenote.cli.completion import completion as completion
-from cenote.cli.doctor import doctor as doctor
 from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
-from cenote.cli.text_commands import classify as classify
-from cenote.cli.text_commands import embed as embed
-from cenote.cli.text_commands import encode as encode
-from cenote.cli.text_commands import entities as entities
-from cenote.cli.text_commands import rerank as rerank
-from cenote.cli.text_commands import score as score
 from cenote.config.flags import add_flags
-from cenote.models.recommended_models import USES
 from cenote.utils.arguments import parse_positive_int
+
+# commands in modules of their own
+MODULES = {
+    **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin_commands"),
+    **dict.fromkeys(("classify", "embed", "encode", "entities", "rerank", "score"), "text_commands"),
+    "completion": "completion",
+    "doctor": "doctor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # imported on use: all of them together take 0.1 s, which a server that starts does not have
+    if name in MODULES:
+        return getattr(import_module(f"cenote.cli.{MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -151,6 +154,8 @@ def explain(argv: Sequence[str]) -> int:
 
 
 def models(argv: Sequence[str]) -> int:
+    from cenote.models.recommended_models import USES
+
     parser = CommandParser(
         "models",
         "[WORD]",

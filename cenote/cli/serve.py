@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -101,8 +102,12 @@ def _run_in_process(app_state: AppState, listener: socket.socket, config: Engine
         # torch's threads must not spin while they wait for each other: the HTTP threads and processes need the cores;
         # has to be set before torch is imported
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
+        gc.disable()
         from cenote.engine.engine import PoolingEngine
 
+        gc.freeze()
+        gc.enable()
         engines.append(PoolingEngine.load(config))
         return engines[0]
 

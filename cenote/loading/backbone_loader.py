@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.span_head import EntityHead
-from cenote.layers.tensor_parallel import SplitLayers
 from cenote.loading.checkpoint import first_line
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
@@ -25,6 +24,9 @@ from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import VisionSpec
+
+if TYPE_CHECKING:
+    from cenote.layers.tensor_parallel import SplitLayers
 
 logger = logging.getLogger("cenote")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,7 +19,6 @@ from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.products import ProductReport, prepare_products
 from cenote.layers.span_head import EntityHead
-from cenote.layers.tensor_parallel import SplitLayers
 from cenote.loading.backbone_loader import (
     build_backbone,
     load_backbone,
@@ -37,7 +37,6 @@ from cenote.loading.model_description import ModelDescription
 from cenote.loading.packed_heads import pack_heads
 from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
-from cenote.loading.tensor_parallel import StartRanks, check_can_split, split_heads
 from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
     TokenizerFiles,
@@ -54,6 +53,10 @@ from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
+
+if TYPE_CHECKING:
+    from cenote.layers.tensor_parallel import SplitLayers
+    from cenote.loading.tensor_parallel import StartRanks
 
 logger = logging.getLogger("cenote")
 
@@ -94,6 +97,9 @@ def load_model(
     """
     description = describe_model(options, route)
     if options.tensor_parallel_size > 1:
+        # imported on use, here and below: most models are not split, and every module makes the start slower
+        from cenote.loading.tensor_parallel import check_can_split
+
         check_can_split(description, options)
     fingerprint = compute_fingerprint(description, options)
     if options.expect_fingerprint is not None:
@@ -138,6 +144,8 @@ def _load_described(
     group: ParallelGroup | None = None
     split: SplitLayers | None = None
     if options.tensor_parallel_size > 1:
+        from cenote.layers.tensor_parallel import SplitLayers
+
         assert start_ranks is not None, "tensor-parallel models are loaded by load_parallel_model"
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
@@ -161,6 +169,8 @@ def _load_described(
         quantizer.finish(model)
     is_batch_invariant, products = False, None
     if split is not None and group is not None:
+        from cenote.loading.tensor_parallel import split_heads
+
         prepack(model)
         split.connect(group)
         heads = split_heads(heads, group)

@@ -18,7 +18,6 @@ from cenote.loading.encoder_args import (
     read_encoder_args,
 )
 from cenote.loading.hf_config import read_tokenizer_max_length
-from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
 from cenote.loading.legacy_tokenizers.classes import find_tokenizer_class
 from cenote.loading.legacy_tokenizers.source import (
     SpecialTokens,
@@ -75,6 +74,9 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
             with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
                 apply_class_settings(tokenizer, class_name, settings, path)
     else:
+        # imported on use: most models have a tokenizer.json, and every module makes the start slower
+        from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
+
         built = build_legacy_tokenizer(checkpoint, settings, names)
         if built is None:
             raise LoadError(

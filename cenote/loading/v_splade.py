@@ -9,7 +9,6 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.router import Route
 from cenote.loading.weights import open_weights
-from cenote.models.v_splade import HEAD
 from cenote.protocol.params import Role
 
 MODEL_TYPE = "modernvbert"
@@ -28,6 +27,8 @@ def is_v_splade(checkpoint: Checkpoint) -> bool:
     if config.get("model_type") != MODEL_TYPE:
         return False
     if checkpoint.find_file(WEIGHTS_FILE) is not None:
+        from cenote.models.v_splade import HEAD  # on use: it imports vision models, which slows other starts down
+
         return f"{HEAD}.decoder.weight" in open_weights(checkpoint)
     return any(map(NAME.search, (*checkpoint.candidate_names, str(config.get("auto_map")))))
 

@@ -175,13 +175,15 @@ class FrontEndServer(ApiServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        gc.collect()
-        gc.freeze()
         self._update_count()
         for acceptor in self.acceptors:
             acceptor.start()
         self.front_end.channel.send(Listening())
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
+
+    def on_app_built(self) -> None:
+        gc.collect()
+        gc.freeze()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self.acceptors:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cenote.api.supervisor.engine_launcher import ChildProcess, EngineLauncher
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
     AdapterChanged,
     ChangeAdapter,

@@ -6,14 +6,21 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp
 
 from cenote.api.app_state import AppState
-from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.server import ApiServer
 from cenote.api.wire.control_messages import EngineExited, EngineState, ModelStates, PoisonFound
 from cenote.api.wire.link_sockets import make_link
 
+if TYPE_CHECKING:
+    from cenote.api.front_ends.remote_engines import RemoteEngines
+
 logger = logging.getLogger("cenote")
+
+EnginesCall = Callable[["RemoteEngines"], None]
 
 
 class LocalFrontEnd:
@@ -33,35 +40,55 @@ class LocalFrontEnd:
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.on_link_lost = on_link_lost
         self._change_adapter = change_adapter
-        self.engines = RemoteEngines(app_state, self)
-        self.server = LocalServer(app_state, listeners, on_listening, self.engines.start_draining)
+        self.engines: RemoteEngines | None = None  # made when its modules have been imported, after the server listens
+        self.server = LocalServer(app_state, listeners, on_listening, self._make_engines, self._start_draining)
+        self._waiting_calls: list[EnginesCall] = []
         self._releases: dict[int, asyncio.Future[None]] = {}
 
     async def serve(self) -> None:
         """Serve until a signal or a failure, then drain in-flight requests."""
         await self.server.serve(list(self.listeners))
-        self.engines.close()
+        if self.engines is not None:
+            self.engines.close()
 
     def connect_engine(self, engine_id: int) -> None:
         """Connect with the engine process that has just been started."""
         ours, theirs = make_link()
         self.add_engine_link(engine_id, theirs)
-        self.engines.add_link(ours, engine_id)
+        self._call(lambda engines: engines.add_link(ours, engine_id))
 
     def set_engine_state(self, state: EngineState) -> None:
-        self.engines.set_state(state)
+        self._call(lambda engines: engines.set_state(state))
 
     def report_exit(self, exited: EngineExited) -> None:
-        self.engines.on_exited(exited)
+        self._call(lambda engines: engines.on_exited(exited))
 
     def set_models(self, states: ModelStates) -> None:
-        self.engines.set_models(states)
+        self._call(lambda engines: engines.set_models(states))
 
     async def release_engine(self, engine_id: int) -> None:
         """Send no more requests to an engine; return when those in flight are answered."""
         released = self._releases[engine_id] = asyncio.get_running_loop().create_future()
-        self.engines.release(engine_id)
+        self._call(lambda engines: engines.release(engine_id))
         await released
+
+    def _call(self, call: EnginesCall) -> None:
+        """Call now or, before the engines have been made, in the same order then."""
+        if self.engines is None:
+            self._waiting_calls.append(call)
+        else:
+            call(self.engines)
+
+    def _make_engines(self) -> None:
+        from cenote.api.front_ends.remote_engines import RemoteEngines  # imported by LocalServer.build_app
+
+        self.engines = RemoteEngines(self.app_state, self)
+        for call in self._waiting_calls:
+            call(self.engines)
+        self._waiting_calls.clear()
+
+    def _start_draining(self) -> None:
+        self._call(lambda engines: engines.start_draining())
 
     def on_poison(self, found: PoisonFound) -> None:
         """There are no other front-ends to tell."""
@@ -91,15 +118,25 @@ class LocalServer(ApiServer):
         app_state: AppState,
         listeners: Sequence[socket.socket],
         on_listening: Callable[[], None],
+        on_imported: Callable[[], None],
         on_draining: Callable[[], None],
     ) -> None:
         super().__init__(app_state, listeners, load_engine=None)
         self.on_listening = on_listening
+        self.on_imported = on_imported
         self.on_draining = on_draining
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_listening()
+
+    def build_app(self) -> ASGIApp:
+        import cenote.api.front_ends.remote_engines  # noqa: F401  takes 0.2 s: in the thread, before it is used
+
+        return super().build_app()
+
+    def on_app_built(self) -> None:
+        self.on_imported()
 
     def _begin_shutdown(self, delay_s: float) -> None:
         super()._begin_shutdown(delay_s)

@@ -8,8 +8,8 @@ from typing import Any
 
 from cenote.api.model_admin import ModelRow
 from cenote.api.supervisor.model_manager import ModelManager
+from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.codec_requests import from_json, to_json
-from cenote.api.wire.codec_results import encode_error
 from cenote.api.wire.control_messages import AdminCall, AdminResponse
 from cenote.errors import PoolingError
 

@@ -7,13 +7,15 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
-import numpy as np
 
 from cenote.api.wire.messages import ArrayBytes, Message
 from cenote.api.wire.socket_writer import SocketWriter
+
+if TYPE_CHECKING:
+    import numpy as np  # takes 0.1 s, which a server that starts does not have
 
 logger = logging.getLogger("cenote")
 

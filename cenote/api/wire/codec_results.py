@@ -1,4 +1,4 @@
-"""Encode and decode results and errors that travel between the engine and front-end processes."""
+"""Encode and decode results that travel between the engine and front-end processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cenote import errors
 from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.wire.codec_errors import decode_error as decode_error
+from cenote.api.wire.codec_errors import encode_error as encode_error
 from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.messages import (
     ArrayBytes,
@@ -30,10 +31,6 @@ from cenote.protocol.requests import Timing
 from cenote.protocol.results import EntityResult, PoolResult, PoolResultBatch, ScoreResult
 
 NO_IDS = np.zeros(0, dtype=np.int32)
-
-ERROR_CLASSES = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PoolingError)
-}
 
 CONCAT_BELOW_BYTES = 64 * 1024
 
@@ -132,29 +129,6 @@ def merge_errors(
     for index, serialized in errors_by_index:
         results.insert(index, decode_error(serialized))
     return results
-
-
-def encode_error(error: BaseException) -> SerializedError:
-    if not isinstance(error, PoolingError):
-        return SerializedError("", escape_surrogates(f"{type(error).__name__}: {error}"))
-    class_name = next(base.__name__ for base in type(error).__mro__ if ERROR_CLASSES.get(base.__name__) is base)
-    value = None if error.value is None else escape_surrogates(str(error.value))
-    message = vars(error).get("http_message") or error.message  # details of an internal error stay in this process
-    return SerializedError(class_name, escape_surrogates(message), error.param, value, error.index)
-
-
-def escape_surrogates(text: str) -> str:
-    """Return the text with lone surrogates as escapes: a message about an invalid text may quote it."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def decode_error(serialized: SerializedError) -> Exception:
-    """Return the same error, so that the HTTP response has the same message and status."""
-    if not serialized.class_name:
-        return RuntimeError(f"the engine process failed: {serialized.message}")
-    error = ERROR_CLASSES[serialized.class_name](serialized.message, param=serialized.param, value=serialized.value)
-    error.index = serialized.index
-    return error
 
 
 def encode_timing(timing: Timing) -> TimingTuple:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.executor import Executor, LocalExecutor
-from cenote.engine.execution.gpu_executor import GPUExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
-from cenote.engine.execution.warmup import warm_up
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
 from cenote.pooling.pooler import PoolingSpec
@@ -25,6 +23,10 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
     )
     if device.type != "cuda":
         return LocalExecutor(model.backbone, model.pooler, device, deterministic)
+    # imported on use: a start without a GPU is faster
+    from cenote.engine.execution.gpu_executor import GPUExecutor
+    from cenote.engine.execution.warmup import warm_up
+
     executor = GPUExecutor(model.backbone, model.pooler, device, deterministic)
     if not description.architecture.reads_texts:  # batches of the warm-up are texts
         return executor

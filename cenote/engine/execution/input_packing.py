@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.inputs.images.transforms import normalize_patches
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.packed_batch import PackedBatch, PackedImages
 from cenote.protocol.images import InputImages, ProcessedImage
@@ -113,6 +112,8 @@ def _pack_images(inputs_images: Many[InputImages | None], offsets: Column, devic
 
 def _pack_patches(images: Many[ProcessedImage], device: torch.device) -> Tensor:
     """Return the normalized patches of all images; they are copied as bytes and normalized on the device."""
+    from cenote.inputs.images.transforms import normalize_patches  # with Pillow, which models of texts do not need
+
     if device.type == "cpu":  # image by image, which stays in the CPU cache
         return torch.cat([normalize_patches(image.patches, image.normalization) for image in images])
     groups = [[*group] for _, group in groupby(images, lambda image: image.normalization)]  # mostly a single one
