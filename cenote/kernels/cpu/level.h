@@ -13,7 +13,7 @@
 enum { FLOAT32, FLOAT16, BFLOAT16, INT8, NUM_FORMATS };
 enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
 enum { MAX_TILE_ROWS = 12, MAX_TILE_COLUMNS = 48 };
-enum { CACHE_LINE = 64, PREFETCH_WORDS = 16 };
+enum { CACHE_LINE = 64 };
 
 /* Rows of float32; `count` of them exist. */
 typedef struct {
@@ -21,18 +21,19 @@ typedef struct {
     int64_t stride, count, width;
 } Rows;
 
-/* Memory that a product may fetch into the L2 cache while it multiplies: `lines` cache lines for every PREFETCH_WORDS words. is_first: this
- * product is the first one to read its weights, so that they are not in the L1 cache. */
+/* Memory that a product fetches into the L2 cache while it multiplies: `step` bytes for every word, at most two cache lines, which that cache
+ * fetches as a pair. is_first: this product is the first one to read its weights, so that they are not in the L1 cache. */
 typedef struct {
     const uint8_t *start;
-    int64_t lines;
+    int64_t step;
     int is_first;
 } Prefetch;
 
 static const Prefetch NO_PREFETCH = {NULL, 0, 0};
 
-static inline void prefetch_lines(Prefetch *ahead) {
-    for (int64_t line = 0; line < ahead->lines; line++, ahead->start += CACHE_LINE) __builtin_prefetch(ahead->start, 0, 2);
+static inline void prefetch_step(Prefetch *ahead) {
+    __builtin_prefetch(ahead->start, 0, 2);
+    ahead->start += ahead->step;
 }
 
 typedef struct {

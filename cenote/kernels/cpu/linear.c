@@ -7,12 +7,12 @@
 
 enum { MAX_BLOCK_ROWS = 128 };
 
-/* With fewer row tiles than this, prefetching the next part takes longer than it saves; on a Neoverse N1, whose caches fetch ahead of
- * the reads by themselves, with any number. */
+/* At most so many row tiles prefetch the next part of the weights. On a Neoverse N1, whose caches fetch ahead of the reads by themselves,
+ * it takes longer than it saves. */
 #if defined(__aarch64__)
-enum { MIN_TILES_TO_PREFETCH = 1 << 30 };
+enum { MAX_PREFETCHING_TILES = 0 };
 #else
-enum { MIN_TILES_TO_PREFETCH = 4 };
+enum { MAX_PREFETCHING_TILES = 4 };
 #endif
 
 /* Rows of a block: whole tiles, at most MAX_BLOCK_ROWS, about the same number in every block. */
@@ -53,8 +53,8 @@ static void prefetch_results(const Product *product, const Results *results, int
 
 /* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts of at most part_bytes bytes of weights. All row tiles are multiplied with a
  * part before the next one, so that it stays in a cache. Weights come from the L3 cache or memory, more slowly than a tile reads them: the
- * tiles of a part may prefetch the next part, each its share, while they multiply; between the products, so many prefetches at once would
- * wait for each other. Behind the last panel they go past the weights: prefetches cannot fault, and nothing there is read. */
+ * first tiles of a part prefetch the next part, each its share, some bytes with every word; many prefetches at once would wait for each
+ * other. Behind the last panel they go past the weights: prefetches cannot fault, and nothing there is read. */
 static void multiply_panel(
     const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, const Results *results
 ) {
@@ -66,7 +66,7 @@ static void multiply_panel(
     const int64_t column = panel * columns, used_columns = min_of(columns, layer->outputs - column);
     const uint8_t *tiles_start = packed->tiles + first / product->rows * tile_bytes;
     const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * column_bytes;
-    const int prefetches = tiles >= MIN_TILES_TO_PREFETCH;
+    const int64_t prefetching_tiles = min_of(tiles, MAX_PREFETCHING_TILES);
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
         .bias = layer->bias + column,
@@ -77,15 +77,16 @@ static void multiply_panel(
         .add = results->add,
     };
     for (int64_t begin = 0; begin < words; begin += part) {
-        const int64_t part_words = min_of(part, words - begin), groups = divide_up(part_words, PREFETCH_WORDS);
+        const int64_t part_words = min_of(part, words - begin);
         const int64_t next_words = min_of(part, begin + part_words < words ? words - begin - part_words : words);
-        const int64_t lines = prefetches ? divide_up(next_words * column_bytes, CACHE_LINE * tiles * groups) : 0;
+        const int64_t step = prefetching_tiles ? divide_up(next_words * column_bytes, prefetching_tiles * part_words) : 0;
         const int is_last = begin + part >= words;
-        Prefetch ahead = {weights + part_words * column_bytes, lines, 1};
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += groups * lines * CACHE_LINE) {
+        Prefetch ahead = {weights + part_words * column_bytes, 0, 1};
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += step * part_words) {
             const int64_t rows = min_of(product->rows, count - row);
             float *tile_sums = part < words ? sums + row * columns : sums; /* those of a single part stay in the L1 cache */
-            if (is_last && prefetches) prefetch_results(product, results, first + row, column, rows);
+            ahead.step = tile < prefetching_tiles ? step : 0;
+            if (is_last && prefetching_tiles) prefetch_results(product, results, first + row, column, rows);
             product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
                 begin > 0, ahead);
             ahead.is_first = 0;

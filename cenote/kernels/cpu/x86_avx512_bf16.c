@@ -16,23 +16,20 @@ INLINE vfloat dot(vfloat sums, vint row, vint columns) {
 }
 
 /* Rows and columns are arrays of words of two inputs, 32 bits each. */
-INLINE void multiply_rows(const int32_t *a, const int32_t *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows) {
+INLINE void multiply_rows(const int32_t *a, const int32_t *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows, const int prefetches) {
     vfloat c[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load(sums + r * stride + WIDTH * j) : splat(0.0f);
-    while (words > 0) {
-        const int64_t end = words - min_of(words, PREFETCH_WORDS);
-        prefetch_lines(&ahead);
-        for (; words > end; words--, a += ROWS, b += 2 * WIDTH) {
-            const vint left = load_int(b), right = load_int(b + WIDTH);
+    for (; words > 0; words--, a += ROWS, b += 2 * WIDTH) {
+        if (prefetches) prefetch_step(&ahead);
+        const vint left = load_int(b), right = load_int(b + WIDTH);
 #pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                const vint row = a[r] - (vint){0};
-                c[r][0] = dot(c[r][0], row, left);
-                c[r][1] = dot(c[r][1], row, right);
-            }
+        for (int r = 0; r < rows; r++) {
+            const vint row = a[r] - (vint){0};
+            c[r][0] = dot(c[r][0], row, left);
+            c[r][1] = dot(c[r][1], row, right);
         }
     }
 #pragma GCC unroll 8
@@ -42,8 +39,11 @@ INLINE void multiply_rows(const int32_t *a, const int32_t *b, int64_t words, flo
 }
 
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
-    if (count > ROWS / 2) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2);
+    if (count > ROWS / 2) {
+        if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 1);
+        else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 0);
+    } else if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 1);
+    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 0);
 }
 
 /* Pack the first `words` of four words from every row. */

@@ -3,28 +3,27 @@
 #include "vectors.h"
 #include <string.h>
 
+enum { READS_AHEAD = 1, PREFETCHES = 2 }; /* what a loop does while it multiplies; constants, so that the others have no such instructions */
+
 INLINE void prefetch_word(const float *word) {
     for (int c = 0; c < 2 * WIDTH; c += CACHE_LINE / (int)sizeof(float)) __builtin_prefetch(word + c, 0, 3);
 }
 
-INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows, const int reads_ahead) {
+INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, Prefetch ahead, const int rows, const int does) {
     vfloat c[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load(sums + r * stride + WIDTH * j) : splat(0.0f);
-    while (words > 0) {
-        const int64_t end = words - min_of(words, PREFETCH_WORDS);
-        prefetch_lines(&ahead);
-        for (; words > end; words--, a += ROWS, b += 2 * WIDTH) {
-            const vfloat left = load(b), right = load(b + WIDTH);
-            if (reads_ahead) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
+    for (; words > 0; words--, a += ROWS, b += 2 * WIDTH) {
+        const vfloat left = load(b), right = load(b + WIDTH);
+        if (does & READS_AHEAD) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
+        if (does & PREFETCHES) prefetch_step(&ahead);
 #pragma GCC unroll 12
-            for (int r = 0; r < rows; r++) {
-                const vfloat row = splat(a[r]);
-                c[r][0] += row * left;
-                c[r][1] += row * right;
-            }
+        for (int r = 0; r < rows; r++) {
+            const vfloat row = splat(a[r]);
+            c[r][0] += row * left;
+            c[r][1] += row * right;
         }
     }
 #pragma GCC unroll 12
@@ -33,14 +32,17 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
         for (int j = 0; j < 2; j++) store(sums + r * stride + WIDTH * j, c[r][j]);
 }
 
-INLINE void multiply_tile(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead, const int reads_ahead) {
-    if (count > 2 * ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, reads_ahead);
-    else if (count > ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, 2 * ROWS / 3, reads_ahead);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3, reads_ahead);
+INLINE void multiply_tile(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead, const int does) {
+    if (count > 2 * ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, does);
+    else if (count > ROWS / 3) multiply_rows(a, b, words, sums, stride, add, ahead, 2 * ROWS / 3, does);
+    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3, does);
 }
 
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
-    if (EXCEEDS_L1 || ahead.is_first) multiply_tile(a, b, words, sums, stride, count, add, ahead, 1);
+    const int reads_ahead = EXCEEDS_L1 || ahead.is_first;
+    if (reads_ahead && ahead.step) multiply_tile(a, b, words, sums, stride, count, add, ahead, READS_AHEAD | PREFETCHES);
+    else if (reads_ahead) multiply_tile(a, b, words, sums, stride, count, add, ahead, READS_AHEAD);
+    else if (ahead.step) multiply_tile(a, b, words, sums, stride, count, add, ahead, PREFETCHES);
     else multiply_tile(a, b, words, sums, stride, count, add, ahead, 0);
 }
 

@@ -9,25 +9,22 @@ typedef uint8_t vbytes __attribute__((vector_size(WIDTH)));
 
 INLINE vint load_words(const int8_t *from) { return load_int((const int32_t *)from); }
 
-INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int32_t *sums, int64_t stride, int add, Prefetch ahead, const int rows) {
+INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int32_t *sums, int64_t stride, int add, Prefetch ahead, const int rows, const int prefetches) {
     vint c[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load_int(sums + r * stride + WIDTH * j) : (vint){0};
-    while (words > 0) {
-        const int64_t end = words - min_of(words, PREFETCH_WORDS);
-        prefetch_lines(&ahead);
-        for (; words > end; words--, a += ROWS * WORD, b += 2 * WIDTH * WORD) {
-            const vint left = load_words(b), right = load_words(b + WIDTH * WORD);
+    for (; words > 0; words--, a += ROWS * WORD, b += 2 * WIDTH * WORD) {
+        if (prefetches) prefetch_step(&ahead);
+        const vint left = load_words(b), right = load_words(b + WIDTH * WORD);
 #pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                int32_t four;
-                memcpy(&four, a + r * WORD, WORD);
-                const vint row = four - (vint){0};
-                c[r][0] = DOT(c[r][0], row, left);
-                c[r][1] = DOT(c[r][1], row, right);
-            }
+        for (int r = 0; r < rows; r++) {
+            int32_t four;
+            memcpy(&four, a + r * WORD, WORD);
+            const vint row = four - (vint){0};
+            c[r][0] = DOT(c[r][0], row, left);
+            c[r][1] = DOT(c[r][1], row, right);
         }
     }
 #pragma GCC unroll 8
@@ -37,8 +34,11 @@ INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int3
 }
 
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
-    if (count > ROWS / 2) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2);
+    if (count > ROWS / 2) {
+        if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 1);
+        else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 0);
+    } else if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 1);
+    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 0);
 }
 
 /* `count` values of a row times their smooth scales; the others of the vector are 0. */
