@@ -72,10 +72,6 @@ typedef struct {
 
 static int64_t attention_width(const LevelEncoder *e) { return e->heads * e->head_dim; }
 
-/* Floats from one row of a buffer to the next: rows that are a multiple of 4 KiB apart would share the same few lines of an L1 cache. */
-static int64_t row_stride(int64_t width) { return width % 1024 ? width : width + CACHE_LINE / (int64_t)sizeof(float); }
-static int64_t hidden_stride(const LevelEncoder *e) { return row_stride(e->hidden); }
-
 static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     Chunk chunk;
     size_t packed = 0;
@@ -86,12 +82,12 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
             packed = bytes > packed ? bytes : packed;
         }
     }
-    chunk.x = arena_take(memory, rows * hidden_stride(e) * sizeof(float));
-    chunk.normed = e->is_post_norm ? chunk.x : arena_take(memory, rows * hidden_stride(e) * sizeof(float));
-    chunk.branch = arena_take(memory, rows * hidden_stride(e) * sizeof(float));
-    chunk.qkv = arena_take(memory, rows * row_stride(e->layers->qkv.outputs) * sizeof(float));
-    chunk.attn_out = arena_take(memory, rows * row_stride(attention_width(e)) * sizeof(float));
-    chunk.intermediate = arena_take(memory, (rows + MAX_TILE_ROWS) * row_stride(e->layers->up.outputs) * sizeof(float));
+    chunk.x = arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.normed = e->is_post_norm ? chunk.x : arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.branch = arena_take(memory, rows * e->hidden * sizeof(float));
+    chunk.qkv = arena_take(memory, rows * e->layers->qkv.outputs * sizeof(float));
+    chunk.attn_out = arena_take(memory, rows * attention_width(e) * sizeof(float));
+    chunk.intermediate = arena_take(memory, (rows + MAX_TILE_ROWS) * e->layers->up.outputs * sizeof(float));
     chunk.packed.tiles = arena_take(memory, packed);
     chunk.packed.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
     return chunk;
@@ -99,25 +95,19 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
 
 static const Norm NOTHING = {.kind = NO_NORM};
 
-/* This thread's row tiles of x: norm, then pack them for the layer. */
-static void norm_and_pack(const LevelEncoder *e, const Norm *norm, const PackedLinear *layer, int64_t rows, const Chunk *chunk, Team *team) {
-    const int64_t tile = product_of(e->level, layer)->rows, stride = hidden_stride(e);
+/* This thread's row tiles: norm from `x` to `normed`, then pack them for the layer (unless NULL). */
+static void norm_and_pack(
+    const LevelEncoder *e, const Norm *norm, const PackedLinear *layer, const float *x, float *normed, int64_t rows, const Chunk *chunk, Team *team
+) {
+    const int64_t tile = product_of(e->level, layer ? layer : &e->layers->qkv)->rows, hidden = e->hidden;
     for (int64_t i = team->share.index; i < divide_up(rows, tile); i += team->share.count) {
         if (norm->kind != NO_NORM)
             for (int64_t row = i * tile; row < min_of(rows, (i + 1) * tile); row++)
-                e->level->rows->norm(norm, chunk->x + row * stride, e->hidden, chunk->normed + row * stride);
-        const Rows all = {norm->kind != NO_NORM ? chunk->normed : chunk->x, stride, rows, e->hidden};
-        cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
-    }
-    wait_for_team(team);
-}
-
-/* x, after a norm, to `out` [rows][hidden]. */
-static void write_rows(const LevelEncoder *e, const Norm *norm, int64_t rows, const Chunk *chunk, float *out, Team *team) {
-    for (int64_t row = team->share.index; row < rows; row += team->share.count) {
-        const float *x = chunk->x + row * hidden_stride(e);
-        if (norm->kind != NO_NORM) e->level->rows->norm(norm, x, e->hidden, out + row * e->hidden);
-        else memcpy(out + row * e->hidden, x, e->hidden * sizeof(float));
+                e->level->rows->norm(norm, x + row * hidden, hidden, normed + row * hidden);
+        if (layer) {
+            const Rows all = {norm->kind != NO_NORM ? normed : x, hidden, rows, hidden};
+            cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
+        }
     }
     wait_for_team(team);
 }
@@ -139,13 +129,13 @@ static void add_linear(
     const LevelEncoder *e, const PackedLinear *layer, const Norm *out_norm, const PackedRows *packed, int64_t rows, const Chunk *chunk, Team *team
 ) {
     const int is_plain = out_norm->kind == NO_NORM && e->residual_scale == 1.0f;
-    const Results results = {.rows = is_plain ? chunk->x : chunk->branch, .stride = hidden_stride(e), .add = is_plain};
+    const Results results = {.rows = is_plain ? chunk->x : chunk->branch, .stride = e->hidden, .add = is_plain};
     run_linear(e, layer, packed, rows, results, team);
     if (is_plain) return;
     for (int64_t row = team->share.index; row < rows; row += team->share.count) {
-        float *branch = chunk->branch + row * hidden_stride(e);
+        float *branch = chunk->branch + row * e->hidden;
         if (out_norm->kind != NO_NORM) e->level->rows->norm(out_norm, branch, e->hidden, branch);
-        e->level->rows->add_scaled(chunk->x + row * hidden_stride(e), branch, e->residual_scale, e->hidden);
+        e->level->rows->add_scaled(chunk->x + row * e->hidden, branch, e->residual_scale, e->hidden);
     }
     wait_for_team(team);
 }
@@ -171,7 +161,7 @@ static void prepare_row(const LevelEncoder *e, const LevelLayer *layer, const Le
 static void prepare_heads(const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
     if (layer->rope == NO_ROPE && layer->query_norm.kind == NO_NORM) return;
     for (int64_t row = team->share.index; row < rows; row += team->share.count)
-        prepare_row(e, layer, batch, start + row, chunk->qkv + row * row_stride(layer->qkv.outputs));
+        prepare_row(e, layer, batch, start + row, chunk->qkv + row * layer->qkv.outputs);
     wait_for_team(team);
 }
 
@@ -179,16 +169,15 @@ static void attend(
     const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, const Chunk *chunk, const int64_t *offsets, int64_t members,
     uint8_t *memory, Team *team
 ) {
-    const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, group = e->heads / e->kv_heads;
-    const int64_t row = row_stride(query + 2 * keys), out_row = row_stride(query);
+    const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
     const int64_t distances = 2 * batch->max_length - 1;
     for (int64_t unit = team->share.index; unit < members * e->kv_heads; unit += team->share.count) {
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
         const float *first = chunk->qkv + start * row;
         const HeadGroup heads = {
             .query = first + head * group * dim, .key = first + query + head * dim, .value = first + query + keys + head * dim,
-            .out = chunk->attn_out + start * out_row + head * group * dim, .query_stride = row, .key_stride = row, .value_stride = row,
-            .out_stride = out_row, .head_dim = dim, .group = group, .window = layer->window,
+            .out = chunk->attn_out + start * query + head * group * dim, .query_stride = row, .key_stride = row, .value_stride = row,
+            .out_stride = query, .head_dim = dim, .group = group, .window = layer->window,
             .bias = batch->bias ? batch->bias + head * group * distances + batch->max_length - 1 : NULL, .bias_stride = distances,
             .scale = e->scale, .softcap = e->softcap, .causal = e->causal,
         };
@@ -204,16 +193,15 @@ static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows
         add_linear(e, &layer->down, &layer->mlp_out_norm, &intermediate, rows, chunk, team);
         return;
     }
-    const int64_t stride = row_stride(layer->up.outputs);
-    run_linear(e, &layer->up, &chunk->packed, rows, (Results){.rows = chunk->intermediate, .stride = stride}, team);
+    run_linear(e, &layer->up, &chunk->packed, rows, (Results){.rows = chunk->intermediate, .stride = layer->up.outputs}, team);
     if (e->is_gated) {
         for (int64_t row = team->share.index; row < rows; row += team->share.count) {
-            float *both = chunk->intermediate + row * stride;
+            float *both = chunk->intermediate + row * layer->up.outputs;
             e->level->rows->gate(both, e->intermediate, e->gate_activation, both);
         }
         wait_for_team(team);
     }
-    pack_rows(e, &layer->down, chunk->intermediate, stride, rows, chunk, team);
+    pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
     add_linear(e, &layer->down, &layer->mlp_out_norm, &chunk->packed, rows, chunk, team);
 }
 
@@ -246,7 +234,7 @@ static void embed_token(const LevelEncoder *e, const LevelInput *batch, int64_t 
 
 static void load_rows(const LevelEncoder *e, const LevelInput *batch, int64_t start, int64_t rows, const Chunk *chunk, Team *team) {
     for (int64_t row = team->share.index; row < rows; row += team->share.count) {
-        float *to = chunk->x + row * hidden_stride(e);
+        float *to = chunk->x + row * e->hidden;
         if (batch->rows == NULL) embed_token(e, batch, start + row, to);
         else memcpy(to, batch->rows + (start + row) * e->hidden, e->hidden * sizeof(float));
     }
@@ -257,20 +245,24 @@ static void encode_chunk(
     const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t members, const Chunk *chunk, uint8_t *memory, Team *team
 ) {
     const int64_t rows = offsets[members] - offsets[0];
+    float *out = batch->out + offsets[0] * e->hidden;
     load_rows(e, batch, offsets[0], rows, chunk, team);
-    norm_and_pack(e, e->is_post_norm ? &NOTHING : &e->layers->mixer_norm, &e->layers->qkv, rows, chunk, team);
+    norm_and_pack(e, e->is_post_norm ? &NOTHING : &e->layers->mixer_norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
     for (const LevelLayer *layer = e->layers, *next = layer + 1, *end = layer + e->num_layers; layer < end; layer++, next++) {
-        run_linear(e, &layer->qkv, &chunk->packed, rows, (Results){.rows = chunk->qkv, .stride = row_stride(layer->qkv.outputs)}, team);
+        run_linear(e, &layer->qkv, &chunk->packed, rows, (Results){.rows = chunk->qkv, .stride = layer->qkv.outputs}, team);
         prepare_heads(e, layer, batch, offsets[0], rows, chunk, team);
         attend(e, layer, batch, chunk, offsets, members, memory, team);
-        pack_rows(e, &layer->out, chunk->attn_out, row_stride(attention_width(e)), rows, chunk, team);
+        pack_rows(e, &layer->out, chunk->attn_out, attention_width(e), rows, chunk, team);
         add_linear(e, &layer->out, &layer->mixer_out_norm, &chunk->packed, rows, chunk, team);
-        norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, rows, chunk, team);
+        norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, chunk->x, chunk->normed, rows, chunk, team);
         run_mlp(e, layer, rows, chunk, team);
         const Norm *norm = e->is_post_norm ? &layer->mlp_norm : next < end ? &next->mixer_norm : &e->final_norm;
-        if (next < end) norm_and_pack(e, norm, &next->qkv, rows, chunk, team);
-        else write_rows(e, norm, rows, chunk, batch->out + offsets[0] * e->hidden, team);
+        norm_and_pack(e, norm, next < end ? &next->qkv : NULL, chunk->x, next < end ? chunk->normed : out, rows, chunk, team);
     }
+    if (!e->is_post_norm && e->final_norm.kind == NO_NORM)
+        for (int64_t row = team->share.index; row < rows; row += team->share.count)
+            memcpy(out + row * e->hidden, chunk->x + row * e->hidden, e->hidden * sizeof(float));
+    wait_for_team(team);
 }
 
 static int has_out_of_range_ids(const LevelEncoder *e, const LevelInput *batch, int64_t tokens) {
