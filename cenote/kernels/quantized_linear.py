@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from cenote.kernels.activations import ACTIVATIONS
 
-# elements that are quantized or dequantized at once, whose float32 copies bound the scratch memory
-BLOCK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 23}
+# elements that are quantized or dequantized at once, whose float32 copies bound the scratch memory; larger blocks on a
+# CPU leave gaps in the heap, up to 100 MB
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 23}
 DEQUANTIZED_ELEMENTS = 1 << 22
 
 ReadPieces = Callable[[], Sequence[Tensor]]  # the rows of a weight, read from the checkpoint
