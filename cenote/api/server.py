@@ -75,11 +75,6 @@ class ApiServer(HttpServer):
             loop.add_signal_handler(number, self._on_signal, number)
         await super().startup(sockets)
         self.background_tasks.append(loop.create_task(release_memory_after_bursts(self.app_state)))
-        if self.app_state.settings.grpc_port is not None:
-            from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
-
-            self.grpc_server = GrpcServer(self.app_state)
-            await self.grpc_server.start()
         self.background_tasks.append(loop.create_task(self._finish_startup()))
         if self.tls_context is not None and self.app_state.settings.enable_ssl_refresh:
             self.background_tasks.append(
@@ -96,10 +91,15 @@ class ApiServer(HttpServer):
         """Serve all routes, then load the engine: two threads that import modules would wait for each other."""
         try:
             self.server_state.app = await self.startup_app.get_app()
+            self.on_app_built()
+            if self.app_state.settings.grpc_port is not None:
+                from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
+
+                self.grpc_server = GrpcServer(self.app_state)
+                await self.grpc_server.start()
         except Exception as error:
             self._on_failed(error)
             return
-        self.on_app_built()
         if self.load_engine is not None:
             load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
             self.background_tasks.append(asyncio.get_running_loop().create_task(self._watch_engine()))

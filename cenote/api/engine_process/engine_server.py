@@ -69,6 +69,7 @@ class EngineServer:
         self.load_engine = load_engine
         self.device_table = device_table
         self.engine_number = 0
+        self._first_adapters: Mapping[str, str] = {}  # that the process has tried to load with the model
         self.control: Channel[SupervisorToEngine] = Channel(
             SupervisorToEngine, self._on_control_message, self._on_supervisor_exited
         )
@@ -111,7 +112,7 @@ class EngineServer:
     def _on_control_message(self, message: SupervisorToEngine, array_bytes: ArrayBytes) -> None:
         if isinstance(message, EngineInit):
             log_config.configure_logging(message.settings)
-            self.engine_number = message.engine_number
+            self.engine_number, self._first_adapters = message.engine_number, message.adapters
             use_cpus(message.cpus, message.num_threads)  # before torch starts threads
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
         elif isinstance(message, MetricsCall):
@@ -132,17 +133,21 @@ class EngineServer:
         """Load and unload what requests have changed while this process was being started, then serve requests."""
         assert self.engine is not None, "sent after EngineLoaded"
         loaded = self.engine.model_info.external_adapters
-        try:
-            for name in [name for name in loaded if name not in adapters]:
-                await self.engine.unload_adapter(name)
-            for name, path in adapters.items():
-                if loaded.get(name) != path:
-                    await self.engine.load_adapter(name, path, in_place=name in loaded)
-        except Exception as error:  # the base model and the other adapters still serve
-            logger.error("the adapters of other replicas could not be loaded: %s", error)
+        for name in {**loaded, **adapters}:
+            try:
+                path = adapters.get(name)
+                if path is None:
+                    await self.engine.unload_adapter(name)
+                elif name in loaded and loaded[name] != path:
+                    await self.engine.load_adapter(name, path, in_place=True)
+                elif name not in loaded and self._first_adapters.get(name) != path:
+                    await self.engine.load_adapter(name, path)
+            except Exception as error:  # the base model and the other adapters still serve
+                logger.error("the adapter %s could not be changed while the engine was started: %s", name, error)
         self._is_serving.set()
-        for link in self.links:
-            link.set_engine(self.engine, self)
+        if self.engine.dead_error is None:
+            for link in self.links:
+                link.set_engine(self.engine, self)
 
     async def _change_adapter(self, change: ChangeAdapter) -> None:
         await self._is_serving.wait()

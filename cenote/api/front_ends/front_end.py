@@ -60,7 +60,7 @@ def main() -> int:
         listener.setblocking(False)
     front_end = FrontEndProcess(counts_fd, admission_fd, listeners)
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
-    return 1 if front_end.is_disconnected else 0
+    return 1 if front_end.is_disconnected or front_end.server.failure is not None else 0
 
 
 class FrontEndProcess:
@@ -88,6 +88,8 @@ class FrontEndProcess:
             return
         receiver = LinkReceiver(links, self.engines.add_link)
         await self.server.serve([])
+        if (error := self.server.failure) is not None:
+            logger.error("front-end process %d cannot start", os.getpid(), exc_info=error)
         receiver.close()
         self.engines.close()
         self.channel.close()

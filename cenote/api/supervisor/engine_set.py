@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -12,23 +13,29 @@ import msgspec
 from cenote.api.supervisor.engine_handle import EngineHandle
 from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.config.model_table import ModelEntry
-from cenote.errors import EngineStopped, NotReady, make_exited_error
+from cenote.errors import EngineStopped, NotReady, PoolingError, UnknownModel, make_exited_error
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.model_info import ModelInfo
 from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
+
+logger = logging.getLogger("cenote")
 
 # the state of a set is the first of these that one of its engines has
 STATUS_ORDER: tuple[EngineStatus, ...] = ("ready", "restarting", "loading", "failed", "stopped")
 
 
 class EngineSet:
-    def __init__(self, entry: ModelEntry, managers: Sequence[EngineManager], slot: int) -> None:
+    def __init__(
+        self, entry: ModelEntry, managers: Sequence[EngineManager], slot: int, adapters: Mapping[str, str] | None = None
+    ) -> None:
         self.entry = entry  # the first that uses it
         self.managers = managers
         self.slot = slot  # of the counters of admission
         self.started_at = time.monotonic()
         self.model_info = b""  # as JSON, once an engine has loaded the model
         self.is_stopping = False
+        # path by name, of adapters that requests have loaded; None: unloaded
+        self.requested_adapters: dict[str, str | None] = dict(adapters or {})
         self._adapter_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.loaded.add_done_callback(lambda loaded: loaded.exception())  # perhaps nobody waits for it
@@ -41,11 +48,6 @@ class EngineSet:
     def status(self) -> EngineStatus:
         statuses = {manager.status for manager in self.managers}
         return next(status for status in STATUS_ORDER if status in statuses)
-
-    @property
-    def adapters(self) -> dict[str, str]:
-        """Path by name, of the adapters that the model has."""
-        return next((manager.adapters for manager in self.managers if manager.adapters is not None), {})
 
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
@@ -69,15 +71,27 @@ class EngineSet:
         lock = self._adapter_locks.setdefault(name, asyncio.Lock())
         async with lock:
             errors = await self._change_everywhere(name, path, in_place)
-            failures = [error for error in errors if error is not None and not isinstance(error, EngineStopped)]
-            # a replica that could not load an adapter again when it was restarted need not unload it
-            if failures and (path is not None or None not in errors):
+            ignored: tuple[type[Exception], ...] = (EngineStopped,)
+            if path is None and None in errors:  # a replica may have failed to load it again when it was restarted
+                ignored = (EngineStopped, UnknownModel)
+            if failures := [error for error in errors if error is not None and not isinstance(error, ignored)]:
                 raise failures[0]
             if None not in errors:
                 raise make_exited_error()
-            changed = {key: value for key, value in self.adapters.items() if key != name}
+            self.requested_adapters[name] = path
+            loaded = next(manager.adapters for manager in self.managers if manager.adapters is not None)
+            changed = {key: value for key, value in loaded.items() if key != name}
             for manager in self.managers:
                 manager.adapters = changed if path is None else {**changed, name: path}
+
+    async def follow(self, requested: Mapping[str, str | None]) -> None:
+        """Change the adapters that requests have changed at other engines of the model since these were started."""
+        for name, path in requested.items():
+            if self.requested_adapters.get(name) != path:
+                try:
+                    await self.change_adapter(name, path, in_place=True)
+                except PoolingError as error:
+                    logger.error("the adapter %s could not be changed: %s", name, error)
 
     async def _change_everywhere(self, name: str, path: str | None, in_place: bool) -> list[BaseException | None]:
         """Change an adapter at all engine processes that have loaded the model, and return the errors."""

@@ -170,7 +170,7 @@ class ModelManager:
             if old is None:
                 new = await self.memory.start_in_budget(row, entry)
             else:
-                new = self.start_engines(entry, old.adapters if entry.source == old.entry.source else {})
+                new = self.start_engines(entry, list_handed_over(old, entry))
         if old is None:
             row.engines, row.error = new, ""
             self.send_models()
@@ -182,6 +182,8 @@ class ModelManager:
                 self.send_models()
             await self._stop_if_unused(new)
             raise
+        if old is not None and old is not new and old.entry.source == entry.source:
+            await new.follow(old.requested_adapters)
         row.entry, row.engines, row.error, row.is_first_load = entry, new, "", False
         self.send_models()
         logger.info("the model %s is ready", row.name)
@@ -231,7 +233,7 @@ class ModelManager:
             managers.append(
                 EngineManager(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.launcher, label)
             )
-        engines = EngineSet(entry, managers, self._allocate_slot())
+        engines = EngineSet(entry, managers, self._allocate_slot(), adapters)
         self.sets.append(engines)
         for manager in managers:
             manager.start()
@@ -314,3 +316,10 @@ class ModelManager:
 
     def _find_set(self, manager: EngineManager) -> EngineSet:
         return next(engines for engines in self.sets if manager in engines.managers)
+
+
+def list_handed_over(engines: EngineSet, entry: ModelEntry) -> dict[str, str]:
+    """Return the adapters that requests have loaded, path by name, if an entry has the same source as the engines."""
+    if entry.source != engines.entry.source:
+        return {}
+    return {name: path for name, path in engines.requested_adapters.items() if path is not None}

@@ -21,8 +21,8 @@ typedef struct {
     int64_t stride, count, width;
 } Rows;
 
-/* Memory that a product fetches into the L2 cache while it multiplies: `step` bytes for every word, at most two cache lines, which that cache
- * fetches as a pair. is_first: this product is the first one to read its weights, so that they are not in the L1 cache. */
+/* Memory that a product fetches into the L2 cache while it multiplies: `step` bytes for every word, of which the first two cache lines are
+ * fetched, since that cache fetches lines in pairs. is_first: this product is the first one to read its weights, so that they are not in the L1 cache. */
 typedef struct {
     const uint8_t *start;
     int64_t step;

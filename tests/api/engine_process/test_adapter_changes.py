@@ -82,8 +82,8 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def serve_engine(llm: LLM) -> AsyncIterator[Supervisor]:
-    """Run an engine server in this process until it has loaded the model."""
+async def serve_engine(llm: LLM, adapters: dict[str, str]) -> AsyncIterator[Supervisor]:
+    """Run an engine server in this process until it has loaded the model, and perhaps these adapters."""
     control, engine_control = socket.socketpair()
     links, engine_links = make_link_sender()
     table_fd, heartbeat_fd = make_device_table(), make_heartbeat_file()
@@ -92,7 +92,7 @@ async def serve_engine(llm: LLM) -> AsyncIterator[Supervisor]:
     supervisor, server = Supervisor(links), EngineServer(lambda init: llm.engine, DeviceTable(table_fd))
     serving = asyncio.create_task(server.serve(engine_control, engine_links, heartbeat_fd))
     await supervisor.control.connect(control)
-    supervisor.control.send(EngineInit(ServerConfig(), b"", {}))
+    supervisor.control.send(EngineInit(ServerConfig(), b"", adapters))
     await supervisor.receive(EngineLoaded)
     try:
         yield supervisor
@@ -105,16 +105,16 @@ async def serve_engine(llm: LLM) -> AsyncIterator[Supervisor]:
 
 
 @pytest.fixture
-def run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Supervisor], Awaitable[None]]], None]:
+def run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs a test with the supervisor of an engine server."""
     monkeypatch.setattr(engine_server.log_config, "configure_logging", lambda settings: None)
     monkeypatch.setattr(EngineServer, "_on_supervisor_exited", lambda server: None)  # it ends this process
 
-    async def run_test(test: Callable[[Supervisor], Awaitable[None]]) -> None:
-        async with serve_engine(llm) as supervisor:
+    async def run_test(test: Callable[[Supervisor], Awaitable[None]], adapters: dict[str, str]) -> None:
+        async with serve_engine(llm, adapters) as supervisor:
             await test(supervisor)
 
-    return lambda test: asyncio.run(run_test(test))
+    return lambda test, **adapters: asyncio.run(run_test(test, adapters))
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -161,3 +161,29 @@ def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(ru
         remote.close()
 
     run(start)
+
+
+def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
+    run: Any, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+    load_adapter = llm.engine.load_adapter
+
+    async def record(name: str, path: str, *, in_place: bool = False) -> None:
+        tried.append(name)
+        await load_adapter(name, path, in_place=in_place)
+
+    monkeypatch.setattr(llm.engine, "load_adapter", record)
+
+    async def start(supervisor: Supervisor) -> None:
+        remote = await supervisor.connect_front_end()
+        adapters = {"gone": "/gone", "missing": "/missing", "first": str(folder / "late"), "late": str(folder / "late")}
+        supervisor.control.send(SetAdapters(adapters))
+        await wait_until(lambda: remote.availability.is_available)
+        assert remote.model_info.external_adapters == {name: str(folder / "late") for name in ("first", "late")}
+        remote.close()
+
+    # "gone" could not be loaded with the model; "first" was, from the options of the server
+    run(start, gone="/gone", first=str(folder / "late"))
+    assert tried == ["first", "missing", "late"]
+    assert "the adapter missing could not be changed while the engine was started" in caplog.text
