@@ -118,7 +118,7 @@ class EngineServer:
         elif isinstance(message, MetricsCall):
             self._run(self._send_metrics(message))
         elif isinstance(message, SetAdapters):
-            self._run(self._start_serving(message.adapters))
+            self._run(self._start_serving(message.adapters, message.changed))
         elif isinstance(message, ChangeAdapter):
             self._run(self._change_adapter(message))
         else:
@@ -129,7 +129,7 @@ class EngineServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start_serving(self, adapters: Mapping[str, str]) -> None:
+    async def _start_serving(self, adapters: Mapping[str, str], changed: Sequence[str]) -> None:
         """Load and unload what requests have changed while this process was being started, then serve requests."""
         assert self.engine is not None, "sent after EngineLoaded"
         loaded = self.engine.model_info.external_adapters
@@ -138,10 +138,8 @@ class EngineServer:
                 path = adapters.get(name)
                 if path is None:
                     await self.engine.unload_adapter(name)
-                elif name in loaded and loaded[name] != path:
-                    await self.engine.load_adapter(name, path, in_place=True)
-                elif name not in loaded and self._first_adapters.get(name) != path:
-                    await self.engine.load_adapter(name, path)
+                elif name in changed or loaded.get(name, self._first_adapters.get(name)) != path:
+                    await self.engine.load_adapter(name, path, in_place=name in loaded)
             except Exception as error:  # the base model and the other adapters still serve
                 logger.error("the adapter %s could not be changed while the engine was started: %s", name, error)
         self._is_serving.set()

@@ -69,6 +69,9 @@ class EngineManager:
         self.status: EngineStatus = "loading"
         # path by name, the same at all replicas of the model; None before it has been loaded for the first time
         self.adapters: dict[str, str] | None = None
+        self.changed_adapters: set[str] = (
+            set()
+        )  # names of those that requests have changed since the process was started
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
@@ -172,6 +175,7 @@ class EngineManager:
     async def _run_once(self, engine: EngineHandle) -> tuple[str, int]:
         """Run one engine process until it exits; return why, and its exit code."""
         self.engine = engine
+        self.changed_adapters.clear()
         try:
             await engine.start(self.init)
         except OSError as error:  # for example the limit of processes is reached for the moment
@@ -191,7 +195,7 @@ class EngineManager:
     def _on_loaded(self, engine: EngineHandle) -> None:
         if self.adapters is None:
             self.adapters = engine.loaded_adapters
-        engine.control.send(SetAdapters(self.adapters))  # they may have changed while the process was being started
+        engine.control.send(SetAdapters(self.adapters, sorted(self.changed_adapters)))
         self.has_been_ready = True
         self._set_status("ready", "")
         self.listener.on_engine_ready(self, engine.model_info)

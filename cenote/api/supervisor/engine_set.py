@@ -83,6 +83,7 @@ class EngineSet:
             changed = {key: value for key, value in loaded.items() if key != name}
             for manager in self.managers:
                 manager.adapters = changed if path is None else {**changed, name: path}
+                manager.changed_adapters.add(name)
 
     async def follow(self, requested: Mapping[str, str | None]) -> None:
         """Change the adapters that requests have changed at other engines of the model since these were started."""

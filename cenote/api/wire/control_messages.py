@@ -26,6 +26,7 @@ class SetAdapters(Message):
     """The answer to EngineLoaded: the adapters that the model has by now. Then the engine serves requests."""
 
     adapters: dict[str, str]  # path by name
+    changed: list[str]  # names of those that were loaded since the process was started, perhaps from the same path
 
 
 class ChangeAdapter(Message):

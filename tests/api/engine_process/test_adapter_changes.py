@@ -127,7 +127,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path) -> None:
     async def change(supervisor: Supervisor) -> None:
-        supervisor.control.send(SetAdapters({"first": str(folder / "first")}))
+        supervisor.control.send(SetAdapters({"first": str(folder / "first")}, []))
         remotes = [await supervisor.connect_front_end() for _ in range(2)]
         await wait_until(lambda: all(remote.availability.is_available for remote in remotes))
 
@@ -155,7 +155,7 @@ def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(ru
         await asyncio.sleep(0.1)
         assert not remote.availability.is_available
         # one was unloaded and another one loaded while the process was being started
-        supervisor.control.send(SetAdapters({"late": str(folder / "late")}))
+        supervisor.control.send(SetAdapters({"late": str(folder / "late")}, []))
         await wait_until(lambda: remote.availability.is_available)
         assert remote.model_info.adapters == ("late",)
         remote.close()
@@ -178,7 +178,7 @@ def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
     async def start(supervisor: Supervisor) -> None:
         remote = await supervisor.connect_front_end()
         adapters = {"gone": "/gone", "missing": "/missing", "first": str(folder / "late"), "late": str(folder / "late")}
-        supervisor.control.send(SetAdapters(adapters))
+        supervisor.control.send(SetAdapters(adapters, []))
         await wait_until(lambda: remote.availability.is_available)
         assert remote.model_info.external_adapters == {name: str(folder / "late") for name in ("first", "late")}
         remote.close()
@@ -187,3 +187,21 @@ def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
     run(start, gone="/gone", first=str(folder / "late"))
     assert tried == ["first", "missing", "late"]
     assert "the adapter missing could not be changed while the engine was started" in caplog.text
+
+
+def test_an_adapter_that_was_loaded_from_the_same_path_meanwhile_is_read_again(
+    run: Any, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, bool]] = []
+
+    async def record(name: str, path: str, *, in_place: bool = False) -> None:
+        tried.append((name, in_place))
+
+    monkeypatch.setattr(llm.engine, "load_adapter", record)
+
+    async def start(supervisor: Supervisor) -> None:
+        supervisor.control.send(SetAdapters({"first": str(folder / "first")}, ["first", "unloaded"]))
+        await wait_until(lambda: bool(tried))
+
+    run(start)
+    assert tried == [("first", True)]

@@ -24,6 +24,7 @@ class Replica:
         self.is_loaded = is_loaded
         self.error = error
         self.adapters = {"first": "/first"}
+        self.changed_adapters: set[str] = set()
         self.changes: list[Change] = []
         self.on_change: Callable[[], Awaitable[None]] | None = None
 
@@ -49,6 +50,7 @@ def test_all_replicas_change_and_one_that_is_being_started_gets_the_adapters_lat
 
     assert [replica.changes for replica in replicas] == [[("late", "/late", False)]] * 2 + [[]]
     assert all(replica.adapters == {"first": "/first", "late": "/late"} for replica in replicas)
+    assert replicas[2].changed_adapters == {"late"}
     run_change(replicas, "first", None, False)
     assert all(replica.adapters == {"late": "/late"} for replica in replicas)
 
