@@ -34,8 +34,7 @@ class EngineSet:
         self.started_at = time.monotonic()
         self.model_info = b""  # as JSON, once an engine has loaded the model
         self.is_stopping = False
-        # path by name, of adapters that requests have loaded; None: unloaded
-        self.requested_adapters: dict[str, str | None] = dict(adapters or {})
+        self.requested_adapters = dict(adapters or {})  # path by name, of those that requests have loaded
         self._adapter_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.loaded.add_done_callback(lambda loaded: loaded.exception())  # perhaps nobody waits for it
@@ -78,17 +77,16 @@ class EngineSet:
                 raise failures[0]
             if None not in errors:
                 raise make_exited_error()
-            self.requested_adapters[name] = path
             loaded = next(manager.adapters for manager in self.managers if manager.adapters is not None)
-            changed = {key: value for key, value in loaded.items() if key != name}
+            self.requested_adapters = set_path(self.requested_adapters, name, path)
             for manager in self.managers:
-                manager.adapters = changed if path is None else {**changed, name: path}
-                manager.changed_adapters.add(name)
+                manager.adapters = set_path(loaded, name, path)
+                (manager.changed_adapters.discard if path is None else manager.changed_adapters.add)(name)
 
-    async def follow(self, requested: Mapping[str, str | None]) -> None:
+    async def follow(self, requested: Mapping[str, str]) -> None:
         """Change the adapters that requests have changed at other engines of the model since these were started."""
-        for name, path in requested.items():
-            if self.requested_adapters.get(name) != path:
+        for name in {**self.requested_adapters, **requested}:
+            if (path := requested.get(name)) != self.requested_adapters.get(name):
                 try:
                     await self.change_adapter(name, path, in_place=True)
                 except PoolingError as error:
@@ -127,3 +125,9 @@ class EngineSet:
         self.is_stopping = True
         self.on_failed(NotReady(f"the model {self.entry.name} is being unloaded; retry shortly"))
         await asyncio.gather(*(manager.stop() for manager in self.managers))
+
+
+def set_path(adapters: Mapping[str, str], name: str, path: str | None) -> dict[str, str]:
+    """Return a copy of the adapters, path by name, with one that is loaded from `path`, or unloaded if that is None."""
+    others = {key: value for key, value in adapters.items() if key != name}
+    return others if path is None else {**others, name: path}

@@ -320,6 +320,4 @@ class ModelManager:
 
 def list_handed_over(engines: EngineSet, entry: ModelEntry) -> dict[str, str]:
     """Return the adapters that requests have loaded, path by name, if an entry has the same source as the engines."""
-    if entry.source != engines.entry.source:
-        return {}
-    return {name: path for name, path in engines.requested_adapters.items() if path is not None}
+    return engines.requested_adapters if entry.source == engines.entry.source else {}
