@@ -69,9 +69,7 @@ class EngineManager:
         self.status: EngineStatus = "loading"
         # path by name, the same at all replicas of the model; None before it has been loaded for the first time
         self.adapters: dict[str, str] | None = None
-        self.changed_adapters: set[str] = (
-            set()
-        )  # names of those that requests have changed since the process was started
+        self.changed_adapters: set[str] = set()  # that requests have loaded since the process was started
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
