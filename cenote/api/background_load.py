@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from cenote.protocol.engine import Engine
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
 
 EngineLoader = Callable[[], Engine]
 
@@ -42,3 +47,17 @@ def load_in_thread(
             loop.call_soon_threadsafe(callback, argument)
 
     threading.Thread(target=run, name="cenote-load", daemon=True).start()
+
+
+def import_engine() -> type[PoolingEngine]:
+    """Import all that an engine needs; takes seconds."""
+    # torch's threads must not spin while they wait for each other: HTTP threads and processes need the cores;
+    # has to be set before torch is imported
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
+    gc.disable()
+    from cenote.engine.engine import PoolingEngine
+
+    gc.freeze()
+    gc.enable()
+    return PoolingEngine

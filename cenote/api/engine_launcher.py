@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cenote.api.engine_process.__main__ import import_engine, run_and_exit
+from cenote.api.background_load import import_engine
+from cenote.api.engine_process.__main__ import run_and_exit
 from cenote.api.wire.launcher_socket import READY, receive_files
 from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
 from cenote.utils.command_line import set_command_line

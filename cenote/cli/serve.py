@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -94,21 +93,13 @@ def check_grpc(settings: ServerConfig) -> None:
 
 def _run_in_process(app_state: AppState, listener: socket.socket, config: EngineConfig) -> Callable[[], None]:
     """Serve with the engine in this process; return the function that stops it and may end the process."""
+    from cenote.api.background_load import import_engine
     from cenote.api.server import run_server
 
     engines: list[PoolingEngine] = []
 
     def load() -> PoolingEngine:
-        # torch's threads must not spin while they wait for each other: the HTTP threads and processes need the cores;
-        # has to be set before torch is imported
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
-        gc.disable()
-        from cenote.engine.engine import PoolingEngine
-
-        gc.freeze()
-        gc.enable()
-        engines.append(PoolingEngine.load(config))
+        engines.append(import_engine().load(config))
         return engines[0]
 
     def stop_engine() -> None:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.wire.codec_results import decode_error, encode_error
+from cenote.api.wire.codec_errors import decode_error, encode_error
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import EngineStopped, PoolingError, make_internal_error

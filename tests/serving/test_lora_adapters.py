@@ -18,14 +18,17 @@ from tests.serving.server_process import TIMEOUT_S, ServerProcess
 from tests.tiny import TEXTS, tiny_bert
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and two adapters."""
-    folder = tmp_path_factory.mktemp("adapters")
+def save_model_and_adapters(folder: Path) -> Path:
     model = tiny_bert(folder / "model")
     for seed, name in enumerate(("first", "late")):
         save_adapter(folder / name, model, BERT_TARGETS, seed=seed)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and two adapters."""
+    return save_model_and_adapters(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture(scope="module")

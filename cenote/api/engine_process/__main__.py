@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from cenote.api.background_load import SWITCH_INTERVAL_S
+from cenote.api.background_load import SWITCH_INTERVAL_S, import_engine
 from cenote.api.engine_process.engine_server import EngineServer, LoadEngine
 from cenote.api.wire.control_messages import EngineInit
 from cenote.api.wire.device_table import DeviceTable
@@ -49,20 +48,6 @@ def main(argv: Sequence[str], load_engine: LoadEngine | None = None) -> int:
         return status
 
     return uvloop.run(serve())
-
-
-def import_engine() -> type[PoolingEngine]:
-    """Import all that an engine needs; takes seconds."""
-    # torch's threads must not spin while they wait for each other: the front-ends need the cores;
-    # has to be set before torch is imported
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
-    gc.disable()
-    from cenote.engine.engine import PoolingEngine
-
-    gc.freeze()
-    gc.enable()
-    return PoolingEngine
 
 
 def load_pooling_engine(init: EngineInit) -> PoolingEngine:

@@ -17,8 +17,8 @@ from cenote.api.background_load import load_in_thread
 from cenote.api.engine_process.rpc_server import EngineRpcServer
 from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
 from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.codec_requests import to_json
-from cenote.api.wire.codec_results import encode_error
 from cenote.api.wire.control_messages import (
     AdapterChanged,
     ChangeAdapter,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from cenote.api.encoding import Float32Array
 from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.codec_requests import (
     decode_entities,
     decode_input,
@@ -21,7 +22,6 @@ from cenote.api.wire.codec_requests import (
 )
 from cenote.api.wire.codec_results import (
     encode_entity_results,
-    encode_error,
     encode_pool_results,
     encode_score_results,
     encode_timing,

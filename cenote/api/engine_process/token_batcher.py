@@ -15,7 +15,8 @@ import numpy as np
 
 from cenote.api.encoding import to_float32_array
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import encode_error, encode_timing
+from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_results import encode_timing
 from cenote.api.wire.messages import ArrayBytes, ErrorResponse, Shapes
 from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
 from cenote.api.wire.token_messages import (

@@ -9,8 +9,8 @@ from typing import Any
 
 from cenote.api.model_admin import ModelRow
 from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.codec_requests import from_json, to_json
-from cenote.api.wire.codec_results import decode_error
 from cenote.api.wire.control_messages import AdminCall, AdminResponse, SupervisorToFrontEnd
 
 

@@ -20,7 +20,8 @@ from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison
 from cenote.api.front_ends.rpc_call import RpcCall
 from cenote.api.front_ends.token_client import NeedsEngine, RendererCache, TokenCalls, TokenClient
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import decode_error, decode_model_info, set_timing
+from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_results import decode_model_info, set_timing
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (

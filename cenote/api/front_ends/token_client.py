@@ -21,7 +21,7 @@ from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
 from cenote.api.front_ends.registered_options import OptionsRegistry
 from cenote.api.front_ends.replay import EngineLost
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
 from cenote.api.wire.token_codec import decode_results, encode_inputs

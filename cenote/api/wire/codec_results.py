@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from cenote.api.encoding import Float32Array, to_float32_array
-from cenote.api.wire.codec_errors import decode_error as decode_error
-from cenote.api.wire.codec_errors import encode_error as encode_error
+from cenote.api.wire.codec_errors import decode_error, encode_error
 from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.messages import (
     ArrayBytes,

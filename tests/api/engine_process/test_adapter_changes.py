@@ -17,7 +17,7 @@ from cenote.api.engine_process import engine_server
 from cenote.api.engine_process.engine_server import EngineServer
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import decode_error
+from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
     AdapterChanged,
     ChangeAdapter,
@@ -32,18 +32,14 @@ from cenote.api.wire.heartbeat import make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
 from cenote.config.server import ServerConfig
 from tests.api.app_client import load_llm
-from tests.models.test_lora import BERT_TARGETS, save_adapter
-from tests.tiny import tiny_bert
+from tests.api.front_ends.test_remote_engine import wait_until
+from tests.serving.test_lora_adapters import save_model_and_adapters
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and two adapters."""
-    folder = tmp_path_factory.mktemp("adapters")
-    model = tiny_bert(folder / "model")
-    for seed, name in enumerate(("first", "late")):
-        save_adapter(folder / name, model, BERT_TARGETS, seed=seed)
-    return folder
+    return save_model_and_adapters(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture
@@ -115,14 +111,6 @@ def run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await test(supervisor)
 
     return lambda test, **adapters: asyncio.run(run_test(test, adapters))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("the condition did not become true")
 
 
 def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path) -> None:
