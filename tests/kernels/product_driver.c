@@ -65,7 +65,7 @@ static int check_integers(const Level *level, int64_t inputs, int64_t count) {
     const Rows all = {rows, inputs, count, inputs};
     product->pack(&all, smooth, packed, scales);
     pack_weights(product, INT8, inputs, weights);
-    product->multiply(packed, weights, divide_up(inputs, product->word), sums, product->columns, count, 0, NO_PREFETCH);
+    product->multiply(packed, weights, divide_up(inputs, product->word), sums, product->columns, count, 0, &NO_PREFETCH);
     for (int64_t row = 0; row < count; row++) {
         float largest = 0;
         for (int64_t i = 0; i < inputs; i++) {
@@ -104,9 +104,9 @@ static int check(const Level *level, int64_t format, int64_t inputs, int64_t cou
     product->pack(&all, NULL, packed, scales);
     pack_weights(product, format, inputs, weights);
     const int64_t words = divide_up(inputs, product->word), half = words / 2, word_bytes = product->word * product->element_bytes;
-    if (half) product->multiply(packed, weights, half, &sums, product->columns, count, 0, NO_PREFETCH);
+    if (half) product->multiply(packed, weights, half, &sums, product->columns, count, 0, &NO_PREFETCH);
     product->multiply(packed + half * product->rows * word_bytes, weights + half * product->columns * word_bytes, words - half, &sums,
-        product->columns, count, half > 0, NO_PREFETCH);
+        product->columns, count, half > 0, &NO_PREFETCH);
     for (int64_t row = 0; row < count; row++)
         for (int64_t column = 0; column < product->columns; column++) {
             double expected = 0, size = 0;

@@ -41,7 +41,7 @@ INLINE void multiply_rows(const bfloat16_t *a, const bfloat16_t *b, int64_t word
         }
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
     if (count > ROWS / 2) multiply_rows(a, b, words, sums, stride, add, 4);
     else multiply_rows(a, b, words, sums, stride, add, 2);

@@ -49,7 +49,7 @@ INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words,
     } while (words > 0);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
     if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
     else multiply_rows(a, b, words, sums, stride, add, 4);

@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) void multiply_rows(
         }
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
     if (count > 4) multiply_rows(a, b, words, sums, stride, add, 4);
     else multiply_rows(a, b, words, sums, stride, add, 2);

@@ -33,7 +33,7 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
         for (int j = 0; j < 3; j++) vst1q_f32(sums + r * stride + 4 * j, c[r][j]);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
     if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
     else multiply_rows(a, b, words, sums, stride, add, 4);

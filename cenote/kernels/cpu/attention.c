@@ -64,7 +64,7 @@ static void attend_tile(
     product->pack(&query_rows, NULL, buffers->queries, NULL);
     for (int64_t panel = first_panel; panel < last_panel; panel++)
         product->multiply(buffers->queries, buffers->keys + panel * dim_words * columns * word_bytes, dim_words,
-            buffers->scores + (panel - first_panel) * columns, stride, rows, 0, NO_PREFETCH);
+            buffers->scores + (panel - first_panel) * columns, stride, rows, 0, &NO_PREFETCH);
     for (int64_t row = 0; row < rows; row++) {
         const int64_t position = first + row, from = max_of(0, position - window) - begin;
         const int64_t until = (heads->causal ? position + 1 : min_of(length, position + window + 1)) - begin;
@@ -79,7 +79,7 @@ static void attend_tile(
     const int64_t all_words = divide_up(length, product->word), skipped = begin / product->word;
     for (int64_t panel = 0; panel < divide_up(dim, columns); panel++)
         product->multiply(buffers->weights, buffers->values + (panel * all_words + skipped) * columns * word_bytes, key_words,
-            buffers->sums + panel * columns, padded_keys(product, dim), rows, 0, NO_PREFETCH);
+            buffers->sums + panel * columns, padded_keys(product, dim), rows, 0, &NO_PREFETCH);
     for (int64_t row = 0; row < rows; row++)
         level->rows->scale(buffers->sums + row * padded_keys(product, dim), inverse[row], dim, out + (first + row) * heads->out_stride);
 }

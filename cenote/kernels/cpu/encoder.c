@@ -64,7 +64,8 @@ static void wait_for_team(Team *team) {
         if (tries > 20000) sched_yield();
 }
 
-/* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. */
+/* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. They share memory with those of attention, which
+ * is done before the MLP begins: less memory stays in the caches. */
 typedef struct {
     float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
     PackedRows packed;
@@ -85,9 +86,11 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     chunk.x = arena_take(memory, rows * e->hidden * sizeof(float));
     chunk.normed = e->is_post_norm ? chunk.x : arena_take(memory, rows * e->hidden * sizeof(float));
     chunk.branch = arena_take(memory, rows * e->hidden * sizeof(float));
-    chunk.qkv = arena_take(memory, rows * e->layers->qkv.outputs * sizeof(float));
-    chunk.attn_out = arena_take(memory, rows * attention_width(e) * sizeof(float));
-    chunk.intermediate = arena_take(memory, (rows + MAX_TILE_ROWS) * e->layers->up.outputs * sizeof(float));
+    uint8_t *attention_end = *memory, *mlp_end = *memory;
+    chunk.qkv = arena_take(&attention_end, rows * e->layers->qkv.outputs * sizeof(float));
+    chunk.attn_out = arena_take(&attention_end, rows * attention_width(e) * sizeof(float));
+    chunk.intermediate = arena_take(&mlp_end, (rows + MAX_TILE_ROWS) * e->layers->up.outputs * sizeof(float));
+    *memory = attention_end > mlp_end ? attention_end : mlp_end;
     chunk.packed.tiles = arena_take(memory, packed);
     chunk.packed.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
     return chunk;
@@ -297,12 +300,13 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
     if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
     int64_t *starts = malloc((2 * size + 1) * sizeof(int64_t)), count = 0, longest = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
-    /* several chunks per thread, so that threads finish at about the same time */
-    const int64_t target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, tokens / (4 * threads)));
-    for (int64_t member = 0; member < size; member++) {
-        longest = max_of(longest, offsets[member + 1] - offsets[member]);
-        const int64_t rows = count ? offsets[member] - offsets[starts[count - 1]] : target_rows, with_member = rows + offsets[member + 1] - offsets[member];
-        if (with_member - target_rows >= target_rows - rows) starts[count++] = member; /* the chunk before is nearer to the target without it */
+    for (int64_t member = 0, target_rows = 0; member < size; member++) {
+        const int64_t length = offsets[member + 1] - offsets[member], rows = count ? offsets[member] - offsets[starts[count - 1]] : target_rows;
+        longest = max_of(longest, length);
+        if (rows + length - target_rows < target_rows - rows) continue; /* the chunk is nearer to its target with this member */
+        starts[count++] = member;
+        /* several chunks for each thread, the last ones small: threads finish at about the same time */
+        target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, (tokens - offsets[member]) / (4 * threads)));
     }
     starts[count] = size;
     int64_t *order = starts + size + 1;

@@ -41,7 +41,7 @@ typedef struct {
     int64_t element_bytes;
     int64_t part_bytes; /* of a panel, which all row tiles of a block are multiplied with before the rest of it: see multiply_panel */
     /* sums [rows][stride] = a x b over `words` words (+= if `add`), in float32, or in int32 for int8. At most `count` rows are needed. */
-    void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead);
+    void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead);
     /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
      * NULL). Writes to `scales` what the sums of each row have to be multiplied with; if it is NULL, rows are not scaled. */
     void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);

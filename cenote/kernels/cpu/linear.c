@@ -34,39 +34,41 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
     product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
 }
 
-/* Where a tile of the results of a panel is packed for the next layer. */
-static uint8_t *packed_results(const Product *product, const Results *results, int64_t row, int64_t column) {
-    return results->tiles + row * packed_bytes(product, results->next->inputs) + column / product->word * product->rows * product->word * product->element_bytes;
+/* A block of rows, and sizes that are the same for all panels: divisions take long. The block is multiplied with `part` words of a panel
+ * before the rest of it, the last time with last_part words. */
+typedef struct {
+    int64_t first, rows, tiles;
+    int64_t words, part, last_part;
+    int64_t row_bytes;                /* of a packed row */
+    int64_t column_bytes, tile_bytes; /* of a word: of the columns of a panel, of the rows of a tile */
+    int64_t prefetching_tiles, step, last_step;
+    int64_t next_row_bytes; /* of results that are packed for the next layer */
+} Block;
+
+static Block make_block(const Product *product, const PackedLinear *layer, int64_t first, int64_t rows, const Results *results) {
+    const int64_t word_bytes = product->word * product->element_bytes, column_bytes = product->columns * word_bytes;
+    const int64_t words = divide_up(layer->inputs, product->word), max_part = product->part_bytes / column_bytes / 64 * 64;
+    const int64_t part = min_of(words, divide_up(divide_up(words, divide_up(words, max_part)), 64) * 64);
+    const int64_t last_part = words - (divide_up(words, part) - 1) * part;
+    const int64_t tiles = divide_up(rows, product->rows), prefetching_tiles = min_of(tiles, MAX_PREFETCHING_TILES);
+    return (Block){
+        .first = first, .rows = rows, .tiles = tiles, .words = words, .part = part, .last_part = last_part,
+        .row_bytes = words * word_bytes, .column_bytes = column_bytes, .tile_bytes = product->rows * word_bytes, .prefetching_tiles = prefetching_tiles,
+        .step = prefetching_tiles ? divide_up(column_bytes, prefetching_tiles) : 0,
+        .last_step = prefetching_tiles ? divide_up(part * column_bytes, prefetching_tiles * last_part) : 0,
+        .next_row_bytes = results->next ? packed_bytes(product, results->next->inputs) : 0,
+    };
 }
 
-/* Fetch the cache lines that a tile of results goes to, while it is being multiplied: they are in the L3 cache or in memory. */
-static void prefetch_results(const Product *product, const Results *results, int64_t row, int64_t column, int64_t rows) {
-    if (results->next) {
-        const uint8_t *to = packed_results(product, results, row, column);
-        for (int64_t line = 0; line < product->rows * product->columns * product->element_bytes; line += CACHE_LINE) __builtin_prefetch(to + line, 1, 3);
-    } else
-        for (int64_t r = row; r < row + rows; r++) {
-            const float *to = results->rows + r * results->stride + column;
-            for (int64_t c = 0; c < product->columns; c += CACHE_LINE / (int64_t)sizeof(float)) __builtin_prefetch(to + c, 1, 3);
-        }
-}
-
-/* One panel for at most MAX_BLOCK_ROWS rows; the inputs in parts of at most part_bytes bytes of weights. All row tiles are multiplied with a
- * part before the next one, so that it stays in a cache. Weights come from the L3 cache or memory, more slowly than a tile reads them: the
- * first tiles of a part prefetch the next part, each its share, some bytes with every word; many prefetches at once would wait for each
- * other. Behind the last panel they go past the weights: prefetches cannot fault, and nothing there is read. */
-static void multiply_panel(
-    const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t first, int64_t count, int64_t panel, const Results *results
-) {
+/* One panel; the inputs in parts of at most part_bytes bytes of weights. All row tiles are multiplied with a part before the next one, so
+ * that it stays in a cache. Weights come from the L3 cache or memory, more slowly than a tile reads them: the first tiles of a part
+ * prefetch the next part, each its share, some bytes with every word; many prefetches at once would wait for each other. Behind the last
+ * panel they go past the weights: prefetches cannot fault, and nothing there is read. */
+static void multiply_panel(const Level *level, const PackedLinear *layer, const PackedRows *packed, const Block *block, int64_t panel, const Results *results) {
     const Product *product = product_of(level, layer);
-    const int64_t words = divide_up(layer->inputs, product->word), columns = product->columns, word_bytes = product->word * product->element_bytes;
-    const int64_t max_words = product->part_bytes / (columns * word_bytes) / 64 * 64, parts = divide_up(words, max_words);
-    const int64_t tiles = divide_up(count, product->rows), part = divide_up(divide_up(words, parts), 64) * 64, tile_bytes = words * product->rows * word_bytes;
-    const int64_t column_bytes = columns * word_bytes; /* of a word */
-    const int64_t column = panel * columns, used_columns = min_of(columns, layer->outputs - column);
-    const uint8_t *tiles_start = packed->tiles + first / product->rows * tile_bytes;
-    const uint8_t *weights = (const uint8_t *)layer->panels + panel * words * column_bytes;
-    const int64_t prefetching_tiles = min_of(tiles, MAX_PREFETCHING_TILES);
+    const int64_t columns = product->columns, column = panel * columns, used_columns = min_of(columns, layer->outputs - column);
+    const uint8_t *tiles_start = packed->tiles + block->first * block->row_bytes;
+    const uint8_t *weights = (const uint8_t *)layer->panels + panel * block->words * block->column_bytes;
     float sums[MAX_BLOCK_ROWS * MAX_TILE_COLUMNS] __attribute__((aligned(64)));
     Epilogue epilogue = {
         .bias = layer->bias + column,
@@ -76,44 +78,43 @@ static void multiply_panel(
         .activation = (int32_t)layer->activation,
         .add = results->add,
     };
-    for (int64_t begin = 0; begin < words; begin += part) {
-        const int64_t part_words = min_of(part, words - begin);
-        const int64_t next_words = min_of(part, begin + part_words < words ? words - begin - part_words : words);
-        const int64_t step = prefetching_tiles ? divide_up(next_words * column_bytes, prefetching_tiles * part_words) : 0;
-        const int is_last = begin + part >= words;
-        Prefetch ahead = {weights + part_words * column_bytes, 0, 1};
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++, row += product->rows, ahead.start += step * part_words) {
-            const int64_t rows = min_of(product->rows, count - row);
-            float *tile_sums = part < words ? sums + row * columns : sums; /* those of a single part stay in the L1 cache */
-            ahead.step = tile < prefetching_tiles ? step : 0;
-            if (is_last && prefetching_tiles) prefetch_results(product, results, first + row, column, rows);
-            product->multiply(tiles_start + tile * tile_bytes + begin * product->rows * word_bytes, weights, part_words, tile_sums, columns, rows,
-                begin > 0, ahead);
+    for (int64_t begin = 0; begin < block->words; begin += block->part) {
+        const int is_last = begin + block->part >= block->words;
+        const int64_t part = is_last ? block->last_part : block->part, step = is_last ? block->last_step : block->step;
+        Prefetch ahead = {weights + part * block->column_bytes, 0, 1};
+        for (int64_t tile = 0, row = 0; tile < block->tiles; tile++, row += product->rows, ahead.start += step * part) {
+            const int64_t rows = min_of(product->rows, block->rows - row);
+            float *tile_sums = block->part < block->words ? sums + row * columns : sums; /* those of a single part stay in the L1 cache */
+            ahead.step = tile < block->prefetching_tiles ? step : 0;
+            product->multiply(tiles_start + (tile * block->words + begin) * block->tile_bytes, weights, part, tile_sums, columns, rows, begin > 0, &ahead);
             ahead.is_first = 0;
             if (!is_last) continue;
-            epilogue.row_scales = layer->scales ? packed->scales + first + row : NULL;
+            epilogue.row_scales = layer->scales ? packed->scales + block->first + row : NULL;
             if (results->next) {
                 level->rows->finish(tile_sums, columns, rows, used_columns, &epilogue, tile_sums, columns);
                 const Rows finished = {tile_sums, columns, rows, used_columns};
-                product->pack(&finished, NULL, packed_results(product, results, first + row, column), NULL);
+                uint8_t *to = results->tiles + (block->first + row) * block->next_row_bytes + column * product->rows * product->element_bytes;
+                product->pack(&finished, NULL, to, NULL);
             } else
                 level->rows->finish(
-                    tile_sums, columns, rows, used_columns, &epilogue, results->rows + (first + row) * results->stride + column, results->stride
+                    tile_sums, columns, rows, used_columns, &epilogue, results->rows + (block->first + row) * results->stride + column, results->stride
                 );
         }
-        weights += part_words * column_bytes;
+        weights += part * block->column_bytes;
     }
 }
 
 void cenote_linear_panels(
     const Level *level, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Share share, const Results *results
 ) {
-    const int64_t panels = divide_up(layer->outputs, product_of(level, layer)->columns);
+    const Product *product = product_of(level, layer);
+    const int64_t panels = divide_up(layer->outputs, product->columns);
     const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
-    const int64_t block = block_rows(product_of(level, layer), rows);
-    for (int64_t first = 0; first < rows; first += block)
-        for (int64_t panel = begin; panel < end; panel++)
-            multiply_panel(level, layer, packed, first, min_of(block, rows - first), panel, results);
+    const int64_t max_rows = block_rows(product, rows);
+    for (int64_t first = 0; first < rows; first += max_rows) {
+        const Block block = make_block(product, layer, first, min_of(max_rows, rows - first), results);
+        for (int64_t panel = begin; panel < end; panel++) multiply_panel(level, layer, packed, &block, panel, results);
+    }
 }
 
 /* x [count][inputs] -> out [count][outputs], contiguous. Threads split the rows, or the outputs if there are few rows. Returns 0, or 1

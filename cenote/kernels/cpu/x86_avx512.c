@@ -8,6 +8,8 @@
 #define EXCEEDS_L1 1
 #include "x86.h"
 
+enum { UNROLLED_WORDS = 1 };
+
 #include "row_kernels.h"
 #include "x86_float32.h"
 

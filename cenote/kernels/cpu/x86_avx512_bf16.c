@@ -38,12 +38,12 @@ INLINE void multiply_rows(const int32_t *a, const int32_t *b, int64_t words, flo
         for (int j = 0; j < 2; j++) store(sums + r * stride + WIDTH * j, c[r][j]);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     if (count > ROWS / 2) {
-        if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 1);
-        else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 0);
-    } else if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 1);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 0);
+        if (ahead->step) multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS, 1);
+        else multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS, 0);
+    } else if (ahead->step) multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS / 2, 1);
+    else multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS / 2, 0);
 }
 
 /* Pack the first `words` of four words from every row. */

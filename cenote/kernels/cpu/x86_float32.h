@@ -1,5 +1,6 @@
 /* Float32 products of x86-64 levels: tiles of ROWS rows (6 or 12) and two vectors of columns; parts of PART_BYTES bytes. Weights that
- * are not in the L1 cache are fetched into it AHEAD_WORDS words ahead: those of every tile if EXCEEDS_L1, otherwise those of the first. */
+ * are not in the L1 cache are fetched into it AHEAD_WORDS words ahead: those of every tile if EXCEEDS_L1, otherwise those of the first.
+ * UNROLLED_WORDS (a constant, since pragmas do not expand macros) is 1 where the multiplications of a word take longer than its other instructions. */
 #include "vectors.h"
 #include <string.h>
 
@@ -15,6 +16,7 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) c[r][j] = add ? load(sums + r * stride + WIDTH * j) : splat(0.0f);
+#pragma GCC unroll UNROLLED_WORDS
     for (; words > 0; words--, a += ROWS, b += 2 * WIDTH) {
         const vfloat left = load(b), right = load(b + WIDTH);
         if (does & READS_AHEAD) prefetch_word(b + AHEAD_WORDS * 2 * WIDTH);
@@ -38,12 +40,12 @@ INLINE void multiply_tile(const void *a, const void *b, int64_t words, void *sum
     else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 3, does);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
-    const int reads_ahead = EXCEEDS_L1 || ahead.is_first;
-    if (reads_ahead && ahead.step) multiply_tile(a, b, words, sums, stride, count, add, ahead, READS_AHEAD | PREFETCHES);
-    else if (reads_ahead) multiply_tile(a, b, words, sums, stride, count, add, ahead, READS_AHEAD);
-    else if (ahead.step) multiply_tile(a, b, words, sums, stride, count, add, ahead, PREFETCHES);
-    else multiply_tile(a, b, words, sums, stride, count, add, ahead, 0);
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
+    const int reads_ahead = EXCEEDS_L1 || ahead->is_first;
+    if (reads_ahead && ahead->step) multiply_tile(a, b, words, sums, stride, count, add, *ahead, READS_AHEAD | PREFETCHES);
+    else if (reads_ahead) multiply_tile(a, b, words, sums, stride, count, add, *ahead, READS_AHEAD);
+    else if (ahead->step) multiply_tile(a, b, words, sums, stride, count, add, *ahead, PREFETCHES);
+    else multiply_tile(a, b, words, sums, stride, count, add, *ahead, 0);
 }
 
 /* Transpose `tile` rows, the missing ones as copies of the last one; `tile` is a multiple of 4, or 6. */

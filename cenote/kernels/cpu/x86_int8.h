@@ -33,12 +33,12 @@ INLINE void multiply_rows(const uint8_t *a, const int8_t *b, int64_t words, int3
         for (int j = 0; j < 2; j++) *(vint_unaligned *)(sums + r * stride + WIDTH * j) = c[r][j];
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, Prefetch ahead) {
+static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     if (count > ROWS / 2) {
-        if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 1);
-        else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS, 0);
-    } else if (ahead.step) multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 1);
-    else multiply_rows(a, b, words, sums, stride, add, ahead, ROWS / 2, 0);
+        if (ahead->step) multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS, 1);
+        else multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS, 0);
+    } else if (ahead->step) multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS / 2, 1);
+    else multiply_rows(a, b, words, sums, stride, add, *ahead, ROWS / 2, 0);
 }
 
 /* `count` values of a row times their smooth scales; the others of the vector are 0. */
