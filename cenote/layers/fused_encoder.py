@@ -93,10 +93,13 @@ class FusedLevelEncoder:
             _rotary_rows(self.local_rotary, batch),
             None if self.bias is None else self.bias(batch.max_seqlen, batch.device),
         )
+        states: Tensor | None
         if self.encoder.tables is None or batch.inputs_embeds is not None:
-            return self.encoder.encode_embeds(self.embed(batch), batch, tables).to(self.dtype)
-        states = self.encoder.encode_ids(batch, tables)
-        return None if states is None else states.to(self.dtype)
+            states = self.encoder.encode_embeds(self.embed(batch), batch, tables)
+        else:
+            states = self.encoder.encode_ids(batch, tables)
+        # a call of `to` without effect takes longer than the arithmetic of a short text
+        return states if states is None or states.dtype is self.dtype else states.to(self.dtype)
 
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
