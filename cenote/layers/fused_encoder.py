@@ -98,7 +98,7 @@ class FusedLevelEncoder:
             states = self.encoder.encode_embeds(self.embed(batch), batch, tables)
         else:
             states = self.encoder.encode_ids(batch, tables)
-        # a call of `to` without effect takes longer than the arithmetic of a short text
+        # a call of `to` without effect takes 1 % of the time of a short text: nothing of torch is in the caches then
         return states if states is None or states.dtype is self.dtype else states.to(self.dtype)
 
 

@@ -267,7 +267,7 @@ def test_attention_with_values_too_large_for_float16_stays_finite(level: CPULeve
     assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < 1e-3
 
 
-@pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40]])
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40], [40, 0], [0, 200], [0, 0, 100, 0, 100, 0, 0]])
 def test_a_sequence_without_tokens_changes_no_other(level: CPULevel, lengths: list[int]) -> None:
     backbone = make_fused_backbone(SPEC, "float32")
 

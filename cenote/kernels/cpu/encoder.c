@@ -64,8 +64,8 @@ static void wait_for_team(Team *team) {
         if (tries > 20000) sched_yield();
 }
 
-/* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. They share memory with those of attention, which
- * is done before the MLP begins: less memory stays in the caches. */
+/* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. They are in the same memory as the buffers of
+ * attention: neither is needed while the other one is in use, and fewer bytes have to stay in the caches. */
 typedef struct {
     float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
     PackedRows packed;
@@ -301,8 +301,9 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
     int64_t *starts = malloc((2 * size + 1) * sizeof(int64_t)), count = 0, longest = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
     for (int64_t member = 0, target_rows = 0; member < size; member++) {
-        const int64_t length = offsets[member + 1] - offsets[member], rows = count ? offsets[member] - offsets[starts[count - 1]] : target_rows;
+        const int64_t length = offsets[member + 1] - offsets[member], rows = count ? offsets[member] - offsets[starts[count - 1]] : 0;
         longest = max_of(longest, length);
+        if (count && (rows == 0 || length == 0)) continue; /* no chunk without rows */
         if (rows + length - target_rows < target_rows - rows) continue; /* the chunk is nearer to its target with this member */
         starts[count++] = member;
         /* several chunks for each thread, the last ones small: threads finish at about the same time */

@@ -35,7 +35,7 @@ void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows 
 }
 
 /* A block of rows, and sizes that are the same for all panels: divisions take long. The block is multiplied with `part` words of a panel
- * before the rest of it, the last time with last_part words. */
+ * before the rest of it, the last time with last_part words. `step` prefetches a whole part: beyond a shorter last one, the next panel. */
 typedef struct {
     int64_t first, rows, tiles;
     int64_t words, part, last_part;
