@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import resource
+from pathlib import Path
 
 from cenote.api.app_state import AppState
 
 CHECK_INTERVAL_S = 0.2
-MIN_PEAK_REQUESTS = 256  # in flight at once; fewer take little memory
+MIN_PEAK_REQUESTS = 256  # in flight at once
+MIN_GROWTH_BYTES = 16 << 20  # of the process, by which fewer but large requests are found
 LOW_SHARE = 1 / 8  # of the peak: most of its requests have been answered
 NUM_LOW_CHECKS = 3  # in a row: clients that send one request after the other may all be answered at once
 
 
-class PeakWatcher:
-    """Finds the ends of bursts of requests."""
+class BurstWatcher:
+    """Finds the ends of bursts: of many requests, or of large ones, for which the process has grown."""
 
     def __init__(self) -> None:
         self._peak = self._num_low = 0
+        self._settled_bytes = 0  # resident memory before the first request after the last burst
 
-    def observe(self, num_in_flight: int) -> bool:
+    def observe(self, num_in_flight: int, resident_bytes: int) -> bool:
         """Return whether a burst has ended; called at regular times."""
         self._peak = max(self._peak, num_in_flight)
-        is_low = self._peak >= MIN_PEAK_REQUESTS and num_in_flight <= LOW_SHARE * self._peak
+        if not self._peak:
+            self._settled_bytes = resident_bytes
+        is_burst = self._peak >= MIN_PEAK_REQUESTS or resident_bytes >= self._settled_bytes + MIN_GROWTH_BYTES
+        is_low = is_burst and num_in_flight <= LOW_SHARE * self._peak
         self._num_low = self._num_low + 1 if is_low else 0
         if self._num_low < NUM_LOW_CHECKS:
             return False
@@ -31,13 +38,20 @@ class PeakWatcher:
         return True
 
 
-async def release_memory_after_bursts(app_state: AppState) -> None:
-    """Run until cancelled."""
-    watcher = PeakWatcher()
+async def release_memory_after_bursts(app_state: AppState, *, has_engine: bool) -> None:
+    """Run until cancelled. The memory of a process with an engine also grows by batches, which will use it again."""
+    watcher = BurstWatcher()
     while True:
         await asyncio.sleep(CHECK_INTERVAL_S)
-        if watcher.observe(app_state.num_in_flight):
+        if watcher.observe(app_state.num_in_flight, 0 if has_engine else _read_resident_bytes()):
             release_memory()
+
+
+def _read_resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:  # no Linux: only many requests are found
+        return 0
 
 
 def release_memory() -> None:

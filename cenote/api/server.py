@@ -74,7 +74,8 @@ class ApiServer(HttpServer):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         await super().startup(sockets)
-        self.background_tasks.append(loop.create_task(release_memory_after_bursts(self.app_state)))
+        releases = release_memory_after_bursts(self.app_state, has_engine=self.load_engine is not None)
+        self.background_tasks.append(loop.create_task(releases))
         self.background_tasks.append(loop.create_task(self._finish_startup()))
         if self.tls_context is not None and self.app_state.settings.enable_ssl_refresh:
             self.background_tasks.append(

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from cenote.api.memory_release import NUM_LOW_CHECKS, PeakWatcher, release_memory
+from cenote.api.memory_release import MIN_GROWTH_BYTES, NUM_LOW_CHECKS, BurstWatcher, release_memory
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,29 @@ from cenote.api.memory_release import NUM_LOW_CHECKS, PeakWatcher, release_memor
     ids=["a burst", "two bursts", "clients that are answered together", "then nothing", "a long queue", "few requests"],
 )
 def test_the_end_of_a_burst_is_found(counts: list[int], num_ends: int) -> None:
-    watcher = PeakWatcher()
+    watcher = BurstWatcher()
 
-    assert sum(watcher.observe(count) for count in counts) == num_ends
+    assert sum(watcher.observe(count, 0) for count in counts) == num_ends
+
+
+LITTLE, MUCH = 50 << 20, (50 << 20) + MIN_GROWTH_BYTES
+
+
+@pytest.mark.parametrize(
+    ("observations", "num_ends"),
+    [
+        ([(0, LITTLE), (3, MUCH), *[(0, MUCH)] * 50], 1),
+        ([(0, LITTLE), (3, MUCH), *[(2, MUCH)] * 50], 0),
+        ([(0, LITTLE), *[(0, MUCH)] * 50], 0),
+        ([(0, LITTLE), (3, MUCH - 1), *[(0, MUCH - 1)] * 50], 0),
+        ([(0, LITTLE), (3, MUCH), *[(0, MUCH)] * 9, (0, LITTLE), (3, MUCH), *[(0, MUCH)] * 9], 2),
+    ],
+    ids=["a large request", "one that takes long", "growth without requests", "less growth", "two large requests"],
+)
+def test_the_end_of_a_large_request_is_found(observations: list[tuple[int, int]], num_ends: int) -> None:
+    watcher = BurstWatcher()
+
+    assert sum(watcher.observe(*observation) for observation in observations) == num_ends
 
 
 def test_memory_of_many_small_objects_is_given_back() -> None:
