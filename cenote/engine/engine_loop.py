@@ -343,8 +343,10 @@ class EngineLoop:
 
     def _count_tokens(self, batch: ScheduledBatch, output: BatchOutput) -> BatchOutput:
         """Count what the model has read, before the callers get their results."""
-        num_failed = sum(int(batch.inputs.lengths[index]) for index in output.failed_indices)
-        self.metrics.on_tokens_computed(by=batch.num_tokens - num_failed)
+        num_tokens = batch.num_tokens
+        if output.failed_indices:
+            num_tokens -= sum(int(batch.inputs.lengths[index]) for index in output.failed_indices)
+        self.metrics.on_tokens_computed(num_tokens)
         return output
 
 

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class EngineMetrics:
         self.count_outcome = metrics.counter("cenote_requests_total", "Finished requests, by outcome.", "outcome")
         for outcome in OUTCOMES:
             self.count_outcome(outcome, by=0.0)  # expose every outcome from the start, so that rates see the first
-        self.on_tokens_computed = metrics.counter(
+        self._count_tokens = metrics.counter(
             "cenote_prompt_tokens_total",
             "Tokens that the model has read: of inputs that were computed and did not fail.",
         )
@@ -140,14 +140,20 @@ class EngineMetrics:
         self.count_outcome("cancelled")
 
     def on_batch(self, num_seqs: int, num_tokens: int) -> None:
+        self.registry.defer(self._record_batch, num_seqs, num_tokens)
+
+    def _record_batch(self, num_seqs: int, num_tokens: int) -> None:
         self._observe_batch_seqs(num_seqs)
         self._observe_batch_tokens(num_tokens)
+
+    def on_tokens_computed(self, num_tokens: int) -> None:
+        self.registry.defer(self._count_tokens, by=num_tokens)
 
     def on_computed(self, times: BatchTimes) -> float:
         """Count and return the time of a batch on the device, where it may have waited for the batch before."""
         began_at = max(times.started_at, times.packed_at, self._last_computed_at)
         device_s = max(0.0, times.computed_at - began_at)
-        self._count_device_s(by=device_s)
+        self.registry.defer(self._count_device_s, by=device_s)
         self._last_computed_at = times.computed_at
         return device_s
 
@@ -161,19 +167,37 @@ class EngineMetrics:
         state = reference()
         if state is None:
             return
-        outcome = _classify_outcome(future)
+        timing, has_started = state.request.timing, state.started_at is not None
+        self.registry.defer(
+            self._record_request,
+            _classify_outcome(future),
+            (state.num_done, state.num_tokens, state.num_truncated),
+            time.monotonic() - state.admitted_at,
+            timing.tokenize_s,
+            (timing.queue_s, timing.inference_s) if has_started else None,
+        )
+
+    def _record_request(
+        self,
+        outcome: str,
+        sizes: tuple[int, int, int],
+        duration_s: float,
+        tokenize_s: float,
+        queue_and_inference_s: tuple[float, float] | None,
+    ) -> None:
+        num_done, num_tokens, num_truncated = sizes
         self.count_outcome(outcome)
-        self._count_inputs(by=state.num_done)
-        self._count_truncated(by=state.num_truncated)
+        self._count_inputs(by=num_done)
+        self._count_truncated(by=num_truncated)
         if outcome != "answered":  # the times of other requests say nothing about the engine's speed
             return
-        timing = state.request.timing
-        self._observe_duration(time.monotonic() - state.admitted_at)
-        self._observe_tokenize(timing.tokenize_s)
-        self._observe_request_tokens(state.num_tokens)
-        if state.started_at is not None:
-            self._observe_queue(timing.queue_s)
-            self._observe_inference(timing.inference_s)
+        self._observe_duration(duration_s)
+        self._observe_tokenize(tokenize_s)
+        self._observe_request_tokens(num_tokens)
+        if queue_and_inference_s is not None:
+            queue_s, inference_s = queue_and_inference_s
+            self._observe_queue(queue_s)
+            self._observe_inference(inference_s)
 
     def _on_batch_finished(self, batch: TokenizedBatch, outcome: str) -> None:
         """Record the requests of a batch, whose times are equal, with one addition for each metric."""
@@ -219,12 +243,11 @@ class EngineMetrics:
 
 
 def _classify_outcome(future: Future[Any]) -> str:
-    if future.cancelled():
+    try:
+        error = future.exception()
+    except CancelledError:
         return "cancelled"
-    error = future.exception()
-    if error is None:
-        return "answered"
-    return classify_error(error)
+    return "answered" if error is None else classify_error(error)
 
 
 def classify_error(error: BaseException) -> str:

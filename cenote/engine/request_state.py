@@ -47,6 +47,16 @@ class RequestState:
 
     has_cancelled = False  # it is cancelled as a whole
     caller_waits = False  # the thread that submits it does nothing else until the results are there
+    num_requests = 1
+    num_rendered = 0  # inputs that have been tokenized
+    num_done = 0
+    num_tokens = 0  # of the finished inputs
+    num_truncated = 0  # inputs that were truncated
+    started_at: float | None = None  # start of its first batch
+    _packed_at = 0.0  # of its first batch
+    _computed_at = 0.0  # of its last batch
+    _option_indices: Int64Array | None = None
+    _cumulative_sizes: Int64Array | None = None  # of several inputs
 
     def __init__(
         self,
@@ -62,26 +72,16 @@ class RequestState:
         self.prompt = prompt
         self.query_embeddings = query_embeddings  # of each input, for MaxSim scores
         self.num_inputs = len(request.inputs)
-        self.num_requests = 1
         self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
-        self._option_indices: Int64Array | None = None
         if len(self.input_options) > 1:
             positions = {options: index for index, options in enumerate(self.input_options)}
             self._option_indices = np.array([positions[options] for options in input_options])
-        self._cumulative_sizes: Int64Array | None = None  # of several inputs
         if self.num_inputs > 1:
             self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
             self.num_chars = int(self._cumulative_sizes[-1])  # characters, or token ids of inputs without text
         else:
             self.num_chars = compute_input_size(request.inputs[0])
-        self.num_rendered = 0  # inputs that have been tokenized
-        self.num_done = 0
-        self.num_tokens = 0  # of the finished inputs
-        self.num_truncated = 0  # inputs that were truncated
         self.admitted_at = time.monotonic()
-        self.started_at: float | None = None  # start of its first batch
-        self._packed_at = 0.0  # of its first batch
-        self._computed_at = 0.0  # of its last batch
         self.future: Future[None] = Future()  # done when all results are there, or the request has failed
         self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
@@ -219,8 +219,9 @@ class RequestState:
         try:
             items = self._place_by_index(self._iter_results(on_progress, poll_interval_s), make_items)
             self.future.result()
-        finally:
+        except BaseException:
             self.future.cancel()
+            raise
         return items
 
     def _place_by_index(
@@ -255,12 +256,11 @@ def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolRe
     inputs = result.inputs
     ids, offsets = inputs.token_ids, inputs.cu_seqlens.tolist()
     data, *extra_data = result.unbind()
-    num_input_tokens = inputs.metadata["num_input_tokens"].tolist()
-    is_exact = (inputs.metadata["is_exact"] != 0).tolist()
+    records = [inputs.only_record] if len(inputs) == 1 else inputs.metadata.tolist()
     pool_results = [
-        PoolResult(tensor, ids[start:end], end - start, num_input, exact)
-        for tensor, start, end, num_input, exact in zip(
-            data, offsets, offsets[1:], num_input_tokens, is_exact, strict=False
+        PoolResult(tensor, ids[start:end], end - start, num_input_tokens, bool(is_exact))
+        for tensor, start, end, (_, _, num_input_tokens, _, _, is_exact) in zip(
+            data, offsets, offsets[1:], records, strict=False
         )
     ]
     if extra_tasks:

@@ -11,7 +11,7 @@ from cenote.errors import NumericalError
 from cenote.pooling.pooler import PoolingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchOutput:
     """The results of a batch, on the host."""
 
@@ -21,9 +21,11 @@ class BatchOutput:
 
 def deliver_results(batch: ScheduledBatch, output: BatchOutput) -> None:
     first = batch.slices[0].group
-    is_single = all(item.group.receiver is first.receiver and item.group.specs is first.specs for item in batch.slices)
+    is_single = len(batch.slices) == 1 or all(
+        item.group.receiver is first.receiver and item.group.specs is first.specs for item in batch.slices
+    )
     if is_single and not output.failed_indices:  # one receiver and one list of specs: deliver without splitting
-        rows = tuple(output.rows[spec] for spec in first.specs)
+        rows = tuple([output.rows[spec] for spec in first.specs])  # a list: quicker than a generator of one item
         _check_num_results(batch.num_seqs, *rows)
         first.receiver.receive([GroupResult(batch.inputs, batch.indices, rows, batch.times)])
     else:

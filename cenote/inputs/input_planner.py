@@ -6,8 +6,8 @@ Texts of many inputs are collected first, so that the tokenizer encodes them in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -54,8 +54,7 @@ TENSOR_INPUT_TOKEN_ID = 1
 TextSet: TypeAlias = dict[str, None]
 
 
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
+class RenderOptions(NamedTuple):
     """Options that all inputs of one `render` call share."""
 
     tokenization: TokenizationParams
@@ -152,9 +151,9 @@ class InputPlanner:
             item = render_pair(item)
         elif isinstance(item, Conversation):
             if self.chat_settings.is_plain_text(item):
-                options = replace(options, tokenization=replace(options.tokenization, add_special_tokens=True))
+                options = options._replace(tokenization=replace(options.tokenization, add_special_tokens=True))
             item = render_conversation(item, self.chat_settings)
-            options = replace(options, prompt=None)  # prompts are for texts; a conversation has its template
+            options = options._replace(prompt=None)  # prompts are for texts; a conversation has its template
         if isinstance(item, str):
             return self._plan_text(item, options, texts)
         builder, tokenization, max_tokens = self.sequence_builder, options.tokenization, options.max_tokens
@@ -237,11 +236,11 @@ class InputPlanner:
             max_tokens = budget
         # prompts of such a model are for texts without images
         if processor.spec.image_prompt is not None and self.text_format is None:
-            options = replace(options, prompt=None)
+            options = options._replace(prompt=None)
         tokenization = replace(options.tokenization, pad_prompt_tokens=None)
         if processor.spec.has_special_tokens:
             tokenization = replace(tokenization, add_special_tokens=True)
-        text_options = replace(options, tokenization=tokenization, max_tokens=max_tokens)
+        text_options = options._replace(tokenization=tokenization, max_tokens=max_tokens)
         own_texts = TextSet()
         build = self._plan_without_images(item, text_options, own_texts)
         normalized = {text: processor.normalize_placeholders(text) for text in own_texts}

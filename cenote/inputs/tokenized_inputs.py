@@ -113,10 +113,16 @@ class TokenizedInputs:
         return lengths
 
     @lazy_property
+    def only_record(self) -> tuple[int, ...]:
+        """The metadata of a single input."""
+        (record,) = self.metadata.tolist()
+        return tuple(record)
+
+    @lazy_property
     def cu_seqlens(self) -> Int64Array:
         """[size + 1]: the start of each input in `token_ids`, and the total length."""
         if len(self.metadata) == 1:
-            return np.array((0, self.metadata[0].item()[0]))
+            return np.array((0, self.only_record[0]))
         offsets = np.zeros(len(self.metadata) + 1, dtype=np.int64)
         self.metadata["length"].cumsum(out=offsets[1:])
         return offsets
@@ -126,7 +132,7 @@ class TokenizedInputs:
         """Whether all inputs have one token type and all their tokens are attended to and pooled."""
         metadata, lengths = self.metadata, self.lengths
         if len(metadata) == 1:  # a single query: one record is read in less time than one comparison takes
-            length, type1_start, _, num_unpooled, attended_len, _ = metadata[0].item()
+            length, type1_start, _, num_unpooled, attended_len, _ = self.only_record
             return bool(type1_start >= length and attended_len >= length and not num_unpooled)
         has_one_type = metadata["type1_start"] >= lengths
         is_attended = metadata["attended_len"] >= lengths
@@ -137,7 +143,7 @@ class TokenizedInputs:
         """Number of inputs that were truncated."""
         metadata = self.metadata
         if len(metadata) == 1:
-            length, _, num_input_tokens, _, _, is_exact = metadata[0].item()
+            length, _, num_input_tokens, _, _, is_exact = self.only_record
             return int(length < num_input_tokens or not is_exact)
         return int(np.count_nonzero((metadata["length"] < metadata["num_input_tokens"]) | (metadata["is_exact"] == 0)))
 
@@ -170,7 +176,7 @@ class TokenizedInputs:
     def get(self, index: int) -> TokenizedInput:
         """Return one input."""
         one = self.slice(index, index + 1)
-        length, type1_start, num_input_tokens, num_unpooled, attended_len, is_exact = one.metadata[0].item()
+        length, type1_start, num_input_tokens, num_unpooled, attended_len, is_exact = one.only_record
         return TokenizedInput(
             one.token_ids,
             type1_start,
@@ -184,7 +190,7 @@ class TokenizedInputs:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RenderResult(Sequence[TokenizedInput | PoolingError]):
     """Results of one render call: tokenized inputs, and the errors of the inputs that failed."""
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 BATCH_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+
+# calls that wait to be recorded; so few that the request that records them takes hardly longer
+MAX_DEFERRED = 64
 
 REPLICA_LABEL = "replica"  # of models with several: the number of the replica
 
@@ -46,6 +51,7 @@ class MetricsRegistry:
         self._families: dict[str, MetricFamily] = {}
         self._series: dict[tuple[str, LabelValues], MetricSeries] = {}
         self._gauges: dict[str, Callable[[], Mapping[LabelValues, float]]] = {}
+        self._deferred: deque[Callable[[], None]] = deque()
 
     def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
         """Declare a counter and return the function that increments it: `add(*label_values, by=1)`."""
@@ -93,8 +99,26 @@ class MetricsRegistry:
         self._declare(MetricFamily(name, help_text, "gauge", (label_name,)))
         self._gauges[name] = lambda: {(label,): value for label, value in read_values().items()}
 
+    def defer(self, record: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call `record`, which updates metrics, with these arguments before the next snapshot.
+
+        Most requests do not wait for their metrics, and updates of several in a row find everything in the CPU cache.
+        """
+        self._deferred.append(partial(record, *args, **kwargs))
+        if len(self._deferred) >= MAX_DEFERRED:
+            self._record_deferred()
+
+    def _record_deferred(self) -> None:
+        while self._deferred:
+            try:
+                record = self._deferred.popleft()
+            except IndexError:  # another thread has recorded it
+                return
+            record()
+
     def snapshot(self) -> list[MetricFamily]:
         """Return a copy of all metrics, in the order of declaration."""
+        self._record_deferred()
         values = {name: read() for name, read in self._gauges.items()}
         with self._lock:
             copies = {

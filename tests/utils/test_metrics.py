@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from cenote.utils.metrics import MetricFamily, MetricsRegistry
+from cenote.utils.metrics import MAX_DEFERRED, MetricFamily, MetricsRegistry
 
 
 def get_family(metrics: MetricsRegistry, name: str) -> MetricFamily:
@@ -70,3 +70,35 @@ def test_no_increment_of_concurrent_threads_is_lost() -> None:
         thread.join()
 
     assert get_family(metrics, "tokens_total").series[0].value == 16_000
+
+
+def test_deferred_updates_are_in_the_next_snapshot_and_never_many_wait() -> None:
+    metrics = MetricsRegistry()
+    add = metrics.counter("requests_total", "Requests.")
+    recorded: list[int] = []
+    for number in range(10 * MAX_DEFERRED + 3):
+        metrics.defer(add, by=2)
+        metrics.defer(recorded.append, number)
+        assert number - len(recorded) < MAX_DEFERRED
+
+    (series,) = get_family(metrics, "requests_total").series
+    assert series.value == 2 * (10 * MAX_DEFERRED + 3)
+    assert recorded == list(range(10 * MAX_DEFERRED + 3))
+
+
+def test_updates_deferred_by_several_threads_are_recorded_once_each() -> None:
+    metrics = MetricsRegistry()
+    add = metrics.counter("requests_total", "Requests.")
+
+    def defer_many() -> None:
+        for _ in range(2000):
+            metrics.defer(add)
+
+    threads = [threading.Thread(target=defer_many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (series,) = get_family(metrics, "requests_total").series
+    assert series.value == 8000

@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +49,7 @@ WorkItem = Callable[[], None]
 SubmitGroups = Callable[[Many[SequenceGroup]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeJob:
+class TokenizeJob(NamedTuple):
     """A request with inputs that are not rendered yet."""
 
     state: RequestState
@@ -100,6 +100,7 @@ class TokenizerWorker:
         self.on_exit = on_exit
         self.dedup = InflightDedup(self._resubmit, cache, is_cacheable, get_adapter_generation)
         self.lanes: dict[Lane, LaneItems] = {"interactive": LaneItems(), "bulk": LaneItems()}
+        self._queues = tuple(queue for items in self.lanes.values() for queue in (items.to_render, items.to_submit))
         self._num_in_a_row = 0
         self.condition = threading.Condition()
         self._work_lock = threading.Lock()  # held while an item is in work, by this or a calling thread
@@ -108,14 +109,15 @@ class TokenizerWorker:
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
     def add(self, state: RequestState) -> None:
-        # no other request may wait for an input that may crash the process
-        job = TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state))
-        if not self._try_render_inline(job):
-            self._enqueue_job(job)
+        if not self._try_render_inline(state):
+            self._enqueue_job(self._make_job(state))
 
-    def _try_render_inline(self, job: TokenizeJob) -> bool:
+    def _make_job(self, state: RequestState) -> TokenizeJob:
+        # no other request may wait for an input that may crash the process
+        return TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state))
+
+    def _try_render_inline(self, state: RequestState) -> bool:
         """Render a short text in the calling thread; return False if it is not one, or another item is in work."""
-        state = job.state
         is_short = state.num_inputs == 1 and state.num_chars <= MAX_INLINE_CHARS
         if not (is_short and isinstance(state.request.inputs[0], str) and self.is_idle):
             return False
@@ -124,6 +126,9 @@ class TokenizerWorker:
         if not self._work_lock.acquire(blocking=False):
             return False
         runs_here = state.caller_waits and not self.loop.executor.is_async
+        # while nothing else is in flight there is no identical text: looking for one would take 30 us for nothing
+        is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
+        job = TokenizeJob(state, state) if is_alone else self._make_job(state)
         groups: list[SequenceGroup] = []
         try:
             try:
@@ -151,12 +156,12 @@ class TokenizerWorker:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be rendered or queued; an item may be in work."""
-        return not self.num_waiting
+        return not any(self._queues)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait to be rendered, and groups that wait to be queued."""
-        return sum(len(items.to_render) + len(items.to_submit) for items in self.lanes.values())
+        return sum(map(len, self._queues))
 
     def _wake_up(self) -> None:
         if not self.is_idle:
@@ -296,12 +301,13 @@ class TokenizerWorker:
         self, state: RequestState, receiver: DedupReceiver | RequestState, first_index: int, result: RenderResult
     ) -> Iterator[SequenceGroup]:
         """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
-        inputs, indices = result.inputs, result.indices + first_index
-        if len(inputs) == 1 == state.num_inputs and inputs.lengths[0] <= self.max_model_len:  # fast path
+        inputs, indices = result.inputs, result.indices
+        if len(indices) == 1 == state.num_inputs and len(inputs.token_ids) <= self.max_model_len:  # fast path
             (specs, adapter), scheduling = state.input_options[0], state.scheduling
             queries, deadline_at = state.query_embeddings, state.request.deadline_at
             yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, queries, deadline_at)
             return
+        indices = indices + first_index
         long = inputs.lengths > self.max_model_len
         if inputs.images is not None:  # inputs with images are not chunked and may be longer than texts
             long &= np.array([images is None for images in inputs.images])
