@@ -8,6 +8,9 @@ SERVING := $(VENV)/.serving
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c cenote/inputs/subword/*.c cenote/inputs/subword/*.h)
 PORT ?= 8000
 
+# where it is set, each of the processes that tests start would compile all sources again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup serve check test test-ray clients docs bench gpu dist clean
 
 help: ## list the targets

@@ -74,7 +74,7 @@ class Admission:
             request = replace(request, role=selection.role)
         adapter = selection.adapter if request.adapter is None else request.adapter
         adapters = self.adapters.resolve(adapter, len(request.inputs))
-        options = list(map(InputOptions, *broadcast_lists(specs, adapters)))
+        options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
         return RequestState(request, options, limits, selection.prompt, query_embeddings)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:

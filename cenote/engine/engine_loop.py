@@ -285,6 +285,9 @@ class EngineLoop:
         except Exception as error:
             self.num_on_device -= 1
             return error
+        except BaseException:  # such as that of Ctrl-C: the engine thread starts the batch again
+            self.num_on_device -= 1
+            raise
         finally:  # while the device computes
             self.metrics.on_batch(len(batch), batch.num_tokens)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
@@ -189,9 +188,12 @@ class RequestState:
         timing.answered_at = now
         if self.started_at is not None:
             # each at least the one before: a duplicate joins a batch that has started
-            started, packed, computed = accumulate((self.started_at, self._packed_at, min(now, self._computed_at)), max)
-            timing.inference_s = now - started
-            timing.pack_s, timing.device_s, timing.deliver_s = packed - started, computed - packed, now - computed
+            packed_at = max(self.started_at, self._packed_at)
+            computed_at = max(packed_at, min(now, self._computed_at))
+            timing.inference_s = now - self.started_at
+            timing.pack_s = packed_at - self.started_at
+            timing.device_s = computed_at - packed_at
+            timing.deliver_s = now - computed_at
 
     def wait(self, on_progress: Callable[[RequestState], None] | None = None) -> PoolResults:
         """Block until all results are there; return them in the order of the inputs."""

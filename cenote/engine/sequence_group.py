@@ -199,7 +199,7 @@ class RaggedRows(NamedTuple):
         """Return one tensor per sequence."""
         # views: thousands of small copies would fragment the heap
         if self.offsets is None:
-            # of one row, as of most queries, in half the time
+            # a single row, as most queries have: `squeeze` takes half the time of `unbind`
             return [self.values.squeeze(0)] if self.values.shape[0] == 1 else self.values.unbind(0)
         counts = [end - start for start, end in pairwise(self.offsets)]
         tensors = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)

@@ -114,7 +114,7 @@ class TokenizedInputs:
 
     @lazy_property
     def only_record(self) -> tuple[int, ...]:
-        """The metadata of a single input."""
+        """The metadata of the only input; kept, so that nothing may write to `metadata` once it was read."""
         (record,) = self.metadata.tolist()
         return tuple(record)
 

@@ -42,14 +42,16 @@ class PromptSelection:
 
 
 NO_SELECTION = PromptSelection()
-NO_FIELDS = (None,) * 5
+NO_NAMES = (None,) * 4
 
 
 def select_prompt(request: PoolRequest, model_info: ModelInfo) -> PromptSelection:
     """Select by all fields of the request; the most specific field takes precedence over the model's default."""
-    fields = (request.embedding_task, request.input_type, request.role, request.prompt, request.prompt_name)
-    if fields == NO_FIELDS and model_info.default_prompt is None:
-        return NO_SELECTION
+    if (request.embedding_task, request.input_type, request.role, request.prompt_name) == NO_NAMES:
+        if request.prompt is not None:
+            return PromptSelection(request.prompt)
+        if model_info.default_prompt is None:
+            return NO_SELECTION
     by_task = (
         PromptSelection() if request.embedding_task is None else _select_by_task(request.embedding_task, model_info)
     )

@@ -201,12 +201,7 @@ def test_texts_of_many_threads_are_computed_one_batch_at_a_time(make_engine: Mak
     assert ENGINE in executor.threads
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"result_cache_bytes": 1 << 20}], ids=["in the queue behind it", "for its result"]
-)
-def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(
-    make_engine: MakeEngine, options: dict[str, int]
-) -> None:
+def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(make_engine: MakeEngine) -> None:
     gate = threading.Event()
 
     def interrupt(batch: ScheduledBatch) -> None:
@@ -214,16 +209,16 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(
             assert gate.wait(TIMEOUT_S)
             raise KeyboardInterrupt
 
-    engine = make_engine(CallerEcho(interrupt), **options)
-    dedup = engine.tokenizer_worker.dedup
+    engine = make_engine(
+        CallerEcho(interrupt), result_cache_bytes=1 << 20
+    )  # without, nobody finds a text that is alone
     results: list[Any] = []
     other = threading.Thread(target=lambda: results.extend(echoed_token_ids(engine.pool_sync(make_request(["a cat"])))))
 
     def release() -> None:
         wait_until(lambda: not engine.loop.is_waiting or engine.loop.step_started_at is not None)
         other.start()
-        # a text that finds the engine idle is not looked up, unless there is a cache: the other one is computed too
-        wait_until(lambda: dedup.num_waiting_duplicates == 1 if options else len(engine.loop.scheduler) == 1)
+        wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
         gate.set()
 
     releasing = threading.Thread(target=release)
@@ -235,6 +230,39 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(
 
     assert len(results[0]) == 4
     assert run_texts(engine, ["two", "texts"])
+    wait_until(lambda: not engine.loop.is_busy)
+
+
+def test_identical_texts_are_computed_once_unless_the_first_finds_the_engine_idle(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
+    executor = CallerEcho(gate)
+    engine = make_engine(executor)
+    dedup, results = engine.tokenizer_worker.dedup, list[Any]()
+
+    def send() -> None:
+        results.append(echoed_token_ids(engine.pool_sync(make_request(["a cat"]))))
+
+    def start() -> threading.Thread:
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+    wait_until(lambda: engine.loop.is_waiting)
+    threads = [start()]
+    assert gate.reached.wait(TIMEOUT_S)
+    threads.append(start())
+    wait_until(lambda: len(engine.loop.scheduler) == 1)
+    threads.append(start())
+    wait_until(lambda: dedup.num_waiting_duplicates == 1)
+    gate.opened.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+
+    assert len(results) == 3
+    assert results == results[:1] * 3
+    assert executor.num_batches == 2
+    assert dedup.num_deduplicated == 1
+    assert not dedup.in_flight
 
 
 def test_a_batch_of_an_interrupted_caller_is_not_replaced_by_the_next_one(
@@ -259,7 +287,7 @@ def test_a_batch_of_an_interrupted_caller_is_not_replaced_by_the_next_one(
     assert echoed_token_ids(engine.pool_sync(make_request([[3, 7]]))) == [[3, 7]]
 
     assert executor.threads == [threading.current_thread().name, ENGINE, ENGINE]
-    assert not engine.tokenizer_worker.dedup.in_flight
+    wait_until(lambda: not engine.loop.is_busy)
     assert len(run_texts(engine, ["a cat"])) == 1
 
 

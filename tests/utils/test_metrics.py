@@ -86,6 +86,27 @@ def test_deferred_updates_are_in_the_next_snapshot_and_never_many_wait() -> None
     assert recorded == list(range(10 * MAX_DEFERRED + 3))
 
 
+def test_a_snapshot_waits_for_what_another_thread_is_recording() -> None:
+    metrics = MetricsRegistry()
+    add = metrics.counter("requests_total", "Requests.")
+    reached, opened = threading.Event(), threading.Event()
+
+    def record() -> None:
+        reached.set()
+        assert opened.wait(20)
+        add()
+
+    metrics.defer(record)
+    recording = threading.Thread(target=metrics.snapshot)
+    recording.start()
+    assert reached.wait(20)
+    threading.Timer(0.1, opened.set).start()
+
+    (series,) = get_family(metrics, "requests_total").series
+    recording.join()
+    assert series.value == 1
+
+
 def test_updates_deferred_by_several_threads_are_recorded_once_each() -> None:
     metrics = MetricsRegistry()
     add = metrics.counter("requests_total", "Requests.")

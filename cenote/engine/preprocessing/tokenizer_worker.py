@@ -27,6 +27,7 @@ from cenote.inputs.chunks import split_into_chunks
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
+from cenote.protocol.input_types import Input
 from cenote.protocol.params import Role, TokenizationParams
 from cenote.protocol.scheduling import Lane
 from cenote.utils.busy_stages import BusyStages
@@ -56,10 +57,15 @@ class TokenizeJob(NamedTuple):
     receiver: DedupReceiver | RequestState
 
     @property
-    def batch_key(self) -> tuple[type, TokenizationParams, Limits, str | None, Role | None]:
-        """The settings of rendering; jobs with equal keys can be rendered together."""
+    def settings(self) -> tuple[TokenizationParams, Limits, str | None, Role | None]:
+        """The settings of rendering, in the order of the parameters of `Renderer.render`."""
         state, request = self.state, self.state.request
-        return type(request.inputs[0]), request.tokenization, state.limits, state.prompt, request.role
+        return request.tokenization, state.limits, state.prompt, request.role
+
+    @property
+    def batch_key(self) -> tuple[object, ...]:
+        """Jobs with equal keys can be rendered together."""
+        return type(self.state.request.inputs[0]), *self.settings
 
 
 class LaneItems:
@@ -125,13 +131,14 @@ class TokenizerWorker:
             return False
         if not self._work_lock.acquire(blocking=False):
             return False
-        runs_here = state.caller_waits and not self.loop.executor.is_async
-        # while nothing else is in flight there is no identical text: looking for one would take 30 us for nothing
-        is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
-        job = TokenizeJob(state, state) if is_alone else self._make_job(state)
         groups: list[SequenceGroup] = []
         try:
             try:
+                runs_here = state.caller_waits and not self.loop.executor.is_async
+                # an idle engine has no identical text in flight, and 30 us are saved by not looking for one; texts that
+                # come while this one runs do not find it either
+                is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
+                job = TokenizeJob(state, state) if is_alone else self._make_job(state)
                 with self.busy_stages.track("tokenizer"):
                     self._render([job], groups.extend if runs_here else self.loop.submit)
             finally:
@@ -225,28 +232,28 @@ class TokenizerWorker:
 
     def _render(self, jobs: list[TokenizeJob], submit: SubmitGroups) -> None:
         started_at = time.monotonic()
-        for job in jobs:
-            if 0.0 < job.state.request.deadline_at <= started_at:
-                job.receiver.expire(started_at)
-        jobs = [job for job in jobs if not job.state.is_aborted]
-        if not jobs:
-            return
         slice_tokens = self.slice_tokens
         if jobs[0].state.scheduling.lane == "bulk" and self.loop.scheduler.has_interactive_traffic:
             slice_tokens = SHORT_SLICE_TOKENS
-        first_indices = [job.state.num_rendered for job in jobs]
-        slices = [job.state.next_slice(slice_tokens) for job in jobs]
+        slices: list[tuple[TokenizeJob, int, Many[Input]]] = []  # with the index of their first input
+        for job in jobs:
+            state = job.state
+            if 0.0 < state.request.deadline_at <= started_at:
+                job.receiver.expire(started_at)
+            if not state.is_aborted:
+                slices.append((job, state.num_rendered, state.next_slice(slice_tokens)))
+        if not slices:
+            return
         try:
-            _, *settings = jobs[0].batch_key
-            inputs = slices[0] if len(slices) == 1 else [item for job_inputs in slices for item in job_inputs]
-            rendered = self.renderer.render(inputs, *settings)  # type: ignore[arg-type]  # in the order of its parameters
+            inputs = slices[0][2] if len(slices) == 1 else [item for _, _, job_inputs in slices for item in job_inputs]
+            rendered = self.renderer.render(inputs, *jobs[0].settings)
         except Exception as error:  # an unexpected error fails these requests, not the thread
             logger.exception("rendering failed")
-            for job in jobs:
+            for job, _, _ in slices:
                 job.state.fail_all(make_internal_error("the input could not be read", error))
             return
         elapsed_s, start = time.monotonic() - started_at, 0
-        for job, first_index, job_inputs in zip(jobs, first_indices, slices, strict=True):
+        for job, first_index, job_inputs in slices:
             job.state.request.timing.tokenize_s += elapsed_s
             self._submit_rendered(job, first_index, rendered.slice(start, start + len(job_inputs)), submit)
             start += len(job_inputs)

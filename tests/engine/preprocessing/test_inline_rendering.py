@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cenote.engine.engine import PoolingEngine
+from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.preprocessing.tokenizer_worker import MAX_INLINE_CHARS
 from cenote.protocol.requests import PoolRequest
 from tests.engine.conftest import TIMEOUT_S, MakeEngine
@@ -71,12 +72,21 @@ def test_a_short_text_does_not_overtake_what_the_tokenizer_thread_renders(
     assert renderer.threads == ["cenote-tokenizer"] * 2
 
 
-def test_an_interrupted_caller_leaves_nothing_in_flight(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["render", "is_busy", "make_receiver"])
+def test_an_interrupted_caller_leaves_nothing_in_flight(
+    engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.renderer, "render", interrupt)
+        if step == "render":
+            patched.setattr(engine.renderer, "render", interrupt)
+        elif step == "is_busy":
+            patched.setattr(EngineLoop, "is_busy", property(interrupt))
+        else:
+            patched.setattr(EngineLoop, "is_busy", True)
+            patched.setattr(engine.tokenizer_worker.dedup, "make_receiver", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.pool_sync(PoolRequest(task="embed", inputs=["hello"]))
     assert engine.metrics.num_in_flight_chars == 0
