@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import PoolingError
-from cenote.kernels.cpu.library import load_level
+from cenote.kernels.kernel_level import find_kernel_level
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import PART_CHARS, PARTS, compute_fingerprint
@@ -95,8 +97,12 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if model.quantization.source != "default":
         yield Setting("quantization", model.quantization.value or "none", model.quantization.source)
     yield Setting("device", str(model.device.value), model.device.source)
-    if model.device.value.type == "cpu" and model.entry.is_native and (level := load_level()) is not None:
-        yield Setting("cpu_level", level.name, "instructions of this CPU", label="CPU level")
+    if (
+        model.device.value.type == "cpu"
+        and model.entry.is_native
+        and (level := find_kernel_level(is_bfloat16=model.dtype.value is torch.bfloat16)) != "baseline"
+    ):
+        yield Setting("cpu_level", level, "instructions of this CPU", label="CPU level")
     if tokenizer is not None:
         yield from _iter_tokenizer_settings(tokenizer)
     yield from _iter_prompt_settings(model)

@@ -197,7 +197,8 @@ def _products_reason(engine: PoolingEngine) -> str:
 
 
 def _native_reason(chosen: ResolvedSettings) -> str:
-    if (level := load_level()) is not None and not chosen.tiles:
+    # AMX multiplies bfloat16 and int8; float32 is multiplied at the level below
+    if (level := load_level()) is not None and not (chosen.tiles and chosen.dtype == "bfloat16"):
         return f"level {level.name} of this CPU"
     if not chosen.tiles and not cpu_features().has_level:
         set_by = [f"{name}={os.environ[name]}" for name in (CPU_LEVEL, *ONEDNN_VARIABLES) if os.environ.get(name)]

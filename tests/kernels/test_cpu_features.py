@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu_features import CPU_LEVEL, ISA_LEVELS, CPUFeatures, cpu_features, cpu_name
+from cenote.kernels.kernel_level import find_kernel_level
 
 SAPPHIRE_RAPIDS = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C CPU\n"
@@ -98,14 +100,15 @@ class LibraryOfEveryLevel:
             self.names.index(name.decode()) + 1 if name.decode() in self.names else None
         )
 
-    def cenote_product_layout(self, *_: object) -> None:
-        """Leave the layout at zero: no products."""
+    def cenote_product_layout(self, level: int, format: int, address: int) -> None:
+        """Write one that is not empty: every level has products of all formats."""
+        (ctypes.c_int64 * 4).from_address(address)[:] = [8, 32, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("text", "limit", "expected"),
     [
-        (SAPPHIRE_RAPIDS, "", None),  # AMX has kernels of its own
+        (SAPPHIRE_RAPIDS, "", "avx512_bf16"),  # AMX has kernels of its own, but none for float32
         (SAPPHIRE_RAPIDS, "avx512_bf16", "avx512_bf16"),
         (SAPPHIRE_RAPIDS, "avx512_vnni", "avx512_vnni"),
         (SAPPHIRE_RAPIDS, "avx512", "avx512"),
@@ -131,7 +134,17 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
 
     library._find_level.cache_clear()
     assert (None if level is None else level.name) == expected
-    assert found.has_level == (expected is not None or found.has_amx)
+    assert found.has_level == (expected is not None)
+    if level is not None:
+        assert list(level.products) == (["float32"] if found.has_amx else list(library.FORMATS))
+
+
+def test_amx_is_the_level_of_bfloat16_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = library.load_level()
+    monkeypatch.setattr("cenote.kernels.native_library.is_available", lambda: True)
+
+    assert find_kernel_level(is_bfloat16=True) == "amx"
+    assert find_kernel_level(is_bfloat16=False) == ("baseline" if level is None else level.name)
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])

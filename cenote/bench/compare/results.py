@@ -13,8 +13,7 @@ from cenote.bench.compare.worker import OutputRows
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.bench.load_stats import Ratio, min_cosine
 from cenote.bench.report import machine_info
-from cenote.kernels import native_library
-from cenote.kernels.cpu.library import load_level
+from cenote.kernels.kernel_level import find_kernel_level
 
 SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction
 
@@ -105,7 +104,7 @@ class CompareReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "machine": {**machine_info(), "level": kernel_level()},
+            "machine": {**machine_info(), "level": find_kernel_level(is_bfloat16=True)},
             "rounds": self.rounds,
             "left_out": self.left_out,
             "workloads": [outcome.to_json() for outcome in self.outcomes],
@@ -114,20 +113,13 @@ class CompareReport:
     def to_text(self) -> str:
         facts = machine_info()
         rounds = f"{self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        machine = f"{facts['processor']}, {facts['cores']} cores, level {kernel_level()}"
+        machine = f"{facts['processor']}, {facts['cores']} cores, level {find_kernel_level(is_bfloat16=True)}"
         lines = [f"{machine}; {rounds}; engines run one at a time"]
         for outcome in self.outcomes:
             lines += ["", *format_workload(outcome)]
         if self.left_out:
             lines += ["", *(f"left out: {line}" for line in self.left_out)]
         return "\n".join(lines)
-
-
-def kernel_level() -> str:
-    """Return the level of instructions that Cenote's kernels use: amx, a level of the C library, or baseline: torch."""
-    if native_library.is_available():
-        return "amx"
-    return "baseline" if (level := load_level()) is None else level.name
 
 
 def format_workload(outcome: WorkloadOutcome) -> list[str]:

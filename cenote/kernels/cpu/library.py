@@ -117,10 +117,9 @@ class CPULevel:
 def load_level() -> CPULevel | None:
     """Return the highest level of this CPU within CENOTE_CPU_LEVEL, or None; None if the library is not built.
 
-    CPUs with AMX have none: they have kernels of their own.
+    With AMX, which has kernels of its own for bfloat16 and int8, its only products are those of float32.
     """
-    features = cpu_features()
-    return None if features.has_amx else _find_level(features)
+    return _find_level(cpu_features())
 
 
 @cache
@@ -131,7 +130,10 @@ def _find_level(features: CPUFeatures) -> CPULevel | None:
     library.cenote_find_level.restype = _pointer
     for name, flags in reversed(ISA_LEVELS[features.architecture].items()):
         if flags <= features.flags and (pointer := library.cenote_find_level(name.encode())) is not None:
-            return CPULevel(name, library, pointer, _read_products(library, pointer))
+            products = _read_products(library, pointer)
+            if features.has_amx:
+                products = {format: layout for format, layout in products.items() if format == "float32"}
+            return CPULevel(name, library, pointer, products)
     return None
 
 
