@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import PoolingError
@@ -100,12 +98,17 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if (
         model.device.value.type == "cpu"
         and model.entry.is_native
-        and (level := find_kernel_level(is_bfloat16=model.dtype.value is torch.bfloat16)) != "baseline"
+        and (level := _find_kernel_level(model)) != "baseline"
     ):
         yield Setting("cpu_level", level, "instructions of this CPU", label="CPU level")
     if tokenizer is not None:
         yield from _iter_tokenizer_settings(tokenizer)
     yield from _iter_prompt_settings(model)
+
+
+def _find_kernel_level(model: ModelDescription) -> str:
+    dtypes = _dtype_name(model.dtype.value), _dtype_name(model.matmul_dtype.value)
+    return find_kernel_level(*dtypes, model.quantization.value)
 
 
 def _iter_fingerprint_settings(model: ModelDescription, config: EngineConfig) -> Iterator[Setting]:

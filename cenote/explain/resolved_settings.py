@@ -59,7 +59,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         dtype=str(description.dtype.value).removeprefix("torch."),
         quantization=description.quantization.value,
         attention=_attention_kernel_name(engine),
-        native=_native_code_status(tiles),
+        native=_native_code_status(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
         tiles=tiles,
         fused=is_fused(engine.model.backbone),
         is_native=description.entry.is_native,
@@ -93,8 +93,8 @@ def is_fused(backbone: torch.nn.Module) -> bool:
     return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None) is not None
 
 
-def _native_code_status(tiles: bool) -> str:
-    if native_library.is_available() or load_level() is not None:
+def _native_code_status(tiles: bool, *, uses_amx: bool) -> str:
+    if native_library.is_available() if uses_amx else load_level() is not None:
         return IN_USE
     if not tiles and not cpu_features().has_level:
         return "not for this processor"
@@ -197,7 +197,7 @@ def _products_reason(engine: PoolingEngine) -> str:
 
 
 def _native_reason(chosen: ResolvedSettings) -> str:
-    # AMX multiplies bfloat16 and int8; float32 is multiplied at the level below
+    # AMX is for models in bfloat16; others use the level below
     if (level := load_level()) is not None and not (chosen.tiles and chosen.dtype == "bfloat16"):
         return f"level {level.name} of this CPU"
     if not chosen.tiles and not cpu_features().has_level:

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from cenote.explain.resolved_settings import KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
+from cenote.explain import resolved_settings
+from cenote.explain.resolved_settings import IN_USE, KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
 from cenote.kernels import amx_linear, fp8, int8, linear, quantized_linear
 from cenote.kernels.cpu import packed_linear
 from cenote.layers import linear as plain
@@ -22,3 +23,18 @@ def test_every_kernel_with_a_name_is_a_module(module: str) -> None:
 def test_every_linear_layer_with_a_description_is_a_class(name: str) -> None:
     modules = (amx_linear, packed_linear, linear, int8, fp8, quantized_linear, plain)
     assert any(isinstance(getattr(module, name, None), type) for module in modules)
+
+
+@pytest.mark.parametrize("has_amx_kernels", [True, False])
+@pytest.mark.parametrize("has_level", [True, False])
+def test_native_code_is_in_use_if_there_is_a_kernel_for_the_dtype(
+    monkeypatch: pytest.MonkeyPatch, has_amx_kernels: bool, has_level: bool
+) -> None:
+    monkeypatch.setattr(resolved_settings.native_library, "is_available", lambda: has_amx_kernels)
+    monkeypatch.setattr(resolved_settings, "load_level", lambda: object() if has_level else None)
+
+    in_bfloat16 = resolved_settings._native_code_status(True, uses_amx=True)
+    in_float32 = resolved_settings._native_code_status(True, uses_amx=False)
+
+    assert (in_bfloat16 == IN_USE) is has_amx_kernels
+    assert (in_float32 == IN_USE) is has_level

@@ -139,12 +139,26 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
         assert list(level.products) == (["float32"] if found.has_amx else list(library.FORMATS))
 
 
-def test_amx_is_the_level_of_bfloat16_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = library.load_level()
-    monkeypatch.setattr("cenote.kernels.native_library.is_available", lambda: True)
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_amx_is_the_level_of_bfloat16_models_only(
+    cpuinfo: Path, has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64")
+    monkeypatch.setattr(library, "cpu_features", lambda: found)
+    monkeypatch.setattr(library, "open_library", lambda _: LibraryOfEveryLevel())
+    monkeypatch.setattr("cenote.kernels.native_library.is_available", lambda: has_kernels)
+    library._find_level.cache_clear()
 
-    assert find_kernel_level(is_bfloat16=True) == "amx"
-    assert find_kernel_level(is_bfloat16=False) == ("baseline" if level is None else level.name)
+    levels = [
+        find_kernel_level("bfloat16"),
+        find_kernel_level("bfloat16", "bfloat16", "int8"),
+        find_kernel_level("float32"),
+        find_kernel_level("float32", "float32", "int8"),
+    ]
+
+    library._find_level.cache_clear()
+    of_bfloat16 = "amx" if has_kernels else "baseline"
+    assert levels == [of_bfloat16, of_bfloat16, "avx512_bf16", "baseline"]
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])

@@ -48,7 +48,7 @@ FAMILIES = [
 
 @pytest.fixture
 def highest_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CPUs with AMX use a level only if the instruction sets are limited."""
+    """CPUs with AMX use all products of a level only if the instruction sets are limited."""
     with use_level(LEVELS[-1], monkeypatch):
         yield
 

@@ -13,6 +13,7 @@ from cenote.bench.compare.worker import OutputRows
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.bench.load_stats import Ratio, min_cosine
 from cenote.bench.report import machine_info
+from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.kernel_level import find_kernel_level
 
 SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction
@@ -104,7 +105,7 @@ class CompareReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "machine": {**machine_info(), "level": find_kernel_level(is_bfloat16=True)},
+            "machine": {**machine_info(), "level": kernel_level()},
             "rounds": self.rounds,
             "left_out": self.left_out,
             "workloads": [outcome.to_json() for outcome in self.outcomes],
@@ -113,13 +114,18 @@ class CompareReport:
     def to_text(self) -> str:
         facts = machine_info()
         rounds = f"{self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        machine = f"{facts['processor']}, {facts['cores']} cores, level {find_kernel_level(is_bfloat16=True)}"
+        machine = f"{facts['processor']}, {facts['cores']} cores, level {kernel_level()}"
         lines = [f"{machine}; {rounds}; engines run one at a time"]
         for outcome in self.outcomes:
             lines += ["", *format_workload(outcome)]
         if self.left_out:
             lines += ["", *(f"left out: {line}" for line in self.left_out)]
         return "\n".join(lines)
+
+
+def kernel_level() -> str:
+    """Return the level of the kernels of Cenote's default dtype: amx if that is bfloat16 with AMX."""
+    return find_kernel_level("bfloat16" if cpu_features().has_amx else "float32")
 
 
 def format_workload(outcome: WorkloadOutcome) -> list[str]:

@@ -13,7 +13,7 @@ from cenote.kernels.smoothquant import record_input_max, smooth_scales
 
 
 def supports_format(format: Format) -> bool:
-    """Return whether the C library is built and has products of this format for this CPU."""
+    """Return whether the C library is built and its products of this format are used on this CPU."""
     level = load_level()
     return level is not None and format in level.products
 

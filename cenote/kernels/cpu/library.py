@@ -106,7 +106,7 @@ class ProductLayout:
 
 @dataclass(frozen=True)
 class CPULevel:
-    """A level that this CPU has, with the products of its kernels."""
+    """A level that this CPU has, with the products that are used of its kernels."""
 
     name: str
     library: Any

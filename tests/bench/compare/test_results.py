@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
+from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement, kernel_level
 from cenote.bench.compare.workload_specs import WORKLOADS, PreparedWorkload
 from cenote.bench.load_stats import Ratio
-from cenote.kernels.kernel_level import find_kernel_level
 
 OURS, THEIRS, THIRD = [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], [2.0, 10.0, 1.0]
 
@@ -58,7 +57,7 @@ def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -
     assert "1.00x (1.00-1.00)" in ours and "0.999900" in ours
     assert "3.00x (2.00-4.00)" in theirs and "10" in theirs
     assert third.split()[-2:] == ["-", "-"]
-    assert f"level {find_kernel_level(is_bfloat16=True)}; 3 interleaved rounds" in shown[0]
+    assert f"level {kernel_level()}; 3 interleaved rounds" in shown[0]
     assert shown[-1] == "left out: fastembed: not installed"
 
 
