@@ -282,12 +282,11 @@ class EngineLoop:
         self.num_on_device += 1
         try:
             return self.executor.start(batch)
-        except Exception as error:
+        except BaseException as error:
             self.num_on_device -= 1
+            if not isinstance(error, Exception):  # such as that of Ctrl-C: the engine thread starts the batch again
+                raise
             return error
-        except BaseException:  # such as that of Ctrl-C: the engine thread starts the batch again
-            self.num_on_device -= 1
-            raise
         finally:  # while the device computes
             self.metrics.on_batch(len(batch), batch.num_tokens)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+
+import pytest
 
 from cenote.utils.metrics import MAX_DEFERRED, MetricFamily, MetricsRegistry
 
@@ -60,10 +63,12 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     assert before.series[0].counts == [1, 0]
 
 
-def test_no_increment_of_concurrent_threads_is_lost() -> None:
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_no_increment_of_concurrent_threads_is_lost(is_deferred: bool) -> None:
     metrics = MetricsRegistry()
     add = metrics.counter("tokens_total", "Tokens.")
-    threads = [threading.Thread(target=lambda: [add() for _ in range(2000)]) for _ in range(8)]
+    increment = partial(metrics.defer, add) if is_deferred else add
+    threads = [threading.Thread(target=lambda: [increment() for _ in range(2000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -105,21 +110,3 @@ def test_a_snapshot_waits_for_what_another_thread_is_recording() -> None:
     (series,) = get_family(metrics, "requests_total").series
     recording.join()
     assert series.value == 1
-
-
-def test_updates_deferred_by_several_threads_are_recorded_once_each() -> None:
-    metrics = MetricsRegistry()
-    add = metrics.counter("requests_total", "Requests.")
-
-    def defer_many() -> None:
-        for _ in range(2000):
-            metrics.defer(add)
-
-    threads = [threading.Thread(target=defer_many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    (series,) = get_family(metrics, "requests_total").series
-    assert series.value == 8000
