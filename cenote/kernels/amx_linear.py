@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cenote.kernels import native_library
+from cenote.kernels.cpu import library as level_library
+from cenote.kernels.cpu.library import Format
 from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear
 
 PANEL = 32  # outputs that are packed together; as in native.h
@@ -42,6 +44,7 @@ class AMXLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.activation = activation
+        self.format: Format = "bfloat16" if weight is None else "int8"
         values, scales = _bfloat16_weight(linear) if weight is None else weight
         row_bytes = values.shape[1] * values.element_size()
         # not a parameter: the packed layout must not be moved to another device or saved
@@ -60,6 +63,17 @@ class AMXLinear(nn.Module):
             inputs=self.in_features,
             outputs=self.out_features,
             activation=native_library.ACTIVATION_CODES.index(activation),
+        )
+        self.level_smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
+        self.level_descriptor = level_library.PackedLinear(  # the same weights for the level of AMX
+            panels=self.tiles.data_ptr(),
+            bias=self.bias.data_ptr(),
+            scales=None if self.scales is None else self.scales.data_ptr(),
+            smooth_scales=None if self.level_smooth_scales is None else self.level_smooth_scales.data_ptr(),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            activation=level_library.ACTIVATION_CODES.index(activation),
+            format=level_library.FORMATS.index(self.format),
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,38 +10,16 @@
 #include "cpu/scratch.h"
 
 #pragma GCC target("prfchw,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")
+#include "cpu/amx_tiles.h"
 #include <immintrin.h>
 
 typedef uint16_t bf16;
-
-/* An AMX tile is 16 rows of 64 bytes: 16 words of 4 bytes, 32 bfloat16 or 64 int8 per row. A panel is 32 output columns. */
-enum { TILE_ROWS = 16, TILE_BYTES = 1024, TILE_WORDS = 256, STEP = 32, PANEL = 32 };
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 #define LOG2_E 1.44269504f
-
-
-/* Configure eight full-size tiles and flush denormals to zero (FTZ, DAZ), which are slow. Returns the previous MXCSR. */
-static inline unsigned amx_begin(void) {
-    struct {
-        uint8_t palette, start_row, unused[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } layout = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) layout.row_bytes[tile] = 64, layout.rows[tile] = TILE_ROWS;
-    _tile_loadconfig(&layout);
-    const unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);
-    return before;
-}
-
-static inline void amx_end(unsigned before) {
-    _tile_release();
-    _mm_setcsr(before);
-}
 
 /* Transpose a 16 x 16 matrix of 4-byte words. */
 static inline void transpose(const __m512i in[16], uint32_t *out) {

@@ -1,4 +1,4 @@
-/* Attention over packed sequences in bfloat16 with AMX.
+/* Attention over packed sequences with AMX: products of bfloat16, of rows that are bfloat16 or float32.
  *
  * One work item is one sequence and one key-value head. Scores are computed for 16 queries at a time as keys x queries, so that
  * a row is a key and a column a query: the softmax of 16 queries then runs in the lanes of a vector, without padded keys.
@@ -8,36 +8,60 @@
 #if KNOWS_AMX
 #include "native_attention.h"
 
-static inline __m512i load_dims(const bf16 *row, int64_t dim, int64_t head_dim) {
-    return _mm512_maskz_loadu_epi16(tail_mask(head_dim - dim), row + dim);
+static inline const void *element(const void *start, int64_t index, int is_bfloat16) {
+    return (const uint8_t *)start + index * (is_bfloat16 ? sizeof(bf16) : sizeof(float));
+}
+
+static inline __m512 load_floats(const float *from, int64_t left) { return _mm512_maskz_loadu_ps((__mmask16)tail_mask(left), from); }
+
+/* 32 dimensions of a row as bfloat16; those beyond head_dim are zeros. */
+static inline __m512i load_dims(const void *row, int64_t dim, int64_t head_dim, int is_bfloat16) {
+    if (is_bfloat16) return _mm512_maskz_loadu_epi16(tail_mask(head_dim - dim), (const bf16 *)row + dim);
+    const float *from = (const float *)row + dim;
+    return f32x2_to_bf16(load_floats(from, head_dim - dim), load_floats(from + 16, head_dim - dim - 16));
+}
+
+/* 16 dimensions. */
+static inline __m256i load_half(const void *row, int64_t dim, int64_t head_dim, int is_bfloat16) {
+    if (is_bfloat16) return _mm256_maskz_loadu_epi16((__mmask16)tail_mask(head_dim - dim), (const bf16 *)row + dim);
+    return f32_to_bf16(load_floats((const float *)row + dim, head_dim - dim));
 }
 
 /* Copy keys into tiles of 16 keys and 32 dimensions. Here and below, dimensions are padded with zeros. */
-static void pack_keys(const bf16 *keys, int64_t stride, int64_t length, int64_t head_dim, bf16 *out) {
+static void pack_keys(const HeadGroup *heads, int64_t length, bf16 *out) {
+    const int64_t head_dim = heads->head_dim, stride = heads->key_stride;
+    const int is_bfloat16 = heads->is_bfloat16;
     for (int64_t first = 0; first < length; first += TILE_ROWS)
         for (int64_t dim = 0; dim < head_dim; dim += STEP, out += TILE_BYTES / sizeof(bf16))
-            for (int64_t row = 0; row < TILE_ROWS; row++) /* rows after the last key repeat it; their scores are ignored */
-                _mm512_store_si512(out + row * STEP, load_dims(keys + min_i64(first + row, length - 1) * stride, dim, head_dim));
+            for (int64_t row = 0; row < TILE_ROWS; row++) { /* rows after the last key repeat it; their scores are ignored */
+                const void *key = element(heads->key, min_i64(first + row, length - 1) * stride, is_bfloat16);
+                _mm512_store_si512(out + row * STEP, load_dims(key, dim, head_dim, is_bfloat16));
+            }
 }
 
-static void pack_queries(const bf16 *queries, int64_t stride, int64_t count, int64_t head_dim, uint32_t *out) {
+static void pack_queries(const HeadGroup *heads, const void *queries, int64_t count, uint32_t *out) {
+    const int64_t head_dim = heads->head_dim, stride = heads->query_stride;
+    const int is_bfloat16 = heads->is_bfloat16;
     for (int64_t dim = 0; dim < head_dim; dim += STEP, out += TILE_WORDS) {
         __m512i rows[16];
-        for (int64_t row = 0; row < TILE_ROWS; row++) rows[row] = load_dims(queries + min_i64(row, count - 1) * stride, dim, head_dim);
+        for (int64_t row = 0; row < TILE_ROWS; row++)
+            rows[row] = load_dims(element(queries, min_i64(row, count - 1) * stride, is_bfloat16), dim, head_dim, is_bfloat16);
         transpose(rows, out);
     }
 }
 
 /* Copy values into tiles of 32 keys, interleaved in pairs, and 16 dimensions; keys are padded with zeros. */
-static void pack_values(const bf16 *values, int64_t stride, int64_t length, int64_t padded, int64_t head_dim, uint32_t *out) {
-    for (int64_t first = 0; first < padded; first += STEP)
+static void pack_values(const HeadGroup *heads, int64_t length, uint32_t *out) {
+    const int64_t head_dim = heads->head_dim, stride = heads->value_stride;
+    const int is_bfloat16 = heads->is_bfloat16;
+    for (int64_t first = 0; first < round_up(length, STEP); first += STEP)
         for (int64_t dim = 0; dim < round_up(head_dim, STEP); dim += 16, out += TILE_WORDS)
             for (int64_t pair = 0; pair < 16; pair++) {
                 int64_t key = first + 2 * pair;
                 const __m256i zero = _mm256_setzero_si256();
-                const __mmask16 dims = tail_mask(head_dim - dim);
-                __m256i even = key < length ? _mm256_maskz_loadu_epi16(dims, values + key * stride + dim) : zero;
-                __m256i odd = key + 1 < length ? _mm256_maskz_loadu_epi16(dims, values + (key + 1) * stride + dim) : zero;
+                const void *value = element(heads->value, key * stride, is_bfloat16), *next = element(value, stride, is_bfloat16);
+                __m256i even = key < length ? load_half(value, dim, head_dim, is_bfloat16) : zero;
+                __m256i odd = key + 1 < length ? load_half(next, dim, head_dim, is_bfloat16) : zero;
                 __m512i words = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
                 _mm512_store_si512(out + 16 * pair, words);
             }
@@ -156,25 +180,33 @@ static void pv_product(
     }
 }
 
-static void store_output(const float *attn_out, __m512 inv_sums, int64_t count, int64_t head_dim, bf16 *out, int64_t stride) {
-    const int64_t padded = round_up(head_dim, STEP);
+static void store_output(const HeadGroup *heads, const float *attn_out, __m512 inv_sums, int64_t count, void *out) {
+    const int64_t head_dim = heads->head_dim, padded = round_up(head_dim, STEP);
     float factors[TILE_ROWS];
     _mm512_storeu_ps(factors, inv_sums);
-    for (int64_t row = 0; row < count; row++, attn_out += padded, out += stride) {
+    for (int64_t row = 0; row < count; row++, attn_out += padded) {
+        void *to = (void *)element(out, row * heads->out_stride, heads->is_bfloat16);
         const __m512 factor = _mm512_set1_ps(factors[row]);
         for (int64_t dim = 0; dim < head_dim; dim += STEP) {
             const __m512 low = _mm512_mul_ps(_mm512_load_ps(attn_out + dim), factor);
             const __m512 high = _mm512_mul_ps(_mm512_load_ps(attn_out + dim + 16), factor);
-            _mm512_mask_storeu_epi16(out + dim, tail_mask(head_dim - dim), f32x2_to_bf16(low, high));
+            const __mmask32 dims = tail_mask(head_dim - dim);
+            if (heads->is_bfloat16) _mm512_mask_storeu_epi16((bf16 *)to + dim, dims, f32x2_to_bf16(low, high));
+            else {
+                _mm512_mask_storeu_ps((float *)to + dim, (__mmask16)dims, low);
+                _mm512_mask_storeu_ps((float *)to + dim + 16, (__mmask16)(dims >> 16), high);
+            }
         }
     }
 }
 
 /* Compute the scores of the next 16 queries before the softmax of the current ones, so that tile and vector units overlap. */
-static void attend_head(const HeadGroup *heads, const bf16 *query, bf16 *out, int64_t length, const AttentionScratch *scratch) {
-    const int64_t head_dim = heads->head_dim, padded = round_up(head_dim, STEP), half = round_up(length, STEP) * TILE_ROWS;
+static void attend_head(const HeadGroup *heads, int64_t head, int64_t length, const AttentionScratch *scratch) {
+    const int64_t padded = round_up(heads->head_dim, STEP), half = round_up(length, STEP) * TILE_ROWS;
+    const void *query = element(heads->query, head * heads->head_dim, heads->is_bfloat16);
+    void *out = (void *)element(heads->out, head * heads->head_dim, heads->is_bfloat16);
     KeyRange current, next = key_range(0, min_i64(TILE_ROWS, length), length, heads->causal, heads->window);
-    pack_queries(query, heads->query_stride, min_i64(TILE_ROWS, length), head_dim, scratch->queries);
+    pack_queries(heads, query, min_i64(TILE_ROWS, length), scratch->queries);
     qk_scores(scratch, scratch->queries, padded, next.begin, next.end, scratch->scores);
     for (int64_t first = 0, parity = 0; first < length; first += TILE_ROWS, parity ^= 1) {
         const int64_t count = min_i64(TILE_ROWS, length - first), after = first + TILE_ROWS;
@@ -182,12 +214,12 @@ static void attend_head(const HeadGroup *heads, const bf16 *query, bf16 *out, in
         if (after < length) {
             const int64_t next_count = min_i64(TILE_ROWS, length - after);
             next = key_range(after, next_count, length, heads->causal, heads->window);
-            pack_queries(query + after * heads->query_stride, heads->query_stride, next_count, head_dim, scratch->queries);
+            pack_queries(heads, element(query, after * heads->query_stride, heads->is_bfloat16), next_count, scratch->queries);
             qk_scores(scratch, scratch->queries, padded, next.begin, next.end, scratch->scores + (parity ^ 1) * half);
         }
-        const __m512 inv_sums = softmax(scratch->scores + parity * half, &current, heads->scale, scratch->weights);
+        const __m512 inv_sums = softmax(scratch->scores + parity * half, &current, heads->scale * LOG2_E, scratch->weights);
         pv_product(scratch, scratch->weights, padded, current.begin, current.end, scratch->attn_out);
-        store_output(scratch->attn_out, inv_sums, count, head_dim, out + first * heads->out_stride, heads->out_stride);
+        store_output(heads, scratch->attn_out, inv_sums, count, (void *)element(out, first * heads->out_stride, heads->is_bfloat16));
     }
 }
 
@@ -209,12 +241,18 @@ AttentionScratch cenote_attention_scratch(uint8_t *memory, int64_t length, int64
 }
 
 void cenote_attend_sequence(const HeadGroup *heads, int64_t length, const AttentionScratch *scratch) {
-    const int64_t head_dim = heads->head_dim;
     if (length == 0) return;
-    pack_keys(heads->key, heads->key_stride, length, head_dim, scratch->keys);
-    pack_values(heads->value, heads->value_stride, length, round_up(length, STEP), head_dim, scratch->values);
-    for (int64_t head = 0; head < heads->group; head++)
-        attend_head(heads, heads->query + head * head_dim, heads->out + head * head_dim, length, scratch);
+    pack_keys(heads, length, scratch->keys);
+    pack_values(heads, length, scratch->values);
+    for (int64_t head = 0; head < heads->group; head++) attend_head(heads, head, length, scratch);
+}
+
+/* For the level `amx`, whose threads have configured their tiles: see TileKernels. */
+size_t cenote_amx_attention_bytes(int64_t length, int64_t head_dim) { return cenote_attention_scratch_bytes(length, round_up(head_dim, STEP)); }
+
+void cenote_amx_attend(const HeadGroup *heads, int64_t length, uint8_t *memory) {
+    const AttentionScratch scratch = cenote_attention_scratch(memory, length, round_up(heads->head_dim, STEP));
+    cenote_attend_sequence(heads, length, &scratch);
 }
 
 /* query, key, value, out: [tokens][heads][head_dim] in bfloat16, with token strides in elements. offsets: [size + 1] cumulative
@@ -237,10 +275,10 @@ int cenote_attention(
                 const int64_t start = offsets[unit / kv_heads], kv_head = unit % kv_heads;
                 const int64_t kv_column = kv_head * head_dim, column = kv_column * group;
                 const HeadGroup head_group = {
-                    query + start * query_stride + column, key + start * key_stride + kv_column,
-                    value + start * value_stride + kv_column, out + start * out_stride + column,
-                    query_stride, key_stride, value_stride, out_stride, head_dim, group, window,
-                    scale * LOG2_E, causal,
+                    .query = query + start * query_stride + column, .key = key + start * key_stride + kv_column,
+                    .value = value + start * value_stride + kv_column, .out = out + start * out_stride + column,
+                    .query_stride = query_stride, .key_stride = key_stride, .value_stride = value_stride, .out_stride = out_stride,
+                    .head_dim = head_dim, .group = group, .window = window, .scale = scale, .causal = causal, .is_bfloat16 = 1,
                 };
                 cenote_attend_sequence(&head_group, offsets[unit / kv_heads + 1] - start, &scratch);
             }

@@ -2,6 +2,7 @@
 #ifndef CENOTE_NATIVE_ATTENTION_H
 #define CENOTE_NATIVE_ATTENTION_H
 
+#include "cpu/head_group.h"
 #include "native.h"
 
 /* Scratch buffers of one thread, sized for the longest sequence of the batch. */
@@ -14,19 +15,9 @@ typedef struct {
     float *attn_out;   /* [16][head_dim] */
 } AttentionScratch;
 
-/* One key-value head and the query heads that share it: rows of bfloat16, strides in elements. */
-typedef struct {
-    const bf16 *query, *key, *value;
-    bf16 *out;
-    int64_t query_stride, key_stride, value_stride, out_stride;
-    int64_t head_dim, group; /* group: number of adjacent query heads that share the keys */
-    int64_t window;
-    float scale; /* multiplied by log2(e): the softmax uses powers of two */
-    int causal;
-} HeadGroup;
-
 size_t cenote_attention_scratch_bytes(int64_t length, int64_t head_dim);
 AttentionScratch cenote_attention_scratch(uint8_t *memory, int64_t length, int64_t head_dim);
+/* Without bias and softcap. */
 void cenote_attend_sequence(const HeadGroup *heads, int64_t length, const AttentionScratch *scratch);
 
 #endif

@@ -222,8 +222,9 @@ static void attend_chunk(
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
         const bf16 *row_start = chunk->qkv + start * row;
         const HeadGroup heads = {
-            row_start + head * group * dim, row_start + query + head * dim, row_start + query + keys + head * dim,
-            chunk->attn_out + start * query + head * group * dim, row, row, row, query, dim, group, e->window, e->scale * LOG2_E, e->causal,
+            .query = row_start + head * group * dim, .key = row_start + query + head * dim, .value = row_start + query + keys + head * dim,
+            .out = chunk->attn_out + start * query + head * group * dim, .query_stride = row, .key_stride = row, .value_stride = row,
+            .out_stride = query, .head_dim = dim, .group = group, .window = e->window, .scale = e->scale, .causal = e->causal, .is_bfloat16 = 1,
         };
         cenote_attend_sequence(&heads, offsets[member + 1] - offsets[member], scratch);
     }

@@ -20,7 +20,7 @@ from cenote.kernels.cpu.encoder import (
     TableWeights,
 )
 from cenote.kernels.cpu.encoder import NormWeights as LevelNorm
-from cenote.kernels.cpu.library import ACTIVATION_CODES, Format
+from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format, load_amx_level, load_level
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.native_encoder import BlockWeights, EmbeddingTables, NativeEncoder, NormWeights
 from cenote.layers.attention import Attention
@@ -64,12 +64,13 @@ class FusedEncoder:
 class FusedLevelEncoder:
     """Run all layers of a backbone with the kernels of a CPU level, and its embedding if it is an InputEmbedding."""
 
-    def __init__(self, backbone: Backbone, layers: list[LayerWeights], shape: EncoderShape) -> None:
+    def __init__(self, backbone: Backbone, level: CPULevel, layers: list[LayerWeights], shape: EncoderShape) -> None:
         self.embed, self.bias = backbone.embed, backbone.bias
         self.rotary, self.local_rotary = _float32_table(backbone.rotary), _float32_table(backbone.local_rotary)
         self.dtype = backbone.dtype
         tables = _embedding_tables(backbone.embed, backbone.dtype)
         self.encoder = LevelEncoder(
+            level,
             layers,
             shape,
             None
@@ -104,7 +105,11 @@ class FusedLevelEncoder:
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
     """Return a fused encoder for the backbone, or None if it has layers that the C code does not support."""
-    return _try_fuse_level_encoder(backbone) or _try_fuse_amx_encoder(backbone)
+    return (
+        _try_fuse_level_encoder(backbone, load_level(), PackedLinear)
+        or _try_fuse_amx_encoder(backbone)
+        or _try_fuse_level_encoder(backbone, load_amx_level(), AMXLinear)
+    )
 
 
 def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
@@ -116,9 +121,11 @@ def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
     return all(isinstance(x, Linear) and packed_linear.supports(x, x.activation, format) for x in linears)
 
 
-def _try_fuse_level_encoder(backbone: Backbone) -> FusedLevelEncoder | None:
-    plan = _plan_level_encoder(backbone, PackedLinear)
-    return None if plan is None else FusedLevelEncoder(backbone, *plan)
+def _try_fuse_level_encoder(
+    backbone: Backbone, level: CPULevel | None, linear_class: type[nn.Module]
+) -> FusedLevelEncoder | None:
+    plan = None if level is None else _plan_level_encoder(backbone, linear_class)
+    return None if level is None or plan is None else FusedLevelEncoder(backbone, level, *plan)
 
 
 def _plan_level_encoder(

@@ -1,6 +1,7 @@
 /* Runs small encoders with the products of the level in argv[1] and prints their outputs, one per line: first float32, then int8 and
  * bfloat16 if the level has them, of the same encoders. Exits with 2 if the CPU lacks the level. Weights and inputs are the same on every machine. */
 #include "../../cenote/kernels/cpu/encoder.c"
+#include "weight_index.h"
 #include <stdio.h>
 
 int omp_get_thread_num(void) { return 0; } /* compiled without OpenMP */
@@ -48,8 +49,7 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
         for (int64_t i = 0; i < inputs; i++) largest = size_of(weight[o * inputs + i]) > largest ? size_of(weight[o * inputs + i]) : largest;
         padded_bias[o] = bias[o], scales[o] = largest / 127.0f;
         for (int64_t i = 0; i < inputs; i++) {
-            const int64_t panel = o / product->columns, word = panel * words + i / product->word;
-            const int64_t index = (word * product->columns + o % product->columns) * product->word + i % product->word;
+            const int64_t index = weight_index(product, o / product->columns * words, o % product->columns, i);
             const float value = weight[o * inputs + i];
             if (format == FLOAT32) ((float *)out)[index] = value;
             else if (format == BFLOAT16) ((uint16_t *)out)[index] = to_bfloat16(value);

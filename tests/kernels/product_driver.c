@@ -1,11 +1,11 @@
 /* Compares every product of the level in argv[1] with sums in double of the rounded inputs, and int8 sums with exact ones: exits with 0 if they agree, 2 if
  * the CPU lacks the level. */
-#include "../../cenote/kernels/cpu/level.h"
+#include "weight_index.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_INPUTS = 600 };
+enum { MAX_INPUTS = 600, MAX_WORD = 64 };
 
 /* without the mathematical library, which cross compilers cannot always link */
 static float size_of(float x) { return x < 0 ? -x : x; }
@@ -35,7 +35,7 @@ static void pack_weights(const Product *product, int64_t format, int64_t inputs,
     memset(out, 0, words * product->columns * product->word * product->element_bytes);
     for (int64_t column = 0; column < product->columns; column++)
         for (int64_t input = 0; input < inputs; input++) {
-            const int64_t word = input / product->word, index = (word * product->columns + column) * product->word + input % product->word;
+            const int64_t index = weight_index(product, 0, column, input);
             const int weight = weight_of(column, input);
             if (format == INT8) ((int8_t *)out)[index] = (int8_t)weight;
             else if (format == FLOAT32) ((float *)out)[index] = (float)weight;
@@ -58,7 +58,7 @@ static int64_t offset_of(const Product *product, int64_t column, int64_t inputs)
 static int check_integers(const Level *level, int64_t inputs, int64_t count) {
     const Product *product = level->products[INT8];
     static float rows[MAX_TILE_ROWS * MAX_INPUTS], smooth[MAX_INPUTS], scales[MAX_TILE_ROWS];
-    static uint8_t packed[MAX_TILE_ROWS * (MAX_INPUTS + 8)], weights[MAX_TILE_COLUMNS * (MAX_INPUTS + 8)];
+    static uint8_t packed[MAX_TILE_ROWS * (MAX_INPUTS + MAX_WORD)], weights[MAX_TILE_COLUMNS * (MAX_INPUTS + MAX_WORD)];
     static int32_t sums[MAX_TILE_ROWS * MAX_TILE_COLUMNS];
     for (int64_t i = 0; i < count * inputs; i++) rows[i] = (float)rand() / RAND_MAX * 3 - 1;
     for (int64_t i = 0; i < inputs; i++) smooth[i] = (float)rand() / RAND_MAX + 0.5f;
@@ -90,7 +90,7 @@ static int check_integers(const Level *level, int64_t inputs, int64_t count) {
 static int check(const Level *level, int64_t format, int64_t inputs, int64_t count) {
     const Product *product = level->products[format];
     static float rows[MAX_TILE_ROWS * MAX_INPUTS], scales[MAX_TILE_ROWS];
-    static uint8_t packed[MAX_TILE_ROWS * (MAX_INPUTS + 8) * 4], weights[MAX_TILE_COLUMNS * (MAX_INPUTS + 8) * 4];
+    static uint8_t packed[MAX_TILE_ROWS * (MAX_INPUTS + MAX_WORD) * 4], weights[MAX_TILE_COLUMNS * (MAX_INPUTS + MAX_WORD) * 4];
     static union {
         float floats[MAX_TILE_ROWS * MAX_TILE_COLUMNS];
         int32_t integers[MAX_TILE_ROWS * MAX_TILE_COLUMNS];
@@ -131,9 +131,11 @@ int main(int argc, char **argv) {
     const Level *level = argc == 2 ? cenote_find_level(argv[1]) : NULL;
     const int64_t widths[] = {1, 7, 8, 64, 130, 384, MAX_INPUTS};
     if (level == NULL) return 2;
+    const unsigned before = begin_tiles(level);
     for (int64_t format = 0; format < NUM_FORMATS; format++)
         for (size_t i = 0; level->products[format] && i < sizeof widths / sizeof *widths; i++)
             for (int64_t count = 1; count <= level->products[format]->rows; count++)
                 if (check(level, format, widths[i], count) || (format == INT8 && check_integers(level, widths[i], count))) return 1;
+    end_tiles(level, before);
     return 0;
 }

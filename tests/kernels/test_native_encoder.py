@@ -1,4 +1,4 @@
-"""The native encoder equals its blocks run one by one."""
+"""With AMX, all layers of a backbone in one call equal its blocks run one by one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
 from cenote.layers.backbone import Backbone
-from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.fused_encoder import FusedEncoder, FusedLevelEncoder, try_fuse_encoder
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
+from tests.kernels.test_cpu_levels import DECODER, FOUR_NORMS, LOCAL_ENCODER, OUTPUT_NORMS, SCALED_RESIDUALS
 from tests.tiny import randomize
 
 pytestmark = pytest.mark.skipif(
@@ -92,7 +93,7 @@ def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bo
     spec = replace(SPEC, **change)  # type: ignore[arg-type]
     backbone, batch = make_fused_backbone(spec, int8=int8), batch_of(LENGTHS, typed=True)
 
-    assert backbone.fused_encoder is not None
+    assert isinstance(backbone.fused_encoder, FusedEncoder)
     exact = make_backbone(spec).double()(batch)
     fused, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
 
@@ -104,7 +105,12 @@ def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bo
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_sequence_gives_the_same_bits_in_any_batch_and_with_any_number_of_threads(int8: bool, threads: int) -> None:
-    backbone = make_fused_backbone(replace(SPEC, intermediate_size=640), int8=int8)
+    assert_bits_do_not_depend_on_the_batch(
+        make_fused_backbone(replace(SPEC, intermediate_size=640), int8=int8), threads
+    )
+
+
+def assert_bits_do_not_depend_on_the_batch(backbone: Backbone, threads: int) -> None:
     lengths = [*LENGTHS, *([40] * 30), 300, 1]
     before = torch.get_num_threads()
     expected = backbone(batch_of(lengths))
@@ -136,10 +142,12 @@ def test_an_id_out_of_range_raises_index_error_as_in_torch() -> None:
         backbone(pack_sequences([[1] * 513]))
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
         {"norm_order": "pre"},
+        {"norm_order": "pre", "has_final_norm": True},
         {"relative_bias": RelativeBiasSpec(num_buckets=32)},
         {"rope": RopeSpec()},
         {"is_gated_mlp": True},
@@ -147,13 +155,57 @@ def test_an_id_out_of_range_raises_index_error_as_in_torch() -> None:
         {"softcap": 5.0},
         {"qk_norm": "head"},
         {"num_heads": 8},  # of 16 dimensions each
-        {"intermediate_size": 200},
+        {"hidden_size": 192, "num_heads": 16},  # of 12 dimensions
         {"local_layers": (True, False), "window": 4},
-        {"has_final_norm": True},
+        LOCAL_ENCODER,
+        DECODER,
+        FOUR_NORMS,
+        OUTPUT_NORMS,
+        SCALED_RESIDUALS,
+        {**DECODER, "hidden_size": 512, "intermediate_size": 1600, "num_layers": 1},  # products in several parts
     ],
 )
-def test_a_backbone_with_unsupported_layers_is_not_fused(change: dict[str, object]) -> None:
-    assert make_fused_backbone(replace(SPEC, **change)).fused_encoder is None  # type: ignore[arg-type]
+def test_other_layers_run_in_one_call_of_the_level(change: dict[str, object], int8: bool) -> None:
+    spec = replace(SPEC, **change)  # type: ignore[arg-type]
+    backbone, batch = make_fused_backbone(spec, int8=int8), batch_of(LENGTHS, typed=True)
+    exact_backbone = make_backbone(spec).double()
+    exact_backbone.prepare_buffers(torch.device("cpu"), torch.float64)
+    exact = exact_backbone(batch)
+
+    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert backbone.fused_encoder.encoder.level.name == "amx"
+    fused, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
+
+    error, error_of_blocks = (1 - cosine_similarity(x, exact, dim=-1) for x in (fused, blocks))
+    assert error.max() < (0.02 if int8 else 5e-4)
+    assert error.mean() < 1.1 * error_of_blocks.mean()  # the rows between the products are float32
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("change", [LOCAL_ENCODER, DECODER, FOUR_NORMS])
+def test_a_sequence_gives_the_same_bits_in_any_batch_of_the_level(
+    change: dict[str, object], int8: bool, threads: int
+) -> None:
+    assert_bits_do_not_depend_on_the_batch(make_fused_backbone(replace(SPEC, **change), int8=int8), threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [40, 0], [0, 0, 100, 0, 100, 0, 0]])
+def test_a_sequence_without_tokens_changes_no_other_in_the_level(lengths: list[int]) -> None:
+    backbone = make_fused_backbone(replace(SPEC, **LOCAL_ENCODER))  # type: ignore[arg-type]
+
+    assert torch.equal(backbone(batch_of(lengths)), backbone(batch_of([length for length in lengths if length])))
+
+
+def test_layers_of_widths_that_tiles_do_not_hold_are_not_fused() -> None:
+    assert make_fused_backbone(replace(SPEC, intermediate_size=200)).fused_encoder is None
+
+
+def test_a_backbone_with_attention_sinks_is_not_fused() -> None:
+    backbone = make_fused_backbone()
+    backbone.layers[0].mixer.sinks = torch.zeros(4, dtype=torch.bfloat16)
+
+    assert try_fuse_encoder(backbone) is None
 
 
 def test_a_batch_with_unattended_tokens_runs_without_the_fused_encoder() -> None:

@@ -1,8 +1,8 @@
 """The kernels of the x86-64 levels give the results of those for aarch64, in an emulator.
 
-QEMU emulates AVX2, but neither AVX-512 nor VNNI nor BF16: for these, the kernels are compiled for AVX2 with a header
-that has the missing instructions in plain C. The instructions that the compiler selects for AVX-512 are run only if
-this CPU has them.
+QEMU emulates AVX2, but neither AVX-512 nor VNNI, BF16 and AMX: for these, the kernels are compiled for AVX2 with a
+header that has the missing instructions in plain C. The instructions that the compiler selects for AVX-512 are run only
+if this CPU has them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ DRIVERS = {"products": PRODUCT_DRIVER, "encoder": Path(__file__).with_name("enco
 SHARED = ["levels.c", "linear.c", "attention.c", "scratch.c"]
 EMULATED = Path(__file__).with_name("emulated")
 HIDDEN, OUTPUTS_PER_FORMAT = 48, 5 * 75 * 48  # of encoder_driver.c
-EMULATED_LEVELS = {"avx2_vnni": 2, "avx512": 1, "avx512_vnni": 2, "avx512_bf16": 3}  # with their number of formats
+EMULATED_LEVELS = {
+    "avx2_vnni": 2,
+    "avx512": 1,
+    "avx512_vnni": 2,
+    "avx512_bf16": 3,
+    "amx": 3,
+}  # with their number of formats
 
 
 def compile_drivers(sources: list[Path], folder: Path, *flags: str) -> dict[str, Path]:
@@ -39,7 +45,8 @@ def list_sources(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def x86_programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return compile_drivers(list_sources(CPU), tmp_path_factory.mktemp("x86"))
+    amx = [KERNELS / name for name in ("native_attention.c", "native_processor.c")]
+    return compile_drivers([*list_sources(CPU), *amx], tmp_path_factory.mktemp("x86"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def programs_with_emulated_instructions(tmp_path_factory: pytest.TempPathFactory
         (folder / source.name).write_text(re.sub("#pragma GCC target.*", "", source.read_text()))
     # -O1: gcc takes long to vectorize what the header does lane by lane
     flags = ("-O1", "-mavx2", "-mfma", f"-I{EMULATED}", "-D__builtin_cpu_supports(x)=1")
-    return compile_drivers(list_sources(folder), folder, *flags)
+    return compile_drivers([*list_sources(folder), EMULATED / "amx.c"], folder, *flags, f"-I{folder}")
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,8 @@ static Buffers take_buffers(const Product *product, int64_t length, int64_t head
 size_t cenote_level_attention_bytes(const Level *level, int64_t length, int64_t head_dim, int64_t format) {
     uint8_t *size = NULL, *other_size = NULL;
     take_buffers(level->products[FLOAT32], length, head_dim, &size);
-    take_buffers(level->products[format], length, head_dim, &other_size);
+    if (format == BFLOAT16) other_size += level->tiles->attention_bytes(length, head_dim);
+    else take_buffers(level->products[format], length, head_dim, &other_size);
     return (size_t)(size > other_size ? size : other_size);
 }
 
@@ -50,8 +51,8 @@ static void pack_columns(const Product *product, const float *from, int64_t stri
 static void attend_tile(
     const Level *level, const Product *product, const HeadGroup *heads, int64_t head, int64_t first, int64_t length, const Buffers *buffers
 ) {
-    const float *query = heads->query + head * heads->head_dim, *bias = heads->bias ? heads->bias + head * heads->bias_stride : NULL;
-    float *out = heads->out + head * heads->head_dim;
+    const float *query = (const float *)heads->query + head * heads->head_dim, *bias = heads->bias ? heads->bias + head * heads->bias_stride : NULL;
+    float *out = (float *)heads->out + head * heads->head_dim;
     const int is_adjusted = bias || heads->softcap != 0.0f;
     const int64_t dim = heads->head_dim, columns = product->columns, rows = min_of(product->rows, length - first);
     const int64_t window = min_of(heads->window, length), stride = padded_keys(product, length);
@@ -90,7 +91,7 @@ static void pack_values(const Product *product, const HeadGroup *heads, int64_t 
     for (int64_t first = 0; first < dim; first += columns)
         for (int64_t key = 0; key < length; key++, out += row_bytes) {
             const int64_t count = min_of(columns, dim - first);
-            product->convert(heads->value + key * heads->value_stride + first, count, out);
+            product->convert((const float *)heads->value + key * heads->value_stride + first, count, out);
             memset(out + count * product->element_bytes, 0, row_bytes - count * product->element_bytes);
         }
 }
@@ -113,6 +114,10 @@ static int fits_float16(const Level *level, const HeadGroup *heads, int64_t leng
 
 void cenote_level_attend(const Level *level, const HeadGroup *heads, int64_t length, int64_t format, uint8_t *memory) {
     if (length == 0) return;
+    if (format == BFLOAT16 && heads->bias == NULL && heads->softcap == 0.0f) {
+        level->tiles->attend(heads, length, memory);
+        return;
+    }
     const Product *product = level->products[format == FLOAT16 && fits_float16(level, heads, length) ? FLOAT16 : FLOAT32];
     const int64_t dim = heads->head_dim;
     const Buffers buffers = take_buffers(product, length, dim, &memory);

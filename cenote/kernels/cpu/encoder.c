@@ -13,7 +13,15 @@
 int omp_get_thread_num(void); /* declared here: omp.h is not installed with every compiler */
 int omp_get_num_threads(void);
 
-enum { MIN_CHUNK_ROWS = 32, CHUNK_ROWS = 96 };
+/* Rows of a chunk, and the chunks that a thread should have at least, so that all finish at about the same time. Tiles multiply several
+ * times as fast, while each chunk reads all weights once: chunks are larger, and all threads share a batch with less than min_rows for each. */
+typedef struct {
+    int64_t min_rows, max_rows, chunks_per_thread;
+} ChunkSize;
+
+static const ChunkSize CHUNK_SIZE = {32, 96, 4}, CHUNK_SIZE_WITH_TILES = {128, 256, 2};
+enum { MAX_SHARED_ROWS = 1024 };
+
 enum { NO_ROPE, ROPE, LOCAL_ROPE }; /* which table of the input rotates queries and keys */
 
 /* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm; the out norms come after the
@@ -98,28 +106,43 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
 
 static const Norm NOTHING = {.kind = NO_NORM};
 
-/* This thread's row tiles: norm from `x` to `normed`, then pack them for the layer (unless NULL). */
+/* This thread's rows: norm from `x` to `normed`, then pack them for the layer (unless NULL). */
 static void norm_and_pack(
     const LevelEncoder *e, const Norm *norm, const PackedLinear *layer, const float *x, float *normed, int64_t rows, const Chunk *chunk, Team *team
 ) {
-    const int64_t tile = product_of(e->level, layer ? layer : &e->layers->qkv)->rows, hidden = e->hidden;
-    for (int64_t i = team->share.index; i < divide_up(rows, tile); i += team->share.count) {
+    const int64_t unit = rows_to_pack(product_of(e->level, layer ? layer : &e->layers->qkv)), hidden = e->hidden;
+    for (int64_t first = team->share.index * unit; first < rows; first += team->share.count * unit) {
         if (norm->kind != NO_NORM)
-            for (int64_t row = i * tile; row < min_of(rows, (i + 1) * tile); row++)
+            for (int64_t row = first; row < min_of(rows, first + unit); row++)
                 e->level->rows->norm(norm, x + row * hidden, hidden, normed + row * hidden);
         if (layer) {
             const Rows all = {norm->kind != NO_NORM ? normed : x, hidden, rows, hidden};
-            cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
+            cenote_pack_rows(e->level, layer, &all, first, &chunk->packed);
         }
     }
     wait_for_team(team);
 }
 
+/* Pack this thread's rows of `from` for the layer. */
 static void pack_rows(const LevelEncoder *e, const PackedLinear *layer, const float *from, int64_t stride, int64_t rows, const Chunk *chunk, Team *team) {
+    const int64_t unit = rows_to_pack(product_of(e->level, layer));
     const Rows all = {from, stride, rows, layer->inputs};
-    for (int64_t i = team->share.index; i < divide_up(rows, product_of(e->level, layer)->rows); i += team->share.count)
-        cenote_pack_tile(e->level, layer, &all, i, &chunk->packed);
+    for (int64_t first = team->share.index * unit; first < rows; first += team->share.count * unit)
+        cenote_pack_rows(e->level, layer, &all, first, &chunk->packed);
     wait_for_team(team);
+}
+
+/* Gate the intermediate rows of an MLP and pack them. Alone, a thread packs rows while they are in its caches; several share the rows. */
+static void gate_and_pack(const LevelEncoder *e, const LevelLayer *layer, int64_t rows, const Chunk *chunk, Team *team) {
+    const int64_t width = layer->up.outputs, unit = team->share.count == 1 ? rows_to_pack(product_of(e->level, &layer->down)) : 1;
+    const Rows all = {chunk->intermediate, width, rows, layer->down.inputs};
+    for (int64_t first = team->share.index * unit; first < rows; first += team->share.count * unit) {
+        for (float *row = chunk->intermediate + first * width, *end = chunk->intermediate + min_of(rows, first + unit) * width; row < end; row += width)
+            e->level->rows->gate(row, layer->down.inputs, e->gate_activation, row);
+        if (team->share.count == 1) cenote_pack_rows(e->level, &layer->down, &all, first, &chunk->packed);
+    }
+    wait_for_team(team);
+    if (team->share.count > 1) pack_rows(e, &layer->down, chunk->intermediate, width, rows, chunk, team);
 }
 
 static void run_linear(const LevelEncoder *e, const PackedLinear *layer, const PackedRows *packed, int64_t rows, Results results, Team *team) {
@@ -197,14 +220,8 @@ static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows
         return;
     }
     run_linear(e, &layer->up, &chunk->packed, rows, (Results){.rows = chunk->intermediate, .stride = layer->up.outputs}, team);
-    if (e->is_gated) {
-        for (int64_t row = team->share.index; row < rows; row += team->share.count) {
-            float *both = chunk->intermediate + row * layer->up.outputs;
-            e->level->rows->gate(both, e->intermediate, e->gate_activation, both);
-        }
-        wait_for_team(team);
-    }
-    pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
+    if (e->is_gated) gate_and_pack(e, layer, rows, chunk, team);
+    else pack_rows(e, &layer->down, chunk->intermediate, layer->up.outputs, rows, chunk, team);
     add_linear(e, &layer->down, &layer->mlp_out_norm, &chunk->packed, rows, chunk, team);
 }
 
@@ -292,6 +309,21 @@ static void sort_chunks(const int64_t *offsets, const int64_t *starts, int64_t c
     }
 }
 
+/* Rows of the next chunk, with `left` of all tokens left: the last chunks are small, unless there are few. */
+static int64_t chunk_target(const Level *level, int64_t tokens, int64_t left, int64_t threads) {
+    if (!level->tiles) return max_of(CHUNK_SIZE.min_rows, min_of(CHUNK_SIZE.max_rows, left / (CHUNK_SIZE.chunks_per_thread * threads)));
+    const ChunkSize sizes = CHUNK_SIZE_WITH_TILES;
+    if (tokens < threads * sizes.min_rows) return MAX_SHARED_ROWS;
+    const int64_t chunks = divide_up(tokens, threads * sizes.max_rows) * threads;
+    if (chunks <= sizes.chunks_per_thread * threads) return divide_up(tokens, chunks);
+    return max_of(sizes.min_rows, min_of(sizes.max_rows, left / (sizes.chunks_per_thread * threads)));
+}
+
+/* Whether all threads take one chunk at a time: the batch is small, or one of few chunks has most of the rows. */
+static int shares_chunks(const Level *level, int64_t tokens, int64_t max_rows, int64_t threads) {
+    return level->tiles && threads > 1 && (tokens < threads * CHUNK_SIZE_WITH_TILES.min_rows || 2 * max_rows * threads > 3 * tokens);
+}
+
 /* offsets: [size + 1] cumulative sequence lengths. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the
  * range of its table. On failure nothing is written. */
 int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
@@ -306,14 +338,13 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
         if (count && (rows == 0 || length == 0)) continue; /* no chunk without rows */
         if (rows + length - target_rows < target_rows - rows) continue; /* the chunk is nearer to its target with this member */
         starts[count++] = member;
-        /* several chunks for each thread, the last ones small: threads finish at about the same time */
-        target_rows = max_of(MIN_CHUNK_ROWS, min_of(CHUNK_ROWS, (tokens - offsets[member]) / (4 * threads)));
+        target_rows = chunk_target(e->level, tokens, tokens - offsets[member], threads);
     }
     starts[count] = size;
     int64_t *order = starts + size + 1;
     sort_chunks(offsets, starts, count, order);
     const int64_t max_rows = count_rows(offsets, starts, order[0]);
-    const int is_shared = count < threads;
+    const int is_shared = count < threads || shares_chunks(e->level, tokens, max_rows, threads);
     uint8_t *shared_memory = NULL, *chunk_bytes = NULL;
     take_chunk(e, max_rows, &chunk_bytes);
     if (is_shared) {
@@ -329,12 +360,14 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
         if (!failed) {
             Team team = {{0, 1}, 0, &arrived};
             if (is_shared) team.share = (Share){omp_get_thread_num(), omp_get_num_threads()};
+            const unsigned before = begin_tiles(e->level);
             const Chunk chunk = take_chunk(e, max_rows, is_shared ? &chunk_memory : &memory);
             for (int64_t i = 0; i < count; i++) {
                 if (!is_shared && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
                 const int64_t first = starts[order[i]], end = starts[order[i] + 1];
                 encode_chunk(e, batch, offsets + first, end - first, &chunk, memory, &team);
             }
+            end_tiles(e->level, before);
         }
     }
     free(starts);

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu.library import load_level
-from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.kernels.cpu.library import CPULevel, Format
 from cenote.packed_batch import PackedBatch
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
@@ -29,6 +29,16 @@ class NormWeights:
     is_rms: bool
 
 
+class LevelLinear(Protocol):
+    """A linear layer whose weights are packed for a product of the level: PackedLinear or AMXLinear."""
+
+    in_features: int
+    out_features: int
+    activation: str | None
+    format: Format
+    level_descriptor: library.PackedLinear
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. `norms` are those of LevelLayer in encoder.c, in this order; None: the layer has no such norm.
@@ -37,10 +47,10 @@ class LayerWeights:
     come after them, before their residual adds.
     """
 
-    qkv: PackedLinear
-    out: PackedLinear
-    up: PackedLinear
-    down: PackedLinear
+    qkv: LevelLinear
+    out: LevelLinear
+    up: LevelLinear
+    down: LevelLinear
     norms: tuple[NormWeights | None, ...]  # mixer, MLP, mixer out, MLP out, query, key
     rope: int  # NO_ROPE, ROPE or LOCAL_ROPE
     window: int | None
@@ -97,13 +107,12 @@ class LevelEncoder:
 
     def __init__(
         self,
+        level: CPULevel,
         layers: Sequence[LayerWeights],
         shape: EncoderShape,
         tables: TableWeights | None,
         final_norm: NormWeights | None,
     ) -> None:
-        level = load_level()
-        assert level is not None
         self.level = level
         self.layers, self.shape, self.tables = layers, shape, tables
         first = layers[0]
@@ -111,9 +120,7 @@ class LevelEncoder:
         self._retained: list[Tensor] = []  # tensors that the C structures point to
         self._layers = (library.LevelLayer * len(layers))(*(self._make_layer(layer) for layer in layers))
         self._work_per_token = sum(x.in_features * x.out_features for layer in layers for x in _linears(layer))
-        has_float32 = any(x.format == "float32" for layer in layers for x in _linears(layer))
-        # also for bfloat16 layers: float16 is more precise, and its words of one input need no pairs of keys
-        attention_format = "float16" if "float16" in level.products and not has_float32 else "float32"
+        attention_format = _attention_format(level, {x.format for layer in layers for x in _linears(layer)})
         self._encoder = library.LevelEncoder(
             level=level.pointer,
             layers=ctypes.addressof(self._layers),
@@ -184,7 +191,7 @@ class LevelEncoder:
 
     def _make_layer(self, layer: LayerWeights) -> library.LevelLayer:
         return library.LevelLayer(
-            *(linear.descriptor for linear in _linears(layer)),
+            *(linear.level_descriptor for linear in _linears(layer)),
             *(self._make_norm(norm) for norm in layer.norms),
             layer.rope,
             library.NO_WINDOW if layer.window is None else layer.window,
@@ -223,5 +230,12 @@ def supports(layers: Sequence[LayerWeights]) -> bool:
     )
 
 
-def _linears(layer: LayerWeights) -> tuple[PackedLinear, ...]:
+def _attention_format(level: CPULevel, linear_formats: set[Format]) -> Format:
+    if level.name == "amx":
+        return "bfloat16"
+    # also for bfloat16 layers: float16 is more precise, and its words of one input need no pairs of keys
+    return "float16" if "float16" in level.products and "float32" not in linear_formats else "float32"
+
+
+def _linears(layer: LayerWeights) -> tuple[LevelLinear, ...]:
     return layer.qkv, layer.out, layer.up, layer.down

@@ -7,12 +7,13 @@
 #ifndef CENOTE_LEVEL_H
 #define CENOTE_LEVEL_H
 
+#include "head_group.h"
 #include <stddef.h>
 #include <stdint.h>
 
 enum { FLOAT32, FLOAT16, BFLOAT16, INT8, NUM_FORMATS };
 enum { IDENTITY, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
-enum { MAX_TILE_ROWS = 12, MAX_TILE_COLUMNS = 48 };
+enum { MAX_TILE_ROWS = 32, MAX_TILE_COLUMNS = 48 };
 enum { CACHE_LINE = 64 };
 
 /* Rows of float32; `count` of them exist. */
@@ -42,7 +43,7 @@ typedef struct {
     int64_t part_bytes; /* of a panel, which all row tiles of a block are multiplied with before the rest of it: see multiply_panel */
     /* sums [rows][stride] = a x b over `words` words (+= if `add`), in float32, or in int32 for int8. At most `count` rows are needed. */
     void (*multiply)(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead);
-    /* Pack one row tile of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
+    /* Pack one row tile, or packed_rows rows of it, of `width` inputs, padded with zeros to whole words, after multiplying column i with smooth_scales[i] (unless
      * NULL). Writes to `scales` what the sums of each row have to be multiplied with; if it is NULL, rows are not scaled. */
     void (*pack)(const Rows *rows, const float *smooth_scales, void *out, float *scales);
     /* Pack at most `columns` rows as the columns of a panel, without scaling; missing columns are copies of the last one. NULL if a word has several inputs. */
@@ -50,6 +51,8 @@ typedef struct {
     /* Convert adjacent values without scaling; NULL if a word has several inputs. */
     void (*convert)(const float *from, int64_t count, void *to);
     int64_t input_offset; /* added to packed int8 rows: sums have this times the sum of the weights too much */
+    int64_t block_rows;   /* rows that are multiplied with a panel before the next one; 0: DEFAULT_BLOCK_ROWS */
+    int64_t packed_rows;  /* rows of a tile that `pack` can pack without the others; 0: all */
 } Product;
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM };
@@ -84,12 +87,27 @@ typedef struct {
     void (*scale)(const float *row, float scale, int64_t width, float *out);
 } RowKernels;
 
+/* What a level with tile registers adds. */
+typedef struct {
+    unsigned (*begin)(void); /* configure the registers of this thread; returns what `end` restores */
+    void (*end)(unsigned before);
+    /* attention in bfloat16 over rows of float32, without bias and softcap */
+    size_t (*attention_bytes)(int64_t length, int64_t head_dim);
+    void (*attend)(const HeadGroup *heads, int64_t length, uint8_t *memory);
+} TileKernels;
+
 typedef struct {
     const char *name;
     int (*is_supported)(void);
     const Product *products[NUM_FORMATS]; /* NULL: no such product */
     const RowKernels *rows;
+    const TileKernels *tiles; /* NULL: no tile registers */
 } Level;
+
+static inline unsigned begin_tiles(const Level *level) { return level->tiles ? level->tiles->begin() : 0; }
+static inline void end_tiles(const Level *level, unsigned before) {
+    if (level->tiles) level->tiles->end(before);
+}
 
 /* The level with this name if the CPU has it, otherwise NULL. */
 const Level *cenote_find_level(const char *name);
@@ -97,6 +115,9 @@ const Level *cenote_find_level(const char *name);
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+
+/* Rows that are packed together. */
+static inline int64_t rows_to_pack(const Product *product) { return product->packed_rows ? product->packed_rows : product->rows; }
 
 /* Bytes of a packed row tile or panel per row or column: `width` inputs in whole words. */
 static inline int64_t packed_bytes(const Product *product, int64_t width) {

@@ -56,7 +56,7 @@ static int has_avx2_vnni(void) { return has_avx2() && HAS("avxvnni"); }
 static int has_avx512_bf16(void) { return has_avx512_vnni() && HAS("avx512bf16"); }
 #endif
 
-/* AMX has kernels of its own: see native.h */
+/* AMX has further kernels: see native.h */
 static const Level LEVELS[] = {
     {"avx2", has_avx2, {[FLOAT32] = &cenote_avx2_float32}, &cenote_avx2_rows},
 #if KNOWS_AVX_VNNI_AND_AVX512_BF16
@@ -70,6 +70,15 @@ static const Level LEVELS[] = {
         has_avx512_bf16,
         {[FLOAT32] = &cenote_avx512_float32, [BFLOAT16] = &cenote_avx512_bfloat16, [INT8] = &cenote_avx512_int8},
         &cenote_avx512_rows,
+    },
+#endif
+#if KNOWS_AMX
+    {
+        "amx",
+        cenote_has_amx,
+        {[FLOAT32] = &cenote_avx512_float32, [BFLOAT16] = &cenote_amx_bfloat16, [INT8] = &cenote_amx_int8},
+        &cenote_avx512_rows,
+        &cenote_amx_tiles,
     },
 #endif
     {.name = NULL},

@@ -117,24 +117,45 @@ class CPULevel:
 def load_level() -> CPULevel | None:
     """Return the highest level of this CPU within CENOTE_CPU_LEVEL, or None; None if the library is not built.
 
-    With AMX, which has kernels of its own for bfloat16 and int8, its only products are those of float32.
+    With AMX, its only products are those of float32: layers of bfloat16 and int8 are AMXLinear there.
     """
     return _find_level(cpu_features())
 
 
+def load_amx_level() -> CPULevel | None:
+    """Return the level of encoders whose layers are AMXLinear, or None if AMX is not used or the library is not built.
+
+    It has no products here: AMXLinear packs its weights itself.
+    """
+    return _find_amx_level(cpu_features())
+
+
 @cache
 def _find_level(features: CPUFeatures) -> CPULevel | None:
-    library = open_library(SIGNATURES)
-    if library is None:
+    if (library := _open_library()) is None:
         return None
-    library.cenote_find_level.restype = _pointer
-    for name, flags in reversed(ISA_LEVELS[features.architecture].items()):
-        if flags <= features.flags and (pointer := library.cenote_find_level(name.encode())) is not None:
+    names = [name for name, flags in ISA_LEVELS[features.architecture].items() if flags <= features.flags]
+    for name in reversed(names):
+        if name != "amx" and (pointer := library.cenote_find_level(name.encode())) is not None:
             products = _read_products(library, pointer)
             if features.has_amx:
                 products = {format: layout for format, layout in products.items() if format == "float32"}
             return CPULevel(name, library, pointer, products)
     return None
+
+
+@cache
+def _find_amx_level(features: CPUFeatures) -> CPULevel | None:
+    library = _open_library() if features.has_amx else None
+    pointer = None if library is None else library.cenote_find_level(b"amx")
+    return None if pointer is None else CPULevel("amx", library, pointer, {})
+
+
+def _open_library() -> Any:
+    library = open_library(SIGNATURES)
+    if library is not None:
+        library.cenote_find_level.restype = _pointer
+    return library
 
 
 def _read_products(library: Any, level: int) -> dict[Format, ProductLayout]:

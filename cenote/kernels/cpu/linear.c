@@ -5,7 +5,7 @@
 #include "linear.h"
 #include "scratch.h"
 
-enum { MAX_BLOCK_ROWS = 128 };
+enum { DEFAULT_BLOCK_ROWS = 128, MAX_BLOCK_ROWS = 256 };
 
 /* At most so many row tiles prefetch the next part of the weights. On a Neoverse N1, whose caches fetch ahead of the reads by themselves,
  * it takes longer than it saves. */
@@ -15,9 +15,9 @@ enum { MAX_PREFETCHING_TILES = 0 };
 enum { MAX_PREFETCHING_TILES = 4 };
 #endif
 
-/* Rows of a block: whole tiles, at most MAX_BLOCK_ROWS, about the same number in every block. */
+/* Rows of a block: whole tiles, about the same number in every block. */
 static int64_t block_rows(const Product *product, int64_t rows) {
-    const int64_t most = MAX_BLOCK_ROWS / product->rows, tiles = divide_up(rows, product->rows);
+    const int64_t most = (product->block_rows ? product->block_rows : DEFAULT_BLOCK_ROWS) / product->rows, tiles = divide_up(rows, product->rows);
     return divide_up(tiles, divide_up(tiles, most)) * product->rows;
 }
 
@@ -26,12 +26,12 @@ size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, i
     return divide_up(rows, product->rows) * product->rows * packed_bytes(product, layer->inputs);
 }
 
-void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t tile, const PackedRows *packed) {
+void cenote_pack_rows(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t first, const PackedRows *packed) {
     const Product *product = product_of(level, layer);
-    const int64_t first = tile * product->rows;
-    const Rows part = {rows->start + first * rows->stride, rows->stride, min_of(product->rows, rows->count - first), rows->width};
-    uint8_t *out = packed->tiles + first * packed_bytes(product, rows->width);
-    product->pack(&part, layer->smooth_scales, out, layer->scales ? packed->scales + first : NULL);
+    const int64_t count = min_of(rows_to_pack(product), rows->count - first), row_in_tile = first % product->rows;
+    const Rows part = {rows->start + first * rows->stride, rows->stride, count, rows->width};
+    uint8_t *tile = packed->tiles + (first - row_in_tile) * packed_bytes(product, rows->width);
+    product->pack(&part, layer->smooth_scales, tile + row_in_tile * product->word * product->element_bytes, layer->scales ? packed->scales + first : NULL);
 }
 
 /* A block of rows, and sizes that are the same for all panels: divisions take long. The block is multiplied with `part` words of a panel
@@ -47,8 +47,9 @@ typedef struct {
 
 static Block make_block(const Product *product, const PackedLinear *layer, int64_t first, int64_t rows, const Results *results) {
     const int64_t word_bytes = product->word * product->element_bytes, column_bytes = product->columns * word_bytes;
-    const int64_t words = divide_up(layer->inputs, product->word), max_part = product->part_bytes / column_bytes / 64 * 64;
-    const int64_t part = min_of(words, divide_up(divide_up(words, divide_up(words, max_part)), 64) * 64);
+    const int64_t unit = word_bytes < CACHE_LINE ? 64 : 1; /* words of which a part has a multiple */
+    const int64_t words = divide_up(layer->inputs, product->word), max_part = product->part_bytes / column_bytes / unit * unit;
+    const int64_t part = min_of(words, divide_up(divide_up(words, divide_up(words, max_part)), unit) * unit);
     const int64_t last_part = words - (divide_up(words, part) - 1) * part;
     const int64_t tiles = divide_up(rows, product->rows), prefetching_tiles = min_of(tiles, MAX_PREFETCHING_TILES);
     return (Block){
@@ -121,7 +122,6 @@ void cenote_linear_panels(
  * if no scratch memory could be allocated. */
 int cenote_packed_linear(const Level *level, const PackedLinear *layer, const float *x, int64_t count, float *out, int64_t threads) {
     if (count == 0) return 0;
-    const int64_t tile = product_of(level, layer)->rows;
     const int64_t block = block_rows(product_of(level, layer), divide_up(count, threads));
     const int64_t blocks = divide_up(count, block), pieces = blocks >= threads ? 1 : divide_up(threads, blocks);
     int64_t failed = 0;
@@ -130,17 +130,19 @@ int cenote_packed_linear(const Level *level, const PackedLinear *layer, const fl
         const size_t bytes = cenote_packed_rows_bytes(level, layer, block);
         uint8_t *memory = cenote_scratch(THREAD_SCRATCH, bytes + block * sizeof(float));
         if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        const unsigned before = begin_tiles(level);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < blocks * pieces; unit++) {
             if (memory == NULL) continue;
             const int64_t first = unit / pieces * block, rows = min_of(block, count - first);
             const PackedRows packed = {memory, (float *)(memory + bytes)};
             const Rows from = {x + first * layer->inputs, layer->inputs, rows, layer->inputs};
-            for (int64_t i = 0; i < divide_up(rows, tile); i++) cenote_pack_tile(level, layer, &from, i, &packed);
+            for (int64_t row = 0; row < rows; row += rows_to_pack(product_of(level, layer))) cenote_pack_rows(level, layer, &from, row, &packed);
             const Share share = {unit % pieces, pieces};
             const Results results = {.rows = out + first * layer->outputs, .stride = layer->outputs};
             cenote_linear_panels(level, layer, &packed, rows, share, &results);
         }
+        end_tiles(level, before);
     }
     return failed;
 }

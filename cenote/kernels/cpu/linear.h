@@ -36,8 +36,8 @@ typedef struct {
 static inline const Product *product_of(const Level *level, const PackedLinear *layer) { return level->products[layer->format]; }
 size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, int64_t rows);
 
-/* Pack row tile `tile` of `rows` for the layer. */
-void cenote_pack_tile(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t tile, const PackedRows *packed);
+/* Pack `rows_to_pack` rows from `first` on, which is a multiple of it, for the layer. */
+void cenote_pack_rows(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t first, const PackedRows *packed);
 
 /* Whether the results of a layer can be packed for the next one without rows of float32 in between. */
 static inline int can_pack_results(const Level *level, const PackedLinear *layer, const PackedLinear *next) {

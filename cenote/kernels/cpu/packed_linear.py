@@ -51,7 +51,7 @@ class PackedLinear(nn.Module):
         self.scales = None if scales is None else _pad(scales, self.out_features, layout.columns)
         self.offsets = _column_offsets(weight, layout) if layout.input_offset else None
         self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
-        self.descriptor = library.PackedLinear(
+        self.level_descriptor = library.PackedLinear(
             panels=self.panels.data_ptr(),
             bias=self.bias.data_ptr(),
             scales=None if self.scales is None else self.scales.data_ptr(),
@@ -68,7 +68,7 @@ class PackedLinear(nn.Module):
         out = torch.empty((*x.shape[:-1], self.out_features))
         failed = self.level.library.cenote_packed_linear(
             self.level.pointer,
-            ctypes.byref(self.descriptor),
+            ctypes.byref(self.level_descriptor),
             rows.data_ptr(),
             rows.numel() // self.in_features,
             out.data_ptr(),

@@ -1,4 +1,4 @@
-/* The intrinsics of AVX-512, VNNI and BF16 that the kernels use, in plain C, for CPUs and emulators that lack them. */
+/* The intrinsics of AVX-512, VNNI, BF16 and AMX that the kernels of levels use, in plain C, for CPUs and emulators that lack them. */
 #ifndef CENOTE_EMULATED_INTRINSICS_H
 #define CENOTE_EMULATED_INTRINSICS_H
 
@@ -89,6 +89,66 @@ EMULATED __m512 emulated_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
     return sums;
 }
 
+/* The elements of the second operand come first. */
+EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 high, __m512 low) {
+    uint16_t out[32];
+    __m512bh packed;
+    for (int i = 0; i < 16; i++) out[i] = emulated_bfloat16(low[i]), out[16 + i] = emulated_bfloat16(high[i]);
+    memcpy(&packed, out, sizeof packed);
+    return packed;
+}
+
+/* Eight tile registers of 16 rows of 64 bytes; they exist between a configuration and a release. */
+static uint8_t emulated_tiles[8][16][64] __attribute__((unused));
+static int emulated_has_tiles __attribute__((unused));
+
+EMULATED void emulated_tile_load(int tile, const void *from, int64_t stride) {
+    if (!emulated_has_tiles) __builtin_trap();
+    for (int row = 0; row < 16; row++) memcpy(emulated_tiles[tile][row], (const uint8_t *)from + row * stride, 64);
+}
+
+EMULATED void emulated_tile_store(int tile, void *to, int64_t stride) {
+    for (int row = 0; row < 16; row++) memcpy((uint8_t *)to + row * stride, emulated_tiles[tile][row], 64);
+}
+
+/* sums [row][column] += the words of a row of `a` times those of a column of `b`, of which a row has one word per column. */
+EMULATED void emulated_tile_dot(int sums, int a, int b, int is_int8) {
+    if (!emulated_has_tiles) __builtin_trap();
+    for (int row = 0; row < 16; row++)
+        for (int column = 0; column < 16; column++) {
+            int32_t total;
+            float sum;
+            memcpy(&total, emulated_tiles[sums][row] + 4 * column, 4), memcpy(&sum, &total, 4);
+            for (int word = 0; word < 16; word++) {
+                const uint8_t *left = emulated_tiles[a][row] + 4 * word, *right = emulated_tiles[b][word] + 4 * column;
+                uint16_t pairs[2][2];
+                memcpy(pairs[0], left, 4), memcpy(pairs[1], right, 4);
+                for (int i = 0; is_int8 && i < 4; i++) total += (int8_t)left[i] * (int8_t)right[i];
+                for (int i = 0; !is_int8 && i < 2; i++) sum = __builtin_fmaf(emulated_float32(pairs[0][i]), emulated_float32(pairs[1][i]), sum);
+            }
+            memcpy(emulated_tiles[sums][row] + 4 * column, is_int8 ? (const void *)&total : (const void *)&sum, 4);
+        }
+}
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stream_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#define _tile_loadconfig(layout) (emulated_has_tiles = (layout)->palette)
+#define _tile_release() (emulated_has_tiles = 0)
+#define _tile_zero(tile) memset(emulated_tiles[tile], 0, sizeof emulated_tiles[tile])
+#define _tile_loadd emulated_tile_load
+#define _tile_stream_loadd emulated_tile_load
+#define _tile_stored emulated_tile_store
+#define _tile_dpbf16ps(sums, a, b) emulated_tile_dot(sums, a, b, 0)
+#define _tile_dpbssd(sums, a, b) emulated_tile_dot(sums, a, b, 1)
+
+#undef _mm512_cvtne2ps_pbh
+#define _mm512_cvtne2ps_pbh emulated_cvtne2ps_pbh
 #undef _mm256_cvtneps_pbh /* a macro from gcc 13 on */
 #define _mm256_cvtneps_pbh emulated_cvtneps_pbh
 #define _mm512_dpbf16_ps emulated_dpbf16_ps
