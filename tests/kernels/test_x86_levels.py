@@ -56,7 +56,8 @@ def programs_with_emulated_instructions(tmp_path_factory: pytest.TempPathFactory
         (folder / source.name).write_text(re.sub("#pragma GCC target.*", "", source.read_text()))
     # -O1: gcc takes long to vectorize what the header does lane by lane
     flags = ("-O1", "-mavx2", "-mfma", f"-I{EMULATED}", "-D__builtin_cpu_supports(x)=1")
-    return compile_drivers([*list_sources(folder), EMULATED / "amx.c"], folder, *flags, f"-I{folder}")
+    amx = [EMULATED / name for name in ("amx.c", "no_amx_attention.c")]
+    return compile_drivers([*list_sources(folder), *amx], folder, *flags, f"-I{folder}")
 
 
 @pytest.fixture(scope="module")

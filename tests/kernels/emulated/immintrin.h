@@ -1,4 +1,5 @@
-/* The intrinsics of AVX-512, VNNI, BF16 and AMX that the kernels of levels use, in plain C, for CPUs and emulators that lack them. */
+/* The intrinsics of AVX-512, VNNI, BF16 and AMX that the kernels use, in plain C, for CPUs and emulators that lack them. Code that is compiled
+ * for AVX-512 uses its instructions. */
 #ifndef CENOTE_EMULATED_INTRINSICS_H
 #define CENOTE_EMULATED_INTRINSICS_H
 
@@ -98,9 +99,17 @@ EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 high, __m512 low) {
     return packed;
 }
 
-/* Eight tile registers of 16 rows of 64 bytes; they exist between a configuration and a release. */
-static uint8_t emulated_tiles[8][16][64] __attribute__((unused));
-static int emulated_has_tiles __attribute__((unused));
+EMULATED __m256bh emulated_cvtneps_pbh_512(__m512 values) {
+    uint16_t out[16];
+    __m256bh packed;
+    for (int i = 0; i < 16; i++) out[i] = emulated_bfloat16(values[i]);
+    memcpy(&packed, out, sizeof packed);
+    return packed;
+}
+
+/* Eight tile registers of 16 rows of 64 bytes, in amx.c; they exist between a configuration and a release. */
+extern _Thread_local uint8_t emulated_tiles[8][16][64];
+extern _Thread_local int emulated_has_tiles;
 
 EMULATED void emulated_tile_load(int tile, const void *from, int64_t stride) {
     if (!emulated_has_tiles) __builtin_trap();
@@ -148,15 +157,19 @@ EMULATED void emulated_tile_dot(int sums, int a, int b, int is_int8) {
 #define _tile_dpbssd(sums, a, b) emulated_tile_dot(sums, a, b, 1)
 
 #undef _mm512_cvtne2ps_pbh
+#undef _mm512_cvtneps_pbh
 #define _mm512_cvtne2ps_pbh emulated_cvtne2ps_pbh
+#define _mm512_cvtneps_pbh emulated_cvtneps_pbh_512
 #undef _mm256_cvtneps_pbh /* a macro from gcc 13 on */
 #define _mm256_cvtneps_pbh emulated_cvtneps_pbh
 #define _mm512_dpbf16_ps emulated_dpbf16_ps
 #define _mm256_dpbusd_avx_epi32 emulated_dpbusd_256
 #define _mm512_dpbusd_epi32 emulated_dpbusd_512
+#ifndef __AVX512F__
 #define _mm512_max_ps emulated_max_ps
 #define _mm512_min_ps emulated_min_ps
 #define _mm512_max_epi32 emulated_max_epi32
 #define _mm512_cvtps_epi32 emulated_cvtps_epi32
+#endif
 
 #endif
