@@ -256,13 +256,16 @@ class RequestState:
 def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolResult]:
     """Make a PoolResult for every input of a group."""
     inputs = result.inputs
+    if len(inputs) == 1 and len(result.rows) == 1:  # as most queries
+        length, _, num_input_tokens, _, _, is_exact = inputs.only_record
+        (tensor,) = result.rows[0].unbind()
+        return [PoolResult(tensor, inputs.token_ids, length, num_input_tokens, bool(is_exact))]
     ids, offsets = inputs.token_ids, inputs.cu_seqlens.tolist()
     data, *extra_data = result.unbind()
-    records = [inputs.only_record] if len(inputs) == 1 else inputs.metadata.tolist()
     pool_results = [
         PoolResult(tensor, ids[start:end], end - start, num_input_tokens, bool(is_exact))
         for tensor, start, end, (_, _, num_input_tokens, _, _, is_exact) in zip(
-            data, offsets, offsets[1:], records, strict=False
+            data, offsets, offsets[1:], inputs.metadata.tolist(), strict=False
         )
     ]
     if extra_tasks:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, TokenizedInputs, gather_spans
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs, gather_spans
 from cenote.inputs.tokenizer import (
     MAX_TYPICAL_CHARS_PER_TOKEN,
     FlatEncoding,
@@ -83,7 +83,7 @@ class BulkRenderer:
             and is_prompt_pooled
             and (self.max_tokens is None or len(ids) + template.num_tokens <= self.max_tokens)
         ):
-            return _make_single(ids, template)
+            return TokenizedInputs.from_text(np.concatenate((template.prefix, ids, template.suffix)))
         spans = Spans.between(offsets)
         total = spans.lengths + template.num_tokens
         if not self._keeps_special_tokens(total, template):
@@ -160,13 +160,6 @@ def _flatten_token_ids(prompts: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         return None
     # numpy converts True to 1: check the types of the elements if an id could be a bool
     return None if len(ids) and ids.min() <= 1 and bool in set(map(type, tokens)) else ids
-
-
-def _make_single(ids: TokenIds, template: SpecialTokensTemplate) -> TokenizedInputs:
-    """Return one text that is not truncated: a query alone waits for fewer array operations."""
-    token_ids = np.concatenate((template.prefix, ids, template.suffix))
-    length = len(token_ids)
-    return TokenizedInputs(token_ids, np.array([(length, length, length, 0, length, 1)], dtype=METADATA_DTYPE))
 
 
 def _add_special_tokens(ids: TokenIds, template: SpecialTokensTemplate, spans: Sequence[Spans]) -> TokenIds:

@@ -72,6 +72,15 @@ class TokenizedInputs:
         return cls(token_ids, metadata)
 
     @classmethod
+    def from_text(cls, token_ids: TokenIds) -> TokenizedInputs:
+        """Make one input that is not truncated, of one token type; a query alone waits for fewer array operations."""
+        length = len(token_ids)
+        record = (length, length, length, 0, length, 1)
+        inputs = cls(token_ids, np.array(record).view(METADATA_DTYPE))  # a third of the time of an array of records
+        inputs.__dict__["only_record"] = record
+        return inputs
+
+    @classmethod
     def from_list(cls, inputs: Sequence[TokenizedInput]) -> TokenizedInputs:
         if not inputs:
             return cls(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=METADATA_DTYPE))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from cenote.errors import BadRequest
 from cenote.protocol.matryoshka import Matryoshka
@@ -120,9 +120,8 @@ class PoolingParams:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingOptions:
-    """Pooling parameters of one sequence: `PoolingParams` with all defaults resolved."""
+class PoolingOptions(NamedTuple):
+    """Pooling parameters of one sequence: `PoolingParams` with all defaults resolved. Key of dicts, so a tuple."""
 
     use_activation: bool = True
     dimensions: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -209,8 +208,8 @@ class CapturedGraph:
 
         self.pooler = pooler
         self.task = key.spec.task
-        self.default_options = replace(
-            pooler.plan.resolve_options(self.task, None), returned_token_ids=key.spec.options.returned_token_ids
+        self.default_options = pooler.plan.resolve_options(self.task, None)._replace(
+            returned_token_ids=key.spec.options.returned_token_ids
         )
 
         def run() -> tuple[Tensor, Tensor]:
