@@ -18,6 +18,7 @@ from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
+from cenote.layers.fused_encoder import FusedLevelEncoder
 
 IN_USE, NOT_BUILT = "in use", "not built"
 # module in cenote.kernels, or cenote.kernels.gpu -> name of the kernel in `--json`, which programs read
@@ -90,7 +91,11 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
 
 def is_fused(backbone: torch.nn.Module) -> bool:
     """Whether all layers run in one call."""
-    return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None) is not None
+    return _fused_encoder(backbone) is not None
+
+
+def _fused_encoder(backbone: torch.nn.Module) -> object | None:
+    return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
 
 
 def _native_code_status(tiles: bool, *, uses_amx: bool) -> str:
@@ -162,10 +167,11 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
         return "none"
     if not mixing.uses_kernel:
         return "own"
-    if mixing.softcap is not None or mixing.has_sinks or mixing.has_bias:
+    is_plain = mixing.softcap is None and not mixing.has_sinks and not mixing.has_bias
+    if isinstance(encoder := _fused_encoder(engine.model.backbone), FusedLevelEncoder):
+        return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
+    if not is_plain:
         return "explicit"
-    if engine.model.products is not None and is_fused(engine.model.backbone):
-        return "level"
     query, _, _ = make_random_qkv(mixing, 1, description.dtype.value, description.device.value)
     return KERNEL_NAMES[kernels.select_kernel(query).__module__.rpartition(".")[2]]
 

@@ -83,7 +83,7 @@ class BulkRenderer:
             and is_prompt_pooled
             and (self.max_tokens is None or len(ids) + template.num_tokens <= self.max_tokens)
         ):
-            return TokenizedInputs.from_text(np.concatenate((template.prefix, ids, template.suffix)))
+            return TokenizedInputs.from_single(np.concatenate((template.prefix, ids, template.suffix)))
         spans = Spans.between(offsets)
         total = spans.lengths + template.num_tokens
         if not self._keeps_special_tokens(total, template):

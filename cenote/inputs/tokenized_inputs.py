@@ -72,7 +72,7 @@ class TokenizedInputs:
         return cls(token_ids, metadata)
 
     @classmethod
-    def from_text(cls, token_ids: TokenIds) -> TokenizedInputs:
+    def from_single(cls, token_ids: TokenIds) -> TokenizedInputs:
         """Make one input that is not truncated, of one token type; a query alone waits for fewer array operations."""
         length = len(token_ids)
         record = (length, length, length, 0, length, 1)
@@ -123,7 +123,7 @@ class TokenizedInputs:
 
     @lazy_property
     def only_record(self) -> tuple[int, ...]:
-        """The metadata of the only input; kept, so that nothing may write to `metadata` once it was read."""
+        """The metadata of the only input; kept, so that nothing may write to `metadata` afterwards."""
         (record,) = self.metadata.tolist()
         return tuple(record)
 

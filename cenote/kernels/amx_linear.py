@@ -12,7 +12,7 @@ from cenote.kernels.cpu import library as level_library
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear
 
-PANEL = 32  # outputs that are packed together; as in native.h
+PANEL = 32  # outputs that are packed together; as in cpu/amx_tiles.h
 STEP_BYTES = 64  # bytes of an input row that a tile holds
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from cenote import LLM
 from cenote.explain import resolved_settings
 from cenote.explain.resolved_settings import IN_USE, KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
 from cenote.kernels import amx_linear, fp8, int8, linear, quantized_linear
 from cenote.kernels.cpu import packed_linear
 from cenote.layers import linear as plain
+from tests.kernels.levels import needs_level
+from tests.tiny import save_tiny
 
 
 @pytest.mark.parametrize("module", KERNEL_NAMES)
@@ -38,3 +42,11 @@ def test_native_code_is_in_use_if_there_is_a_kernel_for_the_dtype(
 
     assert (in_bfloat16 == IN_USE) is has_amx_kernels
     assert (in_float32 == IN_USE) is has_level
+
+
+@needs_level
+@pytest.mark.parametrize("family", ["Qwen3Model", "Gemma2Model"])  # without and with a soft limit of the scores
+def test_the_attention_of_layers_in_one_call_is_that_of_the_level(family: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, family)
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        assert resolved_settings.resolve_settings(llm.engine).attention == "level"

@@ -83,7 +83,7 @@ static int run(const Level *level, int64_t format, int is_decoder, int64_t activ
     }
     for (int64_t i = 0; i < TOKENS * HALF; i++) cosine[i] = next_random(), sine[i] = next_random();
     LevelEncoder encoder = {
-        .level = level, .layers = layers, .num_layers = NUM_LAYERS, .hidden = HIDDEN, .intermediate = INTERMEDIATE, .heads = HEADS,
+        .level = level, .layers = layers, .num_layers = NUM_LAYERS, .hidden = HIDDEN, .heads = HEADS,
         .kv_heads = kv_heads, .head_dim = HEAD_DIM, .attention_format = FLOAT32, .scale = 0.3f, .softcap = is_decoder ? 5.0f : 0.0f,
         .residual_scale = 1.0f, .causal = is_decoder, .is_post_norm = !is_decoder, .is_gated = is_decoder,
         .gate_activation = (int32_t)activation, .is_interleaved = activation == SILU,

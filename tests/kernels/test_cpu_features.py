@@ -139,6 +139,27 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
         assert list(level.products) == (["float32"] if found.has_amx else list(library.FORMATS))
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({}, "amx"), ({CPU_LEVEL: "avx512_bf16"}, None), ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, None)],
+)
+@pytest.mark.parametrize("has_level", [True, False])
+def test_the_level_of_amx_is_found_within_the_limits_if_the_library_has_it(
+    cpuinfo: Path, limits: dict[str, str], expected: str | None, has_level: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, every_level = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **limits), LibraryOfEveryLevel()
+    if not has_level:  # as if gcc were older than 11
+        every_level.names.remove("amx")
+    monkeypatch.setattr(library, "cpu_features", lambda: found)
+    monkeypatch.setattr(library, "open_library", lambda _: every_level)
+    library._find_amx_level.cache_clear()
+
+    level = library.load_amx_level()
+
+    library._find_amx_level.cache_clear()
+    assert (None if level is None else level.name) == (expected if has_level else None)
+
+
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_amx_is_the_level_of_bfloat16_models_only(
     cpuinfo: Path, has_kernels: bool, monkeypatch: pytest.MonkeyPatch

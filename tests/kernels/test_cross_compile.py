@@ -1,7 +1,7 @@
 """The C code compiles for x86-64 and aarch64 and, with QEMU user-mode emulation, gives the same results on both.
 
 QEMU emulates neither AMX nor AVX-512: the kernels for AMX are compiled and linked for x86-64, and only their CPU
-detection is run. Their results are tested on a processor that has both.
+detection is run. Their results are tested on a processor that has both, and with emulated tiles on one with AVX-512.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@
 int omp_get_thread_num(void); /* declared here: omp.h is not installed with every compiler */
 int omp_get_num_threads(void);
 
-/* Rows of a chunk, and the chunks that a thread should have at least, so that all finish at about the same time. Tiles multiply several
- * times as fast, while each chunk reads all weights once: chunks are larger, and all threads share a batch with less than min_rows for each. */
+/* Rows of a chunk. Beyond chunks_per_thread for each thread, the last chunks are smaller, so that all threads finish at about the same
+ * time. Tiles multiply several times as fast, while each chunk reads all weights once: chunks are larger, up to chunks_per_thread of equal
+ * size, and all threads share a batch with less than min_rows for each, in chunks of MAX_SHARED_ROWS, which bound the scratch memory. */
 typedef struct {
     int64_t min_rows, max_rows, chunks_per_thread;
 } ChunkSize;
@@ -42,7 +43,7 @@ typedef struct {
 typedef struct {
     const Level *level;
     const LevelLayer *layers;
-    int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, attention_format;
+    int64_t num_layers, hidden, heads, kv_heads, head_dim, attention_format;
     float scale, softcap, residual_scale; /* softcap 0: none; residual_scale: of the results of sublayers */
     int32_t causal, is_post_norm, is_gated, gate_activation, is_interleaved, has_full_width_qk_norm;
     Norm final_norm;
@@ -319,7 +320,8 @@ static int64_t chunk_target(const Level *level, int64_t tokens, int64_t left, in
     return max_of(sizes.min_rows, min_of(sizes.max_rows, left / (sizes.chunks_per_thread * threads)));
 }
 
-/* Whether all threads take one chunk at a time: the batch is small, or one of few chunks has most of the rows. */
+/* Whether all threads take one chunk at a time: the batch is small, or the largest chunk has more than 1.5 times the rows of an average
+ * thread, so that the others would wait for it. */
 static int shares_chunks(const Level *level, int64_t tokens, int64_t max_rows, int64_t threads) {
     return level->tiles && threads > 1 && (tokens < threads * CHUNK_SIZE_WITH_TILES.min_rows || 2 * max_rows * threads > 3 * tokens);
 }

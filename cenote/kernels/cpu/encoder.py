@@ -126,7 +126,6 @@ class LevelEncoder:
             layers=ctypes.addressof(self._layers),
             num_layers=len(layers),
             hidden=self.hidden_size,
-            intermediate=first.down.in_features,
             heads=shape.num_heads,
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,

@@ -2,7 +2,7 @@
  *
  * A product multiplies tiles of packed rows with panels of packed weights. Both operands are stored as words, a word being the
  * inputs that one lane of an instruction multiplies: [row tile][word][rows][inputs of a word] and [panel][word][columns][inputs of
- * a word]. Everything between the products works on rows of float32: the residual stream, norms, softmax and activations.
+ * a word]; the weights of AMX, which AMXLinear packs, have another order within a word (x86_amx.c). Everything between the products works on rows of float32: the residual stream, norms, softmax and activations.
  */
 #ifndef CENOTE_LEVEL_H
 #define CENOTE_LEVEL_H
@@ -23,7 +23,7 @@ typedef struct {
 } Rows;
 
 /* Memory that a product fetches into the L2 cache while it multiplies: `step` bytes for every word, of which the first two cache lines are
- * fetched, since that cache fetches lines in pairs. is_first: this product is the first one to read its weights, so that they are not in the L1 cache. */
+ * fetched, since that cache fetches lines in pairs, and with AMX all. is_first: this product is the first one to read its weights, so that they are not in the L1 cache. */
 typedef struct {
     const uint8_t *start;
     int64_t step;

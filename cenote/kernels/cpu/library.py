@@ -56,10 +56,7 @@ class LevelEmbedding(ctypes.Structure):
 class LevelEncoder(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("level", "layers")),
-        *(
-            (name, _int64)
-            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "attention_format")
-        ),
+        *((name, _int64) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "attention_format")),
         *((name, _float) for name in ("scale", "softcap", "residual_scale")),
         *(
             (name, _int32)

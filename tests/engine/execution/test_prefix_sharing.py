@@ -12,7 +12,13 @@ from torch.testing import assert_close
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.engine.execution import prefix_sharing
-from cenote.engine.execution.prefix_sharing import find_shared_prefixes, fold_prefixes, supports_prefix_sharing
+from cenote.engine.execution.prefix_sharing import (
+    PrefixSharing,
+    find_shared_prefixes,
+    fold_prefixes,
+    supports_prefix_sharing,
+)
+from cenote.layers.backbone import Backbone
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from tests.tiny import save_tiny
@@ -93,6 +99,26 @@ def test_a_batch_with_few_savings_is_unchanged() -> None:
     assert fold_prefixes(batch, batch.token_ids.numpy()) is batch
 
 
+def test_savings_that_do_not_outweigh_the_call_of_all_layers_leave_a_batch_unchanged() -> None:
+    rows = [[*PREFIX, *range(start, start + 2 * len(PREFIX))] for start in range(5)]
+    batch = pack_sequences(rows)  # 4 of 15 parts are saved
+
+    assert fold_prefixes(batch, batch.token_ids.numpy(), 0.25) is not batch
+    assert fold_prefixes(batch, batch.token_ids.numpy(), 0.28) is batch
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_layers_in_one_call_need_larger_savings(is_fused: bool, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Qwen3Model")
+    model = load_model(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu", convert="embed"))
+    assert isinstance(model.backbone, Backbone)
+    model.backbone.fused_encoder = (lambda batch: None) if is_fused else None  # type: ignore[assignment]
+
+    sharing = PrefixSharing(model.backbone, model.pooler)
+
+    assert sharing.min_saved_fraction == (0.25 if is_fused else 0.1)
+
+
 @pytest.mark.parametrize("shape", ["BertModel", "Lfm2Model", "DeepseekV3Model"])
 def test_bidirectional_and_non_attention_models_do_not_support_prefix_sharing(shape: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, shape)
@@ -117,7 +143,8 @@ def test_the_query_prefix_of_many_documents_is_computed_once(tmp_path: Path, mon
             return [output.outputs.score for output in outputs], num_tokens, num_saved
 
     shared, num_tokens, num_saved = scores()
-    monkeypatch.setattr(prefix_sharing, "MIN_SAVED_FRACTION", 2.0)
+    for name in ("MIN_SAVED_FRACTION", "MIN_SAVED_FRACTION_OF_FUSED_LAYERS"):
+        monkeypatch.setattr(prefix_sharing, name, 2.0)
     unshared, num_tokens_unshared, num_saved_unshared = scores()
 
     assert shared == pytest.approx(unshared, abs=1e-5)
