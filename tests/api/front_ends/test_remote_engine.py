@@ -184,22 +184,26 @@ def test_timing_is_reported_remotely(llm: LLM) -> None:
 
 
 def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
-    pool, score = Timing(), Timing()
-    elapsed_s: list[float] = []
+    async def time_calls(make_call: Callable[[Timing], Awaitable[object]]) -> tuple[Timing, float]:
+        """Return the quickest of several: a machine that is busy may stop the event loop between two stages."""
+        timed: list[tuple[Timing, float]] = []
+        for _ in range(4):
+            timing, started_at = Timing(), time.monotonic()
+            await make_call(timing)
+            timed.append((timing, timing.mark_delivered() - started_at))
+        return min(timed, key=lambda item: item[1])
 
-    async def call_remotely() -> None:
+    async def call_remotely() -> list[tuple[Timing, float]]:
         async with connect_remote(llm.engine) as (remote, _):
             await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
-            for timing, call in (
-                (pool, remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=pool))),
-                (score, remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=score))),
-            ):
-                started_at = time.monotonic()
-                await call
-                elapsed_s.append(timing.mark_delivered() - started_at)
+            return [
+                await time_calls(lambda timing: remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=timing))),
+                await time_calls(
+                    lambda timing: remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=timing))
+                ),
+            ]
 
-    asyncio.run(call_remotely())
-    for timing, elapsed in zip((pool, score), elapsed_s, strict=True):
+    for timing, elapsed in asyncio.run(call_remotely()):
         waiting = timing.parse_s + timing.tokenize_s + timing.queue_s + timing.wire_s
         engine = timing.pack_s + timing.device_s + timing.deliver_s
         assert min(timing.wire_s, timing.pack_s, timing.device_s, timing.deliver_s) > 0
