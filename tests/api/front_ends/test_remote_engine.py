@@ -197,7 +197,9 @@ def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
         async with connect_remote(llm.engine) as (remote, _):
             await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
             return [
-                await time_calls(lambda timing: remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=timing))),
+                await time_calls(
+                    lambda timing: remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=timing))
+                ),
                 await time_calls(
                     lambda timing: remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=timing))
                 ),
