@@ -184,16 +184,15 @@ def test_timing_is_reported_remotely(llm: LLM) -> None:
 
 
 def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
-    async def time_calls(make_call: Callable[[Timing], Awaitable[object]]) -> tuple[Timing, float]:
-        """Return the quickest of several: a machine that is busy may stop the event loop between two stages."""
-        timed: list[tuple[Timing, float]] = []
+    async def time_calls(make_call: Callable[[Timing], Awaitable[object]]) -> list[tuple[float, Timing]]:
+        timed = []
         for _ in range(4):
             timing, started_at = Timing(), time.monotonic()
             await make_call(timing)
-            timed.append((timing, timing.mark_delivered() - started_at))
-        return min(timed, key=lambda item: item[1])
+            timed.append((timing.mark_delivered() - started_at, timing))
+        return timed
 
-    async def call_remotely() -> list[tuple[Timing, float]]:
+    async def call_remotely() -> list[list[tuple[float, Timing]]]:
         async with connect_remote(llm.engine) as (remote, _):
             await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
             return [
@@ -205,12 +204,16 @@ def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
                 ),
             ]
 
-    for timing, elapsed in asyncio.run(call_remotely()):
-        waiting = timing.parse_s + timing.tokenize_s + timing.queue_s + timing.wire_s
-        engine = timing.pack_s + timing.device_s + timing.deliver_s
-        assert min(timing.wire_s, timing.pack_s, timing.device_s, timing.deliver_s) > 0
-        assert timing.pack_s + timing.device_s <= timing.inference_s
-        assert 0.5 * elapsed <= waiting + engine <= elapsed + 0.005
+    for timed in asyncio.run(call_remotely()):
+        shares = []  # of the time of each request
+        for elapsed, timing in timed:
+            waiting = timing.parse_s + timing.tokenize_s + timing.queue_s + timing.wire_s
+            engine = timing.pack_s + timing.device_s + timing.deliver_s
+            assert min(timing.wire_s, timing.pack_s, timing.device_s, timing.deliver_s) > 0
+            assert timing.pack_s + timing.device_s <= timing.inference_s
+            assert waiting + engine <= elapsed + 0.005
+            shares.append((waiting + engine) / elapsed)
+        assert max(shares) >= 0.5  # a machine that is busy with other work may stop the event loop between two stages
 
 
 def test_a_text_that_cannot_be_encoded_is_a_bad_request(llm: LLM) -> None:
