@@ -65,11 +65,19 @@ EMULATED uint16_t emulated_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* Adjacent floats to adjacent elements; both are vectors or parts of them. */
+EMULATED void emulated_round(const void *from, int count, void *to) {
+    for (int i = 0; i < count; i++) {
+        float value;
+        memcpy(&value, (const float *)from + i, sizeof value);
+        const uint16_t rounded = emulated_bfloat16(value);
+        memcpy((uint16_t *)to + i, &rounded, sizeof rounded);
+    }
+}
+
 EMULATED __m128bh emulated_cvtneps_pbh(__m256 values) {
-    uint16_t out[8];
     __m128bh packed;
-    for (int i = 0; i < 8; i++) out[i] = emulated_bfloat16(values[i]);
-    memcpy(&packed, out, sizeof packed);
+    emulated_round(&values, 8, &packed);
     return packed;
 }
 
@@ -92,18 +100,15 @@ EMULATED __m512 emulated_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
 
 /* The elements of the second operand come first. */
 EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 high, __m512 low) {
-    uint16_t out[32];
     __m512bh packed;
-    for (int i = 0; i < 16; i++) out[i] = emulated_bfloat16(low[i]), out[16 + i] = emulated_bfloat16(high[i]);
-    memcpy(&packed, out, sizeof packed);
+    emulated_round(&low, 16, &packed);
+    emulated_round(&high, 16, (uint16_t *)&packed + 16);
     return packed;
 }
 
 EMULATED __m256bh emulated_cvtneps_pbh_512(__m512 values) {
-    uint16_t out[16];
     __m256bh packed;
-    for (int i = 0; i < 16; i++) out[i] = emulated_bfloat16(values[i]);
-    memcpy(&packed, out, sizeof packed);
+    emulated_round(&values, 16, &packed);
     return packed;
 }
 
