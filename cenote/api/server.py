@@ -19,7 +19,7 @@ from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import BannerModel, log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
 from cenote.api.memory_release import release_memory_after_bursts
-from cenote.api.sockets import make_tls_context, refuse_new_connections, reload_certificates
+from cenote.api.sockets import accept_pending, make_tls_context, refuse_new_connections, reload_certificates
 from cenote.api.startup_app import StartupApp
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
@@ -31,6 +31,8 @@ logger = logging.getLogger("cenote")
 
 # seconds to send error responses to requests that did not finish in time
 FINAL_FLUSH_S = 1.0
+# seconds for the TCP handshakes that have begun when a shutdown begins: the last packet of a client may be in transit
+ROUND_TRIP_S = 0.2
 # seconds for the TLS handshakes of connections accepted during shutdown
 HANDSHAKE_TIMEOUT_S = 1.0
 
@@ -119,12 +121,7 @@ class ApiServer(HttpServer):
             server.close()
         for listener in sockets or []:
             listener.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        self._drain_backlog()
-        for pending in self.pending_connections:
-            pending.add_done_callback(_close_connection)
-            asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, pending.cancel)
+        await self._drain_backlog()
         while self._has_open_work() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
         for pending in self.pending_connections:
@@ -141,14 +138,26 @@ class ApiServer(HttpServer):
     def _has_open_work(self) -> bool:
         return bool(self.server_state.connections or self.server_state.tasks or self.pending_connections)
 
-    def _drain_backlog(self) -> None:
-        """Accept the connections in the kernel's backlog, which closing the listener would reset."""
+    async def _drain_backlog(self) -> None:
+        """Accept the connections that closing the listeners would reset; finish these and the ones from before."""
+        if self.owns_listeners:
+            for listener in self.listeners:
+                refuse_new_connections(listener)
+        self._accept_backlog()
+        await asyncio.sleep(ROUND_TRIP_S)
+        self._accept_backlog()
         for listener in self.listeners:
-            with listener:
-                if self.owns_listeners:
-                    refuse_new_connections(listener)
-                while (client := _accept_pending(listener)) is not None:
-                    self.accept_connection(client)
+            listener.close()
+
+    def _accept_backlog(self) -> None:
+        for listener in self.listeners:
+            while (client := accept_pending(listener)) is not None:
+                self.accept_connection(client)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for pending in self.pending_connections:
+            pending.add_done_callback(_close_connection)
+            asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, pending.cancel)
 
     def accept_connection(self, client: socket.socket) -> None:
         """Start the connection in a task: the TLS handshake may be slow or fail."""
@@ -197,20 +206,6 @@ class ApiServer(HttpServer):
             if use is not None and use.engine.dead_error is not None:
                 self._on_failed(EngineStopped(f"the engine has stopped: {use.engine.dead_error}"))
                 return
-
-
-def _accept_pending(listener: socket.socket) -> socket.socket | None:
-    """Accept one connection from the backlog; None if it is empty."""
-    while True:
-        try:
-            return listener.accept()[0]
-        except BlockingIOError:
-            return None
-        except (InterruptedError, ConnectionAbortedError):
-            continue  # the client has disconnected
-        except OSError as error:
-            logger.error("accept() failed: %s", error.strerror)
-            return None
 
 
 def _close_connection(task: asyncio.Task[Any]) -> None:

@@ -24,6 +24,14 @@ BACKLOG = 2048
 # how often the certificate files are checked for changes
 RELOAD_INTERVAL_S = 1.0
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
+# BPF program for packets that begin with the TCP header. It must pass the last packet of a handshake, which the
+# listener receives too: a client whose packet is dropped has a connection that the server does not know
+DROP_SYN_PACKETS = (
+    (0x30, 0, 0, 13),  # load the byte of flags
+    (0x45, 0, 1, 0x02),  # go on if SYN is set, else skip one instruction
+    (0x06, 0, 0, 0),  # accept no bytes
+    (0x06, 0, 0, 2**32 - 1),  # accept all bytes
+)
 
 
 def open_socket(settings: ServerConfig) -> socket.socket:
@@ -51,13 +59,36 @@ def reserve_grpc_port(host: str, port: int) -> socket.socket:
 
 
 def refuse_new_connections(listener: socket.socket) -> None:
-    """Drop packets that would begin a connection: one that arrives between the last accept() and close() is lost."""
-    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
+    """Let no further connection begin: one that begins between the last accept() and close() is lost.
+
+    Connections in the backlog stay there, and handshakes that have begun go on. A client that begins one later is
+    refused when its system tries again after a second, or at once with a Unix socket.
+    """
+    if sys.platform != "linux":
         return
-    return_0 = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: accept no bytes
-    program = struct.pack("HP", 1, ctypes.addressof(return_0))  # its number of instructions and address
+    if listener.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RD)
+        return
+    instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *fields) for fields in DROP_SYN_PACKETS))
+    program = struct.pack("HP", len(DROP_SYN_PACKETS), ctypes.addressof(instructions))
     with contextlib.suppress(OSError):  # a sandbox may forbid it; without it the gap is some microseconds
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def accept_pending(listener: socket.socket) -> socket.socket | None:
+    """Accept one connection from the backlog; None if it is empty."""
+    while True:
+        try:
+            return listener.accept()[0]
+        except BlockingIOError:
+            return None
+        except (InterruptedError, ConnectionAbortedError):
+            continue  # the client has disconnected
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a Unix socket after refuse_new_connections()
+                logger.error("accept() failed: %s", error.strerror)
+            return None
 
 
 def format_address(settings: ServerConfig, listener: socket.socket) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cenote.api.sockets import refuse_new_connections
+from cenote.api.sockets import accept_pending, refuse_new_connections
 
 from .conftest import StartServer
 from .server_process import ServerProcess
@@ -211,3 +211,40 @@ def test_a_listener_that_refuses_new_connections_keeps_those_in_its_backlog() ->
                 assert early.recv(4) == b"pong"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, timeout=5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a filter of Linux")
+def test_a_listener_that_refuses_new_connections_drops_packets_that_begin_one_and_no_others() -> None:
+    """The flags of a TCP header are its byte 13, which is byte 5 of a datagram behind the 8 bytes of a UDP header."""
+    syn, ack = 0x02, 0x10
+    beginning = [syn, syn | 0xC0]  # the latter asks for explicit congestion notification
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(5)
+        refuse_new_connections(receiver)
+        for flags in [*beginning, ack, *beginning, ack | 0x08, ack | 0x01, 0x04]:
+            sender.sendto(bytes([0, 0, 0, 0, 0, flags]), receiver.getsockname())
+
+        assert [receiver.recv(10)[5] for _ in range(4)] == [ack, ack | 0x08, ack | 0x01, 0x04]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="behaviour of Linux")
+def test_a_unix_listener_that_refuses_new_connections_keeps_those_in_its_backlog(tmp_path: Path) -> None:
+    path = str(tmp_path / "server.sock")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as early:
+        listener.bind(path)
+        listener.listen()
+        early.connect(path)
+        early.sendall(b"ping")
+        refuse_new_connections(listener)
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(path)
+
+        accepted = accept_pending(listener)
+        assert accepted is not None
+        with accepted:
+            assert accepted.recv(4) == b"ping"
+        assert accept_pending(listener) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import mmap
 import socket
@@ -69,7 +70,8 @@ class BalancedAcceptor:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # another front-end was faster, or the client has disconnected
         except OSError as error:
-            logger.error("accept() failed: %s", error.strerror)
+            if error.errno != errno.EINVAL:  # of a Unix socket that refuses connections, as the server shuts down
+                logger.error("accept() failed: %s", error.strerror)
             self._pause(ACCEPT_RETRY_S, self._accept_anyway)
             return
         client.setblocking(False)
