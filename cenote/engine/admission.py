@@ -74,7 +74,10 @@ class Admission:
             request = replace(request, role=selection.role)
         adapter = selection.adapter if request.adapter is None else request.adapter
         adapters = self.adapters.resolve(adapter, len(request.inputs))
-        options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
+        if len(specs) == len(adapters) == 1:  # as in nearly all requests
+            options = [InputOptions(specs[0], adapters[0])]
+        else:
+            options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
         return RequestState(request, options, limits, selection.prompt, query_embeddings)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:

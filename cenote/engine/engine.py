@@ -264,7 +264,7 @@ class PoolingEngine:
             return self.submit(ready, query_embeddings=sub_request.query_embeddings)
 
         async def collect(state: RequestState) -> PoolResults:
-            await asyncio.wrap_future(state.future)
+            await state.future.wait()
             return state.get_results()
 
         async def preprocess(first: PoolRequest) -> PoolRequest:

@@ -7,14 +7,13 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.execution.prefix_sharing import PrefixSharing
+from cenote.engine.request_future import RequestFuture
 from cenote.engine.request_state import RequestState
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence_group import BatchTimes
@@ -28,7 +27,8 @@ OUTCOMES = ("answered", "cancelled", "refused", "failed", "expired")
 class EngineMetrics:
     def __init__(self) -> None:
         self.registry = metrics = MetricsRegistry()
-        self.in_flight: weakref.WeakSet[RequestState | TokenizedBatch] = weakref.WeakSet()
+        self._states: set[RequestState] = set()  # in flight
+        self._batches: weakref.WeakSet[TokenizedBatch] = weakref.WeakSet()  # likewise, of front-ends
         self.num_in_flight_chars = 0  # of the inputs of all requests in flight
         self._lock = threading.Lock()
         metrics.gauge("cenote_requests_running", "Requests with at least one batch started.", self._num_running)
@@ -121,13 +121,13 @@ class EngineMetrics:
 
     def on_admit(self, state: RequestState) -> None:
         with self._lock:
-            self.in_flight.add(state)
+            self._states.add(state)
             self.num_in_flight_chars += state.num_chars
-        state.future.add_done_callback(partial(self._on_done, weakref.ref(state), state.num_chars))
+        state.future.add_done_callback(partial(self._on_done, state))
 
     def on_admit_batch(self, batch: TokenizedBatch) -> None:
         with self._lock:
-            self.in_flight.add(batch)
+            self._batches.add(batch)
             self.num_in_flight_chars += batch.num_tokens
         batch.on_finished = self._on_batch_finished
 
@@ -159,14 +159,13 @@ class EngineMetrics:
 
     def requests_in_flight(self) -> list[RequestState | TokenizedBatch]:
         with self._lock:
-            return [state for state in self.in_flight if not state.is_aborted]
+            in_flight: list[RequestState | TokenizedBatch] = [*self._states, *self._batches]
+        return [state for state in in_flight if not state.is_aborted]
 
-    def _on_done(self, reference: weakref.ref[RequestState], num_chars: int, future: Future[Any]) -> None:
+    def _on_done(self, state: RequestState, future: RequestFuture) -> None:
         with self._lock:
-            self.num_in_flight_chars -= num_chars
-        state = reference()
-        if state is None:
-            return
+            self._states.discard(state)
+            self.num_in_flight_chars -= state.num_chars
         timing, has_started = state.request.timing, state.started_at is not None
         self.registry.defer(
             self._record_request,
@@ -203,7 +202,7 @@ class EngineMetrics:
         """Record the requests of a batch, whose times are equal, with one addition for each metric."""
         with self._lock:
             self.num_in_flight_chars -= batch.num_tokens
-            self.in_flight.discard(batch)
+            self._batches.discard(batch)
         is_counted = batch.num_requests > 0  # else with the last inputs of the call
         failed = batch.failed_requests if is_counted and outcome == "answered" else set()
         # a front-end cancels the other inputs of a request that has failed
@@ -242,11 +241,10 @@ class EngineMetrics:
         return time.monotonic() - min(waiting) if waiting else 0.0
 
 
-def _classify_outcome(future: Future[Any]) -> str:
-    try:
-        error = future.exception()
-    except CancelledError:
+def _classify_outcome(future: RequestFuture) -> str:
+    if future.cancelled():
         return "cancelled"
+    error = future.exception()
     return "answered" if error is None else classify_error(error)
 
 

@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Many
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
@@ -15,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
+from cenote.engine.request_future import RequestFuture
 from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
@@ -81,7 +80,7 @@ class RequestState:
         else:
             self.num_chars = compute_input_size(request.inputs[0])
         self.admitted_at = time.monotonic()
-        self.future: Future[None] = Future()  # done when all results are there, or the request has failed
+        self.future = RequestFuture()  # done when all results are there, or the request has failed
         self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
         self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
@@ -167,8 +166,7 @@ class RequestState:
         self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.request.deadline_at))
 
     def fail_all(self, error: PoolingError) -> None:
-        with suppress(InvalidStateError):  # it has finished or was cancelled
-            self.future.set_exception(error)
+        self.future.finish(error)
 
     def _add_progress(self, num_done: int, num_tokens: int = 0, num_truncated: int = 0) -> None:
         with self._lock:
@@ -178,10 +176,7 @@ class RequestState:
             is_finished = self.num_done == self.num_inputs
         if is_finished:
             self._record_times(time.monotonic())
-            try:
-                self.future.set_result(None)
-            except InvalidStateError:  # the caller may cancel at any moment
-                return
+            self.future.finish()
 
     def _record_times(self, now: float) -> None:
         timing = self.request.timing
@@ -231,6 +226,9 @@ class RequestState:
     ) -> list[T | PoolingError]:
         items: list[T | PoolingError | None] = [None] * self.num_inputs
         for group in results:
+            if self.num_inputs == 1:
+                items[0] = make_items(group)[0]
+                continue
             for index, item in zip(group.indices.tolist(), make_items(group), strict=True):
                 items[index] = item
         for index, error in self._errors.items():

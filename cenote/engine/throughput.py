@@ -26,5 +26,7 @@ class ThroughputEstimate:
         """Return the tokens of sequences of about this length that take this long; None if no batch has run yet."""
         if not self._rates:
             return None
-        nearest = min(self._rates, key=lambda key: abs(key - length.bit_length()))
-        return int(self._rates[nearest] * seconds)
+        key = length.bit_length()
+        if key not in self._rates:
+            key = min(self._rates, key=lambda other: abs(other - key))
+        return int(self._rates[key] * seconds)

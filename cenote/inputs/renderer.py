@@ -20,7 +20,7 @@ from cenote.inputs.limits import (
     resolve_truncation_length,
 )
 from cenote.inputs.sequence_builder import BuildFn
-from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInput, TokenizedInputs
+from cenote.inputs.tokenized_inputs import ONLY_INDEX, RenderResult, TokenizedInput, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.input_types import Input, InvalidInput, MultimodalPair, TextPair
 from cenote.protocol.params import Role, TokenizationParams
@@ -54,7 +54,7 @@ class Renderer(InputPlanner):
             return RenderResult.from_list([error] * len(inputs))
         options = RenderOptions(tokenization, limits, max_tokens, prompt, role_format)
         if (rendered := self._render_bulk(inputs, options)) is not None:
-            return RenderResult(rendered, np.arange(len(inputs)), {})
+            return RenderResult(rendered, ONLY_INDEX if len(inputs) == 1 else np.arange(len(inputs)), {})
         return RenderResult.from_list(self._render_individually(inputs, options))
 
     def tokenize(self, item: Input, *, add_special_tokens: bool = True) -> list[int]:

@@ -23,6 +23,8 @@ METADATA_DTYPE = np.dtype(
         for name in ("length", "type1_start", "num_input_tokens", "num_unpooled", "attended_len", "is_exact")
     ]
 )
+ONLY_INDEX: Int64Array = np.arange(1)  # of the results of a single input; shared by all of them
+ONLY_INDEX.setflags(write=False)
 
 
 @dataclass(slots=True)
@@ -73,12 +75,8 @@ class TokenizedInputs:
 
     @classmethod
     def from_single(cls, token_ids: TokenIds) -> TokenizedInputs:
-        """Make one input that is not truncated, of one token type; a query alone waits for fewer array operations."""
-        length = len(token_ids)
-        record = (length, length, length, 0, length, 1)
-        inputs = cls(token_ids, np.array(record).view(METADATA_DTYPE))  # a third of the time of an array of records
-        inputs.__dict__["only_record"] = record
-        return inputs
+        """Make one input that is not truncated, of one token type."""
+        return PlainInput(token_ids)
 
     @classmethod
     def from_list(cls, inputs: Sequence[TokenizedInput]) -> TokenizedInputs:
@@ -121,6 +119,11 @@ class TokenizedInputs:
         lengths: Int64Array = self.metadata["length"]
         return lengths
 
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """The lengths as integers."""
+        return (self.only_record[0],) if len(self) == 1 else tuple(self.lengths.tolist())
+
     @lazy_property
     def only_record(self) -> tuple[int, ...]:
         """The metadata of the only input; kept, so that nothing may write to `metadata` afterwards."""
@@ -130,7 +133,7 @@ class TokenizedInputs:
     @lazy_property
     def cu_seqlens(self) -> Int64Array:
         """[size + 1]: the start of each input in `token_ids`, and the total length."""
-        if len(self.metadata) == 1:
+        if len(self) == 1:
             return np.array((0, self.only_record[0]))
         offsets = np.zeros(len(self.metadata) + 1, dtype=np.int64)
         self.metadata["length"].cumsum(out=offsets[1:])
@@ -199,6 +202,24 @@ class TokenizedInputs:
         )
 
 
+class PlainInput(TokenizedInputs):
+    """One input that is not truncated, of one token type; a query alone waits for no array that it does not need."""
+
+    is_plain = True
+    num_truncated = 0
+
+    def __init__(self, token_ids: TokenIds) -> None:
+        length = len(token_ids)
+        self.__dict__.update(token_ids=token_ids, only_record=(length, length, length, 0, length, 1))
+
+    @lazy_property
+    def metadata(self) -> np.ndarray[Any, Any]:
+        return np.array(self.only_record).view(METADATA_DTYPE)  # a third of the time of an array of records
+
+    def __len__(self) -> int:
+        return 1
+
+
 @dataclass(slots=True)
 class RenderResult(Sequence[TokenizedInput | PoolingError]):
     """Results of one render call: tokenized inputs, and the errors of the inputs that failed."""
@@ -210,7 +231,7 @@ class RenderResult(Sequence[TokenizedInput | PoolingError]):
     @classmethod
     def from_list(cls, results: Sequence[TokenizedInput | PoolingError]) -> RenderResult:
         if len(results) == 1 and isinstance(results[0], TokenizedInput):
-            return cls(results[0].to_inputs(), np.arange(1), {})
+            return cls(results[0].to_inputs(), ONLY_INDEX, {})
         errors = {index: item for index, item in enumerate(results) if isinstance(item, PoolingError)}
         indices = np.delete(np.arange(len(results)), list(errors)) if errors else np.arange(len(results))
         return cls(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import wait
 from threading import Thread
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import EngineStopped, PoolingError
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request
+from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
 
 
 class FatalError(BaseException):
@@ -82,7 +81,7 @@ def test_when_the_engine_thread_crashes_all_requests_fail(make_engine: MakeEngin
     callers = [engine.submit(make_request([[7]] * 50)) for _ in range(20)]
     assert gate.reached.wait(10)
     gate.opened.set()
-    wait([caller.future for caller in callers], timeout=10)
+    wait_until(lambda: all(caller.future.done() for caller in callers))
 
     for caller in callers:
         with pytest.raises(EngineStopped, match="the engine crashed: FatalError: out of the blue"):
@@ -137,7 +136,7 @@ def test_a_batch_that_exceeds_the_step_timeout_stops_the_engine(make_engine: Mak
     assert gate.reached.wait(10)
 
     started_at = time.monotonic()
-    wait([caller.future for caller in callers], timeout=10)
+    wait_until(lambda: all(caller.future.done() for caller in callers))
 
     assert time.monotonic() - started_at < 3
     for caller in callers:

@@ -77,6 +77,20 @@ def test_slices_and_selections_keep_all_metadata() -> None:
     assert INPUTS.slice(0, 2).inputs_embeds is None  # None if no input has any
 
 
+def test_a_single_input_has_the_same_arrays_as_inputs_of_equal_metadata() -> None:
+    ids = np.arange(3, 8, dtype=np.int32)
+    single, many = TokenizedInputs.from_single(ids), TokenizedInputs.from_ids(ids, np.array([5]), np.array([5]))
+
+    assert to_dicts(single) == to_dicts(many)
+    assert (len(single), single.seq_lens, single.is_plain, single.num_truncated) == (1, (5,), True, 0)
+    assert (len(many), many.seq_lens, many.is_plain, many.num_truncated) == (1, (5,), True, 0)
+    assert single.metadata.dtype == many.metadata.dtype and single.metadata.tolist() == many.metadata.tolist()
+    assert single.lengths.tolist() == [5] and single.cu_seqlens.tolist() == [0, 5]
+    assert to_dicts(TokenizedInputs.concat([single, many, single])) == to_dicts(many) * 3
+    assert single.slice(0, 1) is single and len(single.slice(0, 0)) == 0
+    assert to_dicts(single.select(np.array([0, 0]))) == to_dicts(many) * 2
+
+
 def test_a_slice_is_a_view() -> None:
     assert INPUTS.slice(1, 3).token_ids.base is not None
     assert np.shares_memory(INPUTS.slice(1, 3).token_ids, INPUTS.token_ids)

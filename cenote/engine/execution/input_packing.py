@@ -27,16 +27,17 @@ def pack_inputs(
     *,
     is_deterministic: bool = False,
 ) -> PackedBatch:
-    lengths, offsets, is_plain = inputs.lengths, inputs.cu_seqlens, inputs.is_plain
+    offsets, is_plain = inputs.cu_seqlens, inputs.is_plain
     positions = np.arange(len(inputs.token_ids))
     if len(inputs) > 1:
-        positions -= np.repeat(offsets[:-1], lengths)
+        positions -= np.repeat(offsets[:-1], inputs.lengths)
     columns: dict[str, Column] = {"token_ids": inputs.token_ids, "positions": positions, "cu_seqlens": offsets}
     attended_lens: tuple[int, ...] | None = None
     if not is_plain:
         type1_start, num_unpooled, attended_len = (
             inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len")
         )
+        lengths = inputs.lengths
         if (type1_start < lengths).any():  # otherwise all are of type 0
             columns["token_type_ids"] = positions >= np.repeat(type1_start, lengths)
         if num_unpooled.any():
@@ -47,7 +48,7 @@ def pack_inputs(
         columns["row_mask"] = inputs.row_mask
     if inputs.inputs_embeds is not None:
         with_embeds = [index for index, rows in enumerate(inputs.inputs_embeds) if rows is not None]
-        segment_ids = np.repeat(np.arange(len(inputs)), lengths)
+        segment_ids = np.repeat(np.arange(len(inputs)), inputs.lengths)
         columns["inputs_embeds_rows"] = np.flatnonzero(np.isin(segment_ids, with_embeds))
     tensors = _copy_to_device(columns, device)
     if inputs.row_mask is not None:
@@ -56,7 +57,7 @@ def pack_inputs(
         tensors["mrope_positions"] = torch.from_numpy(axes).to(device)
     return PackedBatch(
         **tensors,  # type: ignore[arg-type]  # the keys are field names
-        seq_lens_cpu=tuple(lengths.tolist()),
+        seq_lens_cpu=inputs.seq_lens,
         inputs_embeds=None if inputs.inputs_embeds is None else _concat_embeds(inputs.inputs_embeds, device),
         images=None if inputs.images is None else _pack_images(inputs.images, offsets, device),
         attended_lens_cpu=attended_lens,
