@@ -389,7 +389,7 @@ def _make_lazy_results(make_output: Callable[..., Any], result: GroupResult) -> 
     inputs = result.inputs
     if inputs.images is not None:  # outputs must not keep preprocessed images in memory
         result = result._replace(inputs=replace(inputs, images=None))
-    num_input_tokens = inputs.metadata["num_input_tokens"]
+    num_input_tokens = [inputs.only_record[2]] if len(inputs) == 1 else inputs.metadata["num_input_tokens"]
     return LazyResults(make_output, result.unbind, inputs.token_ids, inputs.cu_seqlens, num_input_tokens)
 
 

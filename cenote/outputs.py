@@ -179,7 +179,7 @@ class LazyResults(Generic[OutputT]):
     get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # per task, the tensors of all prompts
     token_ids: TokenIds
     offsets: np.ndarray[Any, Any]  # [prompts + 1], into token_ids
-    num_input_tokens: np.ndarray[Any, Any]
+    num_input_tokens: Sequence[int] | np.ndarray[Any, Any]
 
     @cached_property
     def _tensors(self) -> Sequence[Sequence[Tensor]]:

@@ -111,7 +111,7 @@ class ApiServer(HttpServer):
         """Called when all routes are served."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain all connections accepted by now; cancel the rest after `shutdown_timeout_s`."""
+        """Drain all connections that have begun by now; cancel the rest after `shutdown_timeout_s`."""
         deadline = time.monotonic() + self.app_state.settings.shutdown_timeout_s
         if self.grpc_server is not None:
             self.grpc_server.begin_stop()
@@ -140,19 +140,22 @@ class ApiServer(HttpServer):
 
     async def _drain_backlog(self) -> None:
         """Accept the connections that closing the listeners would reset; finish these and the ones from before."""
-        if self.owns_listeners:
-            for listener in self.listeners:
-                refuse_new_connections(listener)
         self._accept_backlog()
+        self._shut_down_connections()
         await asyncio.sleep(ROUND_TRIP_S)
         self._accept_backlog()
         for listener in self.listeners:
             listener.close()
+        self._shut_down_connections()
 
     def _accept_backlog(self) -> None:
         for listener in self.listeners:
+            if self.owns_listeners:
+                refuse_new_connections(listener)
             while (client := accept_pending(listener)) is not None:
                 self.accept_connection(client)
+
+    def _shut_down_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.shutdown()
         for pending in self.pending_connections:

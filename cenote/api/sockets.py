@@ -72,7 +72,7 @@ def refuse_new_connections(listener: socket.socket) -> None:
         return
     instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *fields) for fields in DROP_SYN_PACKETS))
     program = struct.pack("HP", len(DROP_SYN_PACKETS), ctypes.addressof(instructions))
-    with contextlib.suppress(OSError):  # a sandbox may forbid it; without it the gap is some microseconds
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; then a connection may be lost in some microseconds
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
@@ -86,8 +86,7 @@ def accept_pending(listener: socket.socket) -> socket.socket | None:
         except (InterruptedError, ConnectionAbortedError):
             continue  # the client has disconnected
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a Unix socket after refuse_new_connections()
-                logger.error("accept() failed: %s", error.strerror)
+            logger.error("accept() failed: %s", error.strerror)
             return None
 
 

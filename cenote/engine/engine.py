@@ -462,7 +462,11 @@ class PoolingEngine:
             self.metrics.on_refused(error)
             raise
         state.caller_waits = caller_waits
-        self.tokenizer_worker.add(state)
+        try:
+            self.tokenizer_worker.add(state)
+        except BaseException:  # such as that of Ctrl-C: nobody will wait for the results
+            state.future.cancel()
+            raise
         return state
 
     def admit_batch(self, batch: TokenizedBatch) -> None:

@@ -42,13 +42,15 @@ class RequestFuture:
     def finish(self, error: BaseException | None = None) -> bool:
         """End with success or an error; return False if it had ended before, such as by a cancellation."""
         with self._lock:
-            if self._is_done:
-                return False
-            self._error, self._is_done = error, True
-        for callback in self._callbacks:  # none is added any more
+            if is_first := not self._is_done:
+                self._error, self._is_done = error, True
+        while self._callbacks:  # also if it had ended before: Ctrl-C may have interrupted the thread that called them
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread calls the last one
+                break
             self._call(callback)
-        self._callbacks.clear()
-        return True
+        return is_first
 
     def cancel(self) -> bool:
         return self.finish(CancelledError())

@@ -99,6 +99,25 @@ def test_ctrl_c_aborts_queued_inputs(make_engine: MakeEngine) -> None:
     assert MARKER not in gate.token_ids
 
 
+@pytest.mark.parametrize("inputs", [["one text"], ["two", "texts"], [[1, 2, 3]]])
+def test_a_request_that_is_interrupted_while_it_is_submitted_is_not_in_flight(
+    make_engine: MakeEngine, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.tokenizer_worker, "_make_job", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit(make_request(inputs))
+
+    assert engine.metrics.requests_in_flight() == []
+    assert engine.metrics.num_in_flight_chars == 0
+    assert echoed_token_ids(engine.pool_sync(make_request([[7]]))) == [[7]]
+
+
 def test_the_other_inputs_of_a_failed_request_do_not_run(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
@@ -129,7 +148,7 @@ def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine
     assert all(asyncio.run(run_all()))
 
 
-# a caller may cancel at any moment, also between `done()` and `set_result()`
+# a caller may cancel at any moment, also between `done()` and `finish()`
 
 
 class RacingFuture:

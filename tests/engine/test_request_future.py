@@ -86,6 +86,23 @@ def test_a_callback_that_fails_does_not_keep_others_from_being_called(caplog: py
     assert "a callback of a request has failed" in caplog.text
 
 
+def test_callbacks_that_an_interrupted_thread_has_not_called_are_called_by_the_next_one() -> None:
+    future, called = RequestFuture(), list[RequestFuture]()
+
+    def interrupt(_: RequestFuture) -> None:
+        raise KeyboardInterrupt
+
+    future.add_done_callback(interrupt)
+    future.add_done_callback(called.append)
+    with pytest.raises(KeyboardInterrupt):
+        future.finish()
+    assert not called
+
+    assert not future.cancel()
+    assert called == [future]
+    assert not future.cancelled()
+
+
 def test_an_event_loop_waits_for_the_end_in_another_thread() -> None:
     async def wait() -> float:
         future = RequestFuture()

@@ -237,6 +237,7 @@ def test_a_unix_listener_that_refuses_new_connections_keeps_those_in_its_backlog
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as early:
         listener.bind(path)
         listener.listen()
+        listener.setblocking(False)
         early.connect(path)
         early.sendall(b"ping")
         refuse_new_connections(listener)

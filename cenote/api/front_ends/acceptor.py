@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import mmap
 import socket
@@ -68,10 +67,13 @@ class BalancedAcceptor:
         try:
             client, _ = self.listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another front-end was faster, or the client has disconnected
+            # another front-end was faster, or the client has disconnected. A Unix socket that refuses connections, as
+            # the server shuts down, is always readable: not to be tried all the time
+            if self.listener.family == socket.AF_UNIX:
+                self._pause(YIELD_S, self._accept_anyway)
+            return
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a Unix socket that refuses connections, as the server shuts down
-                logger.error("accept() failed: %s", error.strerror)
+            logger.error("accept() failed: %s", error.strerror)
             self._pause(ACCEPT_RETRY_S, self._accept_anyway)
             return
         client.setblocking(False)

@@ -33,10 +33,10 @@ class TokenCounts(NamedTuple):
 
     @classmethod
     def of_inputs(cls, inputs: TokenizedInputs) -> TokenCounts:
-        metadata = inputs.metadata
-        if len(metadata) == 1:  # a single query: one record is read in less time than three columns
-            length, _, num_input_tokens, _, _, is_exact = metadata[0].item()
+        if len(inputs) == 1:  # a single query: one record is read in less time than three columns
+            length, _, num_input_tokens, _, _, is_exact = inputs.only_record
             return cls([length], [num_input_tokens], [is_exact != 0])
+        metadata = inputs.metadata
         return cls(
             metadata["length"].tolist(),
             metadata["num_input_tokens"].tolist(),

@@ -181,12 +181,12 @@ def pooling_supports_cuda_graphs(pooler: Pooler) -> bool:
 
 def _is_plain(inputs: TokenizedInputs) -> bool:
     """Return whether all tokens of all inputs are token ids that are attended to and pooled."""
-    metadata = inputs.metadata
     if inputs.row_mask is not None or inputs.inputs_embeds is not None or inputs.images is not None:
         return False
-    return inputs.is_plain or not (
-        metadata["num_unpooled"].any() or (metadata["attended_len"] < metadata["length"]).any()
-    )
+    if inputs.is_plain:
+        return True
+    metadata = inputs.metadata
+    return not (metadata["num_unpooled"].any() or (metadata["attended_len"] < metadata["length"]).any())
 
 
 class CapturedGraph:

@@ -133,21 +133,17 @@ class TokenizerWorker:
             return False
         groups: list[SequenceGroup] = []
         try:
-            try:
-                runs_here = state.caller_waits and not self.loop.executor.is_async
-                # an idle engine has no identical text in flight, and 30 us are saved by not looking for one; texts that
-                # come while this one runs do not find it either
-                is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
-                job = TokenizeJob(state, state) if is_alone else self._make_job(state)
-                with self.busy_stages.track("tokenizer"):
-                    self._render([job], groups.extend if runs_here else self.loop.submit)
-            finally:
-                self._work_lock.release()
-            if groups:
-                self.loop.run_here(groups)
-        except BaseException:  # such as that of Ctrl-C: nobody will wait for the results
-            state.future.cancel()
-            raise
+            runs_here = state.caller_waits and not self.loop.executor.is_async
+            # an idle engine has no identical text in flight, and 30 us are saved by not looking for one; texts that
+            # come while this one runs do not find it either
+            is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
+            job = TokenizeJob(state, state) if is_alone else self._make_job(state)
+            with self.busy_stages.track("tokenizer"):
+                self._render([job], groups.extend if runs_here else self.loop.submit)
+        finally:
+            self._work_lock.release()
+        if groups:
+            self.loop.run_here(groups)
         return True
 
     def _enqueue_job(self, job: TokenizeJob) -> None:
