@@ -226,7 +226,7 @@ class RequestState:
     ) -> list[T | PoolingError]:
         items: list[T | PoolingError | None] = [None] * self.num_inputs
         for group in results:
-            if self.num_inputs == 1:
+            if self.num_inputs == 1:  # as in most requests
                 items[0] = make_items(group)[0]
                 continue
             for index, item in zip(group.indices.tolist(), make_items(group), strict=True):

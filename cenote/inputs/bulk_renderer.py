@@ -10,7 +10,7 @@ import numpy as np
 
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs, gather_spans
+from cenote.inputs.tokenized_inputs import Int64Array, PlainInput, TokenizedInputs, gather_spans
 from cenote.inputs.tokenizer import (
     MAX_TYPICAL_CHARS_PER_TOKEN,
     FlatEncoding,
@@ -83,7 +83,7 @@ class BulkRenderer:
             and is_prompt_pooled
             and (self.max_tokens is None or len(ids) + template.num_tokens <= self.max_tokens)
         ):
-            return TokenizedInputs.from_single(np.concatenate((template.prefix, ids, template.suffix)))
+            return PlainInput(np.concatenate((template.prefix, ids, template.suffix)))
         spans = Spans.between(offsets)
         total = spans.lengths + template.num_tokens
         if not self._keeps_special_tokens(total, template):

@@ -74,11 +74,6 @@ class TokenizedInputs:
         return cls(token_ids, metadata)
 
     @classmethod
-    def from_single(cls, token_ids: TokenIds) -> TokenizedInputs:
-        """Make one input that is not truncated, of one token type."""
-        return PlainInput(token_ids)
-
-    @classmethod
     def from_list(cls, inputs: Sequence[TokenizedInput]) -> TokenizedInputs:
         if not inputs:
             return cls(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=METADATA_DTYPE))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
+from cenote.inputs.tokenized_inputs import PlainInput, TokenizedInput, TokenizedInputs
 
 
 def make_input(*ids: int, **fields: Any) -> TokenizedInput:
@@ -79,7 +79,7 @@ def test_slices_and_selections_keep_all_metadata() -> None:
 
 def test_a_single_input_has_the_same_arrays_as_inputs_of_equal_metadata() -> None:
     ids = np.arange(3, 8, dtype=np.int32)
-    single, many = TokenizedInputs.from_single(ids), TokenizedInputs.from_ids(ids, np.array([5]), np.array([5]))
+    single, many = PlainInput(ids), TokenizedInputs.from_ids(ids, np.array([5]), np.array([5]))
 
     assert to_dicts(single) == to_dicts(many)
     assert (len(single), single.seq_lens, single.is_plain, single.num_truncated) == (1, (5,), True, 0)
