@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,6 +63,7 @@ from cenote.protocol.results import EntityResult, IOProcessorResult, TokenizeRes
 from cenote.scoring.scorer import ScoreResults, ScoringModel
 from cenote.utils.async_utils import run_coroutine_sync, run_inline
 from cenote.utils.busy_stages import BusyStages
+from cenote.utils.fork import get_process_id
 from cenote.utils.metrics import MetricFamily
 
 logger = logging.getLogger("cenote")
@@ -193,7 +193,7 @@ class PoolingEngine:
             self.metrics.register_dedup(self.tokenizer_worker.dedup, prefix_sharing)
             self._register_queues()
         self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, self._on_thread_exit)
-        self.pid = os.getpid()  # threads do not survive a fork
+        self.pid = get_process_id()  # threads do not survive a fork
         self.dead_error: PoolingError | None = None
         self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
         self._lock = threading.Lock()
@@ -446,7 +446,7 @@ class PoolingEngine:
         With `query_embeddings`, one tensor per input, the results are MaxSim scores. With `caller_waits`, a short text
         may be computed by the calling thread before this method returns.
         """
-        if os.getpid() != self.pid:
+        if get_process_id() != self.pid:
             raise EngineStopped(
                 f"the engine was created in process {self.pid} and cannot be used after fork(); "
                 "load the model in this process"

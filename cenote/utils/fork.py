@@ -1,4 +1,4 @@
-"""Fork a process whose parent is not the process that forks it."""
+"""Fork a process whose parent is not the process that forks it, and know the id of this process after forks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from typing import NoReturn
 
 PROCESS_ID = struct.Struct("<q")  # 0: a process could not be forked
 POLL_S = 0.0005
+
+_process_id = os.getpid()
+
+
+def get_process_id() -> int:
+    """Return `os.getpid()` without the system call, which takes as long as the checks of a request with one text."""
+    return _process_id
+
+
+def _update_process_id() -> None:
+    global _process_id
+    _process_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_update_process_id)
 
 
 def fork_grandchild(run: Callable[[], NoReturn]) -> int:

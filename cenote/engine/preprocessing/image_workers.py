@@ -25,6 +25,7 @@ from cenote.protocol.input_types import (
 )
 from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
+from cenote.utils.fork import get_process_id
 
 logger = logging.getLogger("cenote")
 
@@ -39,7 +40,7 @@ class ImageWorkerPool:
     def __init__(self, multimodal: MultimodalProcessor | None, busy_stages: BusyStages | None = None) -> None:
         self.multimodal = multimodal  # None: the model takes no images
         self._executor = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="cenote-images")
-        self._pid = os.getpid()  # threads do not survive a fork
+        self._pid = get_process_id()  # threads do not survive a fork
         self._busy_stages = busy_stages or BusyStages()
         self._is_closed = False
 
@@ -105,7 +106,7 @@ class ImageWorkerPool:
 
     def find_image_indices(self, request: PoolRequest) -> list[int]:
         """Return the indices of the inputs with images; none in a forked process, where the engine raises."""
-        if self.multimodal is None or os.getpid() != self._pid:
+        if self.multimodal is None or get_process_id() != self._pid:
             return []
         return [
             index
