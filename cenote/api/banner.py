@@ -41,7 +41,13 @@ def describe_model(model: BannerModel) -> str:
     """Return what one of several models is, in a line."""
     if (info := model.model_info) is None:
         return model.status
-    return f"{info.architecture}; {', '.join(info.tasks)}; {info.dtype} on {info.device}; {info.max_model_len:,} tokens"
+    tasks, products = ", ".join(info.tasks), describe_products(info)
+    return f"{info.architecture}; {tasks}; {info.dtype} on {info.device}{products}; {info.max_model_len:,} tokens"
+
+
+def describe_products(model_info: ModelInfo) -> str:
+    """Return how linear layers multiply and with the kernels of which CPU level; nothing for a GPU."""
+    return f" ({model_info.products})" if model_info.products else ""
 
 
 def make_banner_rows(
@@ -56,10 +62,8 @@ def make_banner_rows(
         rows["scores"] = ", ".join(model_info.score_types)
     if model_info.late_interaction is not None:
         rows["late interaction"] = model_info.late_interaction
-    products = f" ({model_info.products})" if model_info.products else ""
-    rows["runs"] = f"{model_info.dtype} on {model_info.device}{products}" + (
-        ", deterministic" if model_info.deterministic else ""
-    )
+    runs = f"{model_info.dtype} on {model_info.device}{describe_products(model_info)}"
+    rows["runs"] = f"{runs}, deterministic" if model_info.deterministic else runs
     if model_info.pooling is not None:
         rows["pooling"] = model_info.pooling
     if model_info.fingerprint:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cenote.kernels import native_library
 from cenote.kernels.cpu import library as level_library
 from cenote.kernels.cpu.library import Format
+from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads
 from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear
 
 PANEL = 32  # outputs that are packed together; as in cpu/amx_tiles.h
@@ -78,13 +79,14 @@ class AMXLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.contiguous()
+        num_rows = rows.numel() // self.in_features
         out = torch.empty((*x.shape[:-1], self.out_features), dtype=torch.bfloat16)
         failed = native_library.load_library().cenote_linear(
             ctypes.byref(self.descriptor),
             rows.data_ptr(),
-            rows.numel() // self.in_features,
+            num_rows,
             out.data_ptr(),
-            torch.get_num_threads(),
+            count_threads(num_rows, self.in_features * self.out_features, MIN_WORK_OF_LINEAR),
         )
         if failed:
             raise MemoryError(

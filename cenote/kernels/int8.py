@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from copy import copy
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cenote.kernels import amx_linear
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.quantized_linear import (
+    DEQUANTIZED_ELEMENTS,
     QuantizedLinear,
     QuantizedWeight,
     QuantizeRows,
@@ -41,6 +46,14 @@ class Int8Linear(QuantizedLinear):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
+class LayerSource(NamedTuple):
+    """What a quantized layer was made of."""
+
+    linear: nn.Linear  # with its bias; the weight may be on the meta device
+    read: ReadPieces
+    dtype: torch.dtype  # of the model
+
+
 class Int8Quantizer:
     """Quantizes the weights of all linear layers, and their inputs as well where the CPU multiplies int8 fast.
 
@@ -51,22 +64,51 @@ class Int8Quantizer:
 
     def __init__(self, *, multiplies_int8: bool) -> None:
         self.multiplies_int8 = multiplies_int8
-        self._readers: dict[WeightOnlyLinear, ReadPieces] = {}
+        self._sources: dict[nn.Module, LayerSource] = {}  # of the quantized layers
 
     def select(self, module: nn.Module) -> dict[str, nn.Linear]:
         return {path: child for path, child in module.named_modules() if isinstance(child, nn.Linear)}
 
     def quantize(self, linear: nn.Linear, read: ReadPieces, device: torch.device, dtype: torch.dtype) -> nn.Module:
         layer = WeightOnlyLinear(linear, quantize_pieces(read(), quantize_int8, torch.int8, device), dtype)
-        if self.multiplies_int8:
-            self._readers[layer] = read
+        self._sources[layer] = LayerSource(linear, read, dtype)
         return layer
 
     def finish(self, module: nn.Module) -> None:
+        if not self.multiplies_int8:
+            return
         # only layers with more outputs than inputs: they read normalized states with stable outlier channels
-        widening = [layer for layer in self._readers if layer.out_features > layer.in_features]
+        widening = [
+            layer for layer, source in self._sources.items() if source.linear.out_features > source.linear.in_features
+        ]
         self._replace_layers(module, record_input_max(module, widening) if widening else {}, {})
-        self._readers.clear()
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The quantized layers of the model."""
+        return list(self._sources)
+
+    def compute_unquantized(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Return the results of what a quantized layer was made of; its weight is read in blocks."""
+        linear, read, dtype = self._sources[layer]
+        out = x.new_empty((*x.shape[:-1], linear.out_features))
+        bias, start = linear.bias, 0
+        for piece in read():
+            for block in torch.split(piece, max(1, DEQUANTIZED_ELEMENTS // linear.in_features)):
+                rows = slice(start, start + len(block))
+                out[..., rows] = F.linear(x, block.to(dtype), None if bias is None else bias[rows])
+                start = rows.stop
+        activation: str | None = getattr(linear, "activation", None)
+        return out if activation is None else ACTIVATIONS[activation](out)
+
+    def read_linear(self, layer: nn.Module) -> nn.Linear:
+        """Return what a quantized layer was made of, with its weight in the dtype of the model."""
+        source = self._sources[layer]
+        linear = copy(source.linear)
+        linear._parameters = dict(linear._parameters)  # a copy of a module shares them
+        weight = torch.cat([piece.to(source.dtype) for piece in source.read()])
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        return linear
 
     def _replace_layers(
         self, module: nn.Module, input_max: dict[nn.Module, Tensor], replaced: dict[nn.Module, nn.Module]
@@ -74,15 +116,16 @@ class Int8Quantizer:
         for name, child in module.named_children():
             if not isinstance(child, WeightOnlyLinear):
                 self._replace_layers(child, input_max, replaced)
-            elif child in self._readers:
+            elif child in replaced or child in self._sources:
                 if child not in replaced:
-                    replaced[child] = self._make_int8_layer(child, input_max.get(child))
+                    layer = replaced[child] = self._make_int8_layer(child, input_max.get(child))
+                    self._sources[layer] = self._sources.pop(child)
                 setattr(module, name, replaced[child])
 
     def _make_int8_layer(self, layer: WeightOnlyLinear, input_max: Tensor | None) -> nn.Module:
         weight, scales = layer.take_weight(), None
         if input_max is not None:
-            pieces = self._readers[layer]()
+            pieces = self._sources[layer].read()
             weight_max = torch.stack([piece.abs().amax(dim=0).float() for piece in pieces]).amax(dim=0)
             scales = smooth_scales(weight_max, input_max)
             weight = quantize_pieces(pieces, _quantize_smoothed(scales), torch.int8, CPU)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cenote.kernels import native_library
 from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, count_threads
 from cenote.packed_batch import PackedBatch
 
 
@@ -62,6 +63,8 @@ class NativeEncoder:
         self.hidden_size = blocks[0].qkv.in_features
         self.blocks = blocks
         self.embedding_tables = embedding_tables
+        linears = [linear for block in blocks for linear in (block.qkv, block.out, block.up, block.down)]
+        self._work_per_token = sum(linear.in_features * linear.out_features for linear in linears)
         self._retained: list[Tensor] = []  # tensors that the C structures point to
         self._layers = (native_library.Layer * len(blocks))(*(self._make_layer(block) for block in blocks))
         self._encoder = native_library.Encoder(
@@ -110,7 +113,7 @@ class NativeEncoder:
             ctypes.byref(native_library.EncoderInput(out=out.data_ptr(), **inputs)),
             batch.cu_seqlens.data_ptr(),
             batch.num_seqs,
-            torch.get_num_threads(),
+            count_threads(batch.num_tokens, self._work_per_token, MIN_WORK_OF_AMX_ENCODER),
         )
         if failed == 1:
             raise MemoryError(

@@ -98,8 +98,7 @@ def load_library() -> Any:
 
 def open_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
     """Open the compiled library with these functions; None if it was not built or lacks one of them."""
-    built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in built if path.exists()), None)
+    path = find_library_path()
     if path is None:
         return None
     try:
@@ -112,6 +111,12 @@ def open_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
         logger.debug("native kernels in %s cannot be loaded: %s", path, error)
         return None
     return loaded
+
+
+def find_library_path() -> Path | None:
+    """Return the path of the compiled library, None if it was not built."""
+    built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
+    return next((path for path in built if path.exists()), None)
 
 
 def _torch_openmp_path() -> str:

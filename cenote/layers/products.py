@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
+from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format, unquantized_format
-from cenote.kernels.cpu.library import Format, load_level
+from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone
@@ -31,14 +32,17 @@ class ProductReport:
 
     format: Format
     level: str
-    cosine: float | None = None  # the smallest with float32; None: not measured
+    cosine: float | None = None  # the smallest with the reference; None: not measured
     num_unquantized: int = 0  # layers of an int8 model
+    unquantized: str = ""  # their format
+    reference: str = "float32"
+    is_weight_only: bool = False  # int8 weights are dequantized for each product
 
     def __str__(self) -> str:
-        text = f"{self.format} products, {self.level} kernels"
+        text = f"{self.format} {'weights' if self.is_weight_only else 'products'}, {self.level} kernels"
         if self.num_unquantized:
-            text += f", {self.num_unquantized} layers in {unquantized_format()}"
-        return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with float32"
+            text += f", {self.num_unquantized} layers in {self.unquantized}"
+        return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with {self.reference}"
 
 
 def prepare_products(
@@ -54,27 +58,33 @@ def prepare_products(
     With `sample`, float16 and int8 are checked against float32 on it. A model whose float16 results differ too much is
     computed in float32, and the worst layers of an int8 model are not quantized. bfloat16 layers are packed if all run
     in one call; otherwise oneDNN and torch, which need no conversion between the layers, multiply. None: no kernels of
-    a CPU level are used.
+    this project are used.
     """
     format: Format = "int8" if quantization == "int8" else "float16" if matmul_dtype is torch.float16 else "float32"
     is_checked = sample is not None and format != "float32" and _has_kernels(model, format)
     linears = list_linears(model) if is_checked else []
-    reference = _summarize(model, sample) if is_checked and sample is not None else None
+    reference = summarize_states(model, sample) if is_checked and sample is not None else None
     if matmul_dtype is torch.bfloat16:
         if quantization is None and can_fuse_layers(backbone, "bfloat16"):
             pack_linears(backbone.layers, "bfloat16")
         matmul_dtype = torch.float32  # of what is left in float32
     process_weights_after_loading(model, device, quantization, matmul_dtype)
     backbone.fused_encoder = try_fuse_encoder(backbone)
-    packed = [x for x in model.modules() if isinstance(x, PackedLinear)]
-    level = load_level()
-    if not packed or level is None:
+    if (report := _describe(model)) is None:
         return None
-    report = ProductReport(packed[0].format, level.name)
     if sample is not None and reference is not None:
         report = _check(model, backbone, report, sample, reference, linears)
         logger.info("%s", report)
     return report
+
+
+def _describe(model: nn.Module) -> ProductReport | None:
+    for layer in model.modules():
+        if isinstance(layer, AMXLinear):
+            return ProductReport(layer.format, "amx")
+        if isinstance(layer, PackedLinear):
+            return ProductReport(layer.format, layer.level.name)
+    return None
 
 
 def _check(
@@ -86,7 +96,7 @@ def _check(
     linears: list[tuple[nn.Module, str, nn.Linear]],
 ) -> ProductReport:
     format, level = report.format, report.level
-    cosine = _min_cosine(_summarize(model, sample), reference)
+    cosine = find_min_cosine(summarize_states(model, sample), reference)
     if cosine >= MIN_COSINE[format]:
         return ProductReport(format, level, cosine)
     logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
@@ -98,9 +108,9 @@ def _check(
             _restore(backbone, linears)
             pack_linears(model, "int8", unquantized=unquantized)
             backbone.fused_encoder = try_fuse_encoder(backbone)
-            cosine = _min_cosine(_summarize(model, sample), reference)
+            cosine = find_min_cosine(summarize_states(model, sample), reference)
             if cosine >= MIN_COSINE["int8"]:
-                return ProductReport("int8", level, cosine, len(unquantized))
+                return ProductReport("int8", level, cosine, len(unquantized), unquantized_format())
     _restore(backbone, linears)
     other = unquantized_format() if format == "int8" else "float32"
     pack_linears(model, other)
@@ -120,14 +130,14 @@ def _restore(backbone: Backbone, linears: list[tuple[nn.Module, str, nn.Linear]]
         setattr(parent, name, linear)
 
 
-def _summarize(model: nn.Module, sample: PackedBatch) -> Tensor:
+def summarize_states(model: nn.Module, sample: PackedBatch) -> Tensor:
     """Return the mean, the first and the last state of every sequence: what poolers read."""
     with torch.inference_mode():
         states = model(sample).float().split(list(sample.seq_lens_cpu))
         return torch.stack([row for x in states for row in (x.mean(dim=0), x[0], x[-1])])
 
 
-def _min_cosine(found: Tensor, reference: Tensor) -> float:
+def find_min_cosine(found: Tensor, reference: Tensor) -> float:
     cosines = cosine_similarity(found.double(), reference.double(), dim=-1)
     return -1.0 if cosines.isnan().any() else cosines.min().item()
 
@@ -145,7 +155,7 @@ def _by_error(
 
     hooks = [linear.register_forward_hook(record) for _, _, linear in linears]
     try:
-        _summarize(model, sample)
+        summarize_states(model, sample)
     finally:
         for hook in hooks:
             hook.remove()

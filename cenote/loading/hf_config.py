@@ -213,7 +213,7 @@ def _check_cpu_dtype(
     """Return the requested dtype, or float32 on a CPU without units for it, where torch is hundreds of times slower.
 
     Weights are float32 then as well: converting them for every product is up to 1.5 times slower from bfloat16 and up
-    to 4 times slower from float16. float16 is never used on CPUs: no kernels for it are faster than float32.
+    to 4 times slower from float16. On CPUs with fp16 instructions, float16 is the dtype of products of float32 models.
     """
     has_units = requested.value is torch.float32 or (requested.value is torch.bfloat16 and native_bf16)
     if device_type != "cpu" or has_units:

@@ -10,11 +10,14 @@ from torch import nn
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
+from cenote.kernels.cpu.library import warn_without_library
 from cenote.kernels.cpu_features import cpu_features
+from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.post_load import make_quantizer, packs_int8
 from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
+from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.products import ProductReport, prepare_products
@@ -140,6 +143,8 @@ def _load_described(
                 f"{description.entry.name}; remove it"
             )
         return _load_transformers_model(description, tokenizer)
+    if device.type == "cpu":
+        warn_without_library()
     backbone = build_backbone(description)
     group: ParallelGroup | None = None
     split: SplitLayers | None = None
@@ -178,9 +183,13 @@ def _load_described(
         matmul_dtype = description.matmul_dtype.value if _can_check_products(backbone) else dtype
         sample = _make_sample(backbone, tokenizer)
         quantization = description.quantization.value if quantizer is None else None  # the others are done
+        check: Int8Check | None = None
+        if isinstance(quantizer, Int8Quantizer) and sample is not None:  # before the layers are fused
+            check = Int8Check(model, backbone, quantizer, sample)
         products = prepare_products(model, backbone, device, quantization, matmul_dtype, sample)
-        if products is not None:
-            pack_heads(heads, products.format)
+        if check is not None:
+            products = check.run(products)
+        pack_heads(heads, "float32" if products is None else products.format)
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
@@ -204,7 +213,7 @@ def _can_check_products(backbone: Backbone) -> bool:
 
 def _make_sample(backbone: Backbone, tokenizer: TokenizerFiles) -> PackedBatch | None:
     """Return a few short texts to compare products on; None if the model cannot run on them."""
-    if not _can_check_products(backbone):
+    if type(backbone) is not Backbone:
         return None
     ids = [encoding.ids[:MAX_SAMPLE_TOKENS] for encoding in tokenizer.tokenizer.encode_batch(list(SAMPLE_TEXTS))]
     is_valid = all(row and max(row) < backbone.spec.vocab_size for row in ids)

@@ -1,5 +1,7 @@
-/* Runs small encoders with the products of the level in argv[1] and prints their outputs, one per line: first float32, then int8 and
- * bfloat16 if the level has them, of the same encoders. Exits with 2 if the CPU lacks the level. Weights and inputs are the same on every machine. */
+/* Runs the same small encoders in every format of the level in argv[1] and prints # and the name of the format, then the outputs, one per line. Attention is in
+ * float16 where cenote/kernels/cpu/encoder.py chooses it; "float16_attention" has it between products of float32, "large_float16_attention" and
+ * "large_float32_attention" over values that are too large for float16. That of AMX is not run here. Exits with 2 if the CPU lacks the level. Weights and
+ * inputs are the same on every machine. */
 #include "../../cenote/kernels/cpu/encoder.c"
 #include "weight_index.h"
 #include <stdio.h>
@@ -23,6 +25,13 @@ static uint16_t to_bfloat16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* The power of two that float16 weights below 1 are divided by, so that the largest stays below 1: see packed_linear.py. */
+static float power_of_two_above(float largest) {
+    float power = 1.0f;
+    while (power / 2 > largest && power > 1e-30f) power /= 2;
+    return power;
+}
+
 static uint32_t state;
 static float next_random(void) {
     state = state * 1664525u + 1013904223u;
@@ -36,10 +45,10 @@ static float *random_floats(int64_t count, float center) {
     return values;
 }
 
-static PackedLinear make_linear(const Level *level, int64_t format, int64_t inputs, int64_t outputs, int64_t activation) {
+static PackedLinear make_linear(const Level *level, int64_t format, int64_t inputs, int64_t outputs, int64_t activation, float mean_bias) {
     const Product *product = level->products[format];
     const int64_t words = divide_up(inputs, product->word), panels = divide_up(outputs, product->columns);
-    const float *weight = random_floats(outputs * inputs, 0.0f), *bias = random_floats(outputs, 0.0f);
+    const float *weight = random_floats(outputs * inputs, 0.0f), *bias = random_floats(outputs, mean_bias);
     float *padded_bias = calloc(panels * product->columns, sizeof(float)), *scales = calloc(panels * product->columns, sizeof(float));
     int32_t *offsets = calloc(panels * product->columns, sizeof(int32_t));
     uint8_t *out = aligned_alloc(64, divide_up(panels * words * product->columns * product->word * product->element_bytes, 64) * 64);
@@ -47,33 +56,37 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
     for (int64_t o = 0; o < outputs; o++) {
         float largest = 0.0f;
         for (int64_t i = 0; i < inputs; i++) largest = size_of(weight[o * inputs + i]) > largest ? size_of(weight[o * inputs + i]) : largest;
-        padded_bias[o] = bias[o], scales[o] = largest / 127.0f;
+        padded_bias[o] = bias[o], scales[o] = format == FLOAT16 ? power_of_two_above(largest) : largest / 127.0f;
         for (int64_t i = 0; i < inputs; i++) {
             const int64_t index = weight_index(product, o / product->columns * words, o % product->columns, i);
             const float value = weight[o * inputs + i];
             if (format == FLOAT32) ((float *)out)[index] = value;
             else if (format == BFLOAT16) ((uint16_t *)out)[index] = to_bfloat16(value);
+#if defined(__aarch64__)
+            else if (format == FLOAT16) ((__fp16 *)out)[index] = (__fp16)(value / scales[o]);
+#endif
+            else if (format != INT8) exit(3);
             else ((int8_t *)out)[index] = (int8_t)round_to_even(value / scales[o]), offsets[o] += product->input_offset * ((int8_t *)out)[index];
         }
     }
-    const int is_integer = format == INT8;
+    const int is_integer = format == INT8, is_scaled = is_integer || format == FLOAT16;
     return (PackedLinear){
-        out, padded_bias, is_integer ? scales : NULL, is_integer ? offsets : NULL, NULL, inputs, outputs, activation, format,
+        out, padded_bias, is_scaled ? scales : NULL, is_integer ? offsets : NULL, NULL, inputs, outputs, activation, format,
     };
 }
 
 static Norm make_norm(int is_rms) { return (Norm){random_floats(HIDDEN, 1.0f), is_rms ? NULL : random_floats(HIDDEN, 0.0f), 1e-5f, is_rms ? RMS_NORM : LAYER_NORM}; }
 
-static int run(const Level *level, int64_t format, int is_decoder, int64_t activation) {
+static int run(const Level *level, int64_t format, int64_t attention_format, float mean_bias, int is_decoder, int64_t activation) {
     static float cosine[TOKENS * HALF], sine[TOKENS * HALF], out[TOKENS * HIDDEN];
     const int64_t kv_heads = is_decoder ? 1 : HEADS;
     LevelLayer layers[NUM_LAYERS];
     for (int64_t i = 0; i < NUM_LAYERS; i++) {
         memset(&layers[i], 0, sizeof(LevelLayer));
-        layers[i].qkv = make_linear(level, format, HIDDEN, (HEADS + 2 * kv_heads) * HEAD_DIM, IDENTITY);
-        layers[i].out = make_linear(level, format, HEADS * HEAD_DIM, HIDDEN, IDENTITY);
-        layers[i].up = make_linear(level, format, HIDDEN, is_decoder ? 2 * INTERMEDIATE : INTERMEDIATE, is_decoder ? IDENTITY : activation);
-        layers[i].down = make_linear(level, format, INTERMEDIATE, HIDDEN, IDENTITY);
+        layers[i].qkv = make_linear(level, format, HIDDEN, (HEADS + 2 * kv_heads) * HEAD_DIM, IDENTITY, mean_bias);
+        layers[i].out = make_linear(level, format, HEADS * HEAD_DIM, HIDDEN, IDENTITY, 0.0f);
+        layers[i].up = make_linear(level, format, HIDDEN, is_decoder ? 2 * INTERMEDIATE : INTERMEDIATE, is_decoder ? IDENTITY : activation, 0.0f);
+        layers[i].down = make_linear(level, format, INTERMEDIATE, HIDDEN, IDENTITY, 0.0f);
         layers[i].mixer_norm = make_norm(is_decoder), layers[i].mlp_norm = make_norm(is_decoder);
         layers[i].window = i ? 1 << 20 : 9;
         if (!is_decoder) continue;
@@ -84,7 +97,7 @@ static int run(const Level *level, int64_t format, int is_decoder, int64_t activ
     for (int64_t i = 0; i < TOKENS * HALF; i++) cosine[i] = next_random(), sine[i] = next_random();
     LevelEncoder encoder = {
         .level = level, .layers = layers, .num_layers = NUM_LAYERS, .hidden = HIDDEN, .heads = HEADS,
-        .kv_heads = kv_heads, .head_dim = HEAD_DIM, .attention_format = FLOAT32, .scale = 0.3f, .softcap = is_decoder ? 5.0f : 0.0f,
+        .kv_heads = kv_heads, .head_dim = HEAD_DIM, .attention_format = attention_format, .scale = 0.3f, .softcap = is_decoder ? 5.0f : 0.0f,
         .residual_scale = 1.0f, .causal = is_decoder, .is_post_norm = !is_decoder, .is_gated = is_decoder,
         .gate_activation = (int32_t)activation, .is_interleaved = activation == SILU,
     };
@@ -98,14 +111,24 @@ static int run(const Level *level, int64_t format, int is_decoder, int64_t activ
     return 0;
 }
 
+/* mean_bias: of queries, keys and values */
+static int run_all(const Level *level, int64_t format, int64_t attention_format, float mean_bias, const char *name) {
+    printf("# %s\n", name);
+    state = 1;
+    for (int64_t activation = GELU; activation <= QUICK_GELU; activation++)
+        if (run(level, format, attention_format, mean_bias, activation % 2, activation)) return 3;
+    return 0;
+}
+
 int main(int argc, char **argv) {
     const Level *level = argc == 2 ? cenote_find_level(argv[1]) : NULL;
     if (level == NULL) return 2;
-    static const int64_t formats[] = {FLOAT32, INT8, BFLOAT16};
-    for (int i = 0; i < 3; i++) {
-        state = 1;
-        for (int64_t activation = GELU; level->products[formats[i]] && activation <= QUICK_GELU; activation++)
-            if (run(level, formats[i], activation % 2, activation)) return 3;
+    for (int64_t format = 0; format < NUM_FORMATS; format++) {
+        const int64_t attention_format = level->products[FLOAT16] && format != FLOAT32 ? FLOAT16 : FLOAT32;
+        if (level->products[format] && run_all(level, format, attention_format, 0.0f, FORMAT_NAMES[format])) return 3;
     }
-    return 0;
+    if (level->products[FLOAT16] == NULL) return 0;
+    const float large = 600.0f; /* see fits_float16 */
+    return run_all(level, FLOAT32, FLOAT16, 0.0f, "float16_attention") || run_all(level, FLOAT32, FLOAT16, large, "large_float16_attention") ||
+        run_all(level, FLOAT32, FLOAT32, large, "large_float32_attention") ? 3 : 0;
 }

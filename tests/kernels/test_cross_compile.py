@@ -28,6 +28,7 @@ from cenote.inputs.subword.encoder import NativeSubword
 from cenote.inputs.subword.vocabulary import read_vocabulary
 from cenote.kernels import native_library
 from cenote.kernels.cpu import library as level_library
+from cenote.kernels.cpu_features import ISA_LEVELS
 from tests.inputs.subword_texts import make_texts as make_subword_texts
 from tests.inputs.test_subword import make_byte_bpe, make_char_bpe, make_unigram
 from tests.inputs.test_wordpiece import encode_with_library, make_texts, make_tokenizer
@@ -51,6 +52,14 @@ STRUCTURES = {
 MACHINES = {  # compiler, emulator, Debian package of the compiler
     "x86_64": ("x86_64-linux-gnu-gcc", "qemu-x86_64", "gcc-x86-64-linux-gnu"),
     "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "gcc-aarch64-linux-gnu"),
+}
+# formats of the products of every aarch64 level, in the order of the C code
+ARM_LEVELS = {
+    "neon": ["float32"],
+    "fp16": ["float32", "float16"],
+    "dotprod": ["float32", "float16", "int8"],
+    "i8mm": ["float32", "float16", "int8"],
+    "bf16": ["float32", "float16", "bfloat16", "int8"],
 }
 
 
@@ -191,22 +200,31 @@ def product_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c("aarch64", sources, target, "-static", "-Wall", "-Werror")
 
 
-def run_products(program: Path, level: str, cpu: str) -> subprocess.CompletedProcess[str]:
+def emulate_arm(program: Path, level: str, cpu: str) -> list[str]:
+    """Return the command that runs a driver on an emulated aarch64 CPU, also on a machine that is one."""
     emulator = MACHINES["aarch64"][1]
     if shutil.which(emulator) is None:
         pytest.skip(f"{emulator} is not installed (Debian: qemu-user)")
-    command = [emulator, "-cpu", cpu, str(program), level]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return [emulator, "-cpu", cpu, str(program), level]
 
 
-@pytest.mark.parametrize("level", ["neon", "fp16", "dotprod", "i8mm", "bf16"])
-def test_the_products_of_a_level_equal_plain_sums_on_an_emulated_cpu(product_driver: Path, level: str) -> None:
+def run_products(program: Path, level: str, cpu: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(emulate_arm(program, level, cpu), capture_output=True, text=True, check=False)
+
+
+def test_every_aarch64_level_is_emulated() -> None:
+    assert ["baseline", *ARM_LEVELS] == list(ISA_LEVELS["arm"])
+
+
+@pytest.mark.parametrize("level", ARM_LEVELS)
+def test_the_products_of_every_format_equal_plain_sums_on_an_emulated_cpu(product_driver: Path, level: str) -> None:
     done = run_products(product_driver, level, "max")
 
     assert done.returncode == 0, done.stdout
+    assert done.stdout.split() == ARM_LEVELS[level]
 
 
-@pytest.mark.parametrize("level", ["fp16", "dotprod", "i8mm", "bf16"])
+@pytest.mark.parametrize("level", list(ARM_LEVELS)[1:])
 def test_a_level_that_the_cpu_lacks_is_not_found(product_driver: Path, level: str) -> None:
     assert run_products(product_driver, level, "cortex-a72").returncode == 2
 

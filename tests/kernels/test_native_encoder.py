@@ -9,11 +9,15 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.kernels import native_library
+from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
+from cenote.layers import products
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder, FusedLevelEncoder, try_fuse_encoder
+from cenote.layers.int8_check import Int8Check
+from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.kernels.test_cpu_levels import DECODER, FOUR_NORMS, LOCAL_ENCODER, OUTPUT_NORMS, SCALED_RESIDUALS
@@ -23,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     not native_library.is_available(), reason="needs a CPU with AMX and the compiled native kernels"
 )
 
+CPU = torch.device("cpu")
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
 SPEC = BackboneSpec(
     vocab_size=200,
@@ -49,7 +54,7 @@ def make_backbone(spec: BackboneSpec) -> Backbone:
 
 def make_fused_backbone(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Backbone:
     backbone = make_backbone(spec)
-    backbone.prepare_buffers(torch.device("cpu"), torch.bfloat16)
+    backbone.prepare_buffers(CPU, torch.bfloat16)
     if int8:
         quantize_module(backbone, Int8Quantizer(multiplies_int8=True))
     prepack(backbone)
@@ -121,6 +126,27 @@ def assert_bits_do_not_depend_on_the_batch(backbone: Backbone, threads: int) -> 
             assert torch.equal(backbone(pack_sequences([tokens.tolist()])), states)
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backbone, batch, quantizer = make_backbone(SPEC), batch_of(LENGTHS), Int8Quantizer(multiplies_int8=True)
+    backbone.prepare_buffers(CPU, torch.bfloat16)
+    quantize_module(backbone, quantizer)
+    check = Int8Check(backbone, backbone, quantizer, batch)
+    plain = check.run(prepare_products(backbone, backbone, CPU, None, torch.bfloat16, batch))
+    assert plain.cosine is not None and str(plain).startswith("int8 products, amx kernels, cosine 0.99")
+    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
+
+    report = check.run(plain)
+
+    formats = [layer.format for layer in backbone.modules() if isinstance(layer, AMXLinear)]
+    assert 0 < formats.count("bfloat16") == report.num_unquantized < len(formats)
+    assert report.cosine is not None and report.cosine > plain.cosine
+    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    exact = make_backbone(SPEC).double()(batch)
+    assert cosine_similarity(backbone(batch).double(), exact, dim=-1).min() > 0.98
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40]])

@@ -1,5 +1,7 @@
-/* Where a weight is in packed weights. */
+/* What the drivers share: the names of the formats, and where a weight is in packed weights. */
 #include "../../cenote/kernels/cpu/level.h"
+
+static const char *const FORMAT_NAMES[NUM_FORMATS] = {[FLOAT32] = "float32", [FLOAT16] = "float16", [BFLOAT16] = "bfloat16", [INT8] = "int8"};
 
 /* Weights are [panel][word][columns][inputs of a word]. A word of 64 bytes has the layout of tiles: [16 columns each][words of four
  * bytes][16 columns][inputs of four bytes]. `first_word`: that of the panel. */

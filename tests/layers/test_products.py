@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import supports_format
+from cenote.kernels.cpu.convert import supports_format, unquantized_format
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers import products
@@ -16,9 +16,8 @@ from cenote.layers.products import ProductReport, prepare_products
 from tests.kernels.test_cpu_levels import SPEC, batch_of, make_backbone
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    not (supports_format("float16") and supports_format("int8")), reason="needs fp16 and dotprod instructions"
-)
+needs_float16 = pytest.mark.skipif(not supports_format("float16"), reason="needs fp16 instructions")
+needs_int8 = pytest.mark.skipif(not supports_format("int8"), reason="needs int8 products of a CPU level")
 
 
 def prepare(
@@ -34,6 +33,7 @@ def formats(backbone: Backbone) -> list[Format]:
     return [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinear)]
 
 
+@pytest.mark.skipif(not supports_format("float32"), reason="needs the C library")
 def test_float32_is_not_compared_with_itself() -> None:
     backbone, report = prepare()
 
@@ -41,7 +41,10 @@ def test_float32_is_not_compared_with_itself() -> None:
     assert report.cosine is None
 
 
-@pytest.mark.parametrize(("quantization", "format"), [(None, "float16"), ("int8", "int8")])
+@pytest.mark.parametrize(
+    ("quantization", "format"),
+    [pytest.param(None, "float16", marks=needs_float16), pytest.param("int8", "int8", marks=needs_int8)],
+)
 def test_the_report_has_the_measured_cosine(quantization: Quantization | None, format: Format) -> None:
     backbone, report = prepare(quantization, torch.float16)
 
@@ -50,6 +53,7 @@ def test_the_report_has_the_measured_cosine(quantization: Quantization | None, f
     assert f"{format} products, {report.level} kernels, cosine 0.99" in str(report)
 
 
+@needs_float16
 def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(products.MIN_COSINE, "float16", 1.0)
 
@@ -60,24 +64,26 @@ def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pyt
     assert torch.equal(backbone(batch), prepare()[0](batch))
 
 
-def test_the_worst_layers_of_an_int8_model_stay_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_int8
+def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plain = prepare("int8")
     assert plain.cosine is not None
     monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     backbone, report = prepare("int8")
 
-    assert 0 < formats(backbone).count("float16") == report.num_unquantized < len(formats(backbone))
+    assert 0 < formats(backbone).count(unquantized_format()) == report.num_unquantized < len(formats(backbone))
     assert report.cosine is not None and report.cosine > plain.cosine
-    assert f"{report.num_unquantized} layers in float16" in str(report)
+    assert f"{report.num_unquantized} layers in {unquantized_format()}" in str(report)
     batch = batch_of([5, 40])
     exact = make_backbone(SPEC)(batch)
     assert cosine_similarity(backbone(batch), exact, dim=-1).min() > 0.995
 
 
-def test_an_int8_model_that_never_comes_close_is_computed_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_int8
+def test_an_int8_model_that_never_comes_close_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(products.MIN_COSINE, "int8", 1.0)
 
     backbone, report = prepare("int8")
 
-    assert set(formats(backbone)) == {"float16"} and report.format == "float16"
+    assert set(formats(backbone)) == {unquantized_format()} == {report.format}

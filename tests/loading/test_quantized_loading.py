@@ -60,7 +60,9 @@ def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="bfloat16",
     )
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    files = {"model-0.safetensors": {"embed_tokens.weight": noise(vocabulary, HIDDEN), "norm.weight": noise(HIDDEN)}}
+    files = {
+        "model-0.safetensors": {"embed_tokens.weight": noise(vocabulary, HIDDEN), "norm.weight": torch.ones(HIDDEN)}
+    }
     tensors = layer_tensors()
     for layer in range(LAYERS):
         renamed = {f"layers.{layer}.{name}": tensor for name, tensor in tensors.items()}
@@ -73,13 +75,14 @@ def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def noise(*shape: int) -> Tensor:
-    return torch.randn(shape).bfloat16()
+    """Return weights of a model that is close to the exact one in int8, so that no layer is left unquantized."""
+    return (torch.randn(shape) * 0.02).bfloat16()
 
 
 def layer_tensors() -> dict[str, Tensor]:
     square = {f"self_attn.{part}_proj.weight": noise(HIDDEN, HIDDEN) for part in "qkvo"}
     wide = {f"mlp.{part}_proj.weight": noise(INTERMEDIATE, HIDDEN) for part in ("gate", "up")}
-    norms = {f"{part}_layernorm.weight": noise(HIDDEN) for part in ("input", "post_attention")}
+    norms = {f"{part}_layernorm.weight": torch.ones(HIDDEN) for part in ("input", "post_attention")}
     return {**square, **wide, "mlp.down_proj.weight": noise(HIDDEN, INTERMEDIATE), **norms}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cenote import LLM
+from cenote.kernels.cpu_features import cpu_features
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "cenote")
@@ -65,8 +66,11 @@ def package_files(*suffixes: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in (ROOT / "cenote").rglob("*") if path.name.endswith(suffixes)}
 
 
-def embed_hello(wheel: Path, folder: Path) -> list[float]:
-    """Run `cenote embed hello` in a fresh environment with the dependencies of this one, but not its Cenote."""
+def embed_hello(wheel: Path, folder: Path) -> tuple[list[float], str]:
+    """Run `cenote embed hello` in a fresh environment with the dependencies of this one, but not its Cenote.
+
+    Returns the embedding and the log.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--no-compile"]
@@ -82,8 +86,7 @@ def embed_hello(wheel: Path, folder: Path) -> list[float]:
     assert Path(origin.stdout.strip()).is_relative_to(site)
     done = subprocess.run([folder / "bin" / "cenote", "embed", "hello", "--dtype", "float32"], **isolated)
     assert done.returncode == 0, done.stderr
-    vector: list[float] = json.loads(done.stdout)["embedding"]
-    return vector
+    return json.loads(done.stdout)["embedding"], done.stderr
 
 
 def test_the_sdist_has_the_sources_for_every_platform(dist_folder: Path) -> None:
@@ -119,13 +122,18 @@ def test_the_wheel_embeds_in_a_fresh_environment_with_its_native_code(
     (expected,) = llm.embed(["hello"], use_tqdm=False)
 
     assert libraries and all(name.endswith(".abi3.so") for name in libraries)
-    assert embed_hello(wheel, tmp_path / "venv") == pytest.approx(expected.outputs.embedding, abs=1e-4)
+    embedding, log = embed_hello(wheel, tmp_path / "venv")
+    assert embedding == pytest.approx(expected.outputs.embedding, abs=1e-4)
+    assert "was not built" not in log
 
 
-def test_a_wheel_built_without_a_compiler_embeds_the_same(
+def test_a_wheel_built_without_a_compiler_embeds_the_same_and_warns(
     wheel_without_compiler: Path, tmp_path: Path, llm: LLM
 ) -> None:
     (expected,) = llm.embed(["hello"], use_tqdm=False)
 
     assert not [name for name in archive_files(wheel_without_compiler) if name.endswith(".so")]
-    assert embed_hello(wheel_without_compiler, tmp_path / "venv") == pytest.approx(expected.outputs.embedding, abs=1e-4)
+    embedding, log = embed_hello(wheel_without_compiler, tmp_path / "venv")
+    assert embedding == pytest.approx(expected.outputs.embedding, abs=1e-4)
+    has_kernels = sys.platform == "linux" and cpu_features().has_level
+    assert ("the C library of the CPU kernels was not built" in log) == has_kernels

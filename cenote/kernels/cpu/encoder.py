@@ -12,11 +12,10 @@ from torch import Tensor
 
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import CPULevel, Format
+from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, MIN_WORK_OF_ENCODER, count_threads
 from cenote.packed_batch import PackedBatch
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
-# multiply-adds below which a second thread costs more than it gains
-MIN_WORK_PER_THREAD = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +173,13 @@ class LevelEncoder:
         if tables.bias is not None:
             retained.append(tables.bias.float().contiguous())
             inputs["bias"], inputs["max_length"] = retained[-1].data_ptr(), (tables.bias.shape[1] + 1) // 2
-        work = batch.num_tokens * self._work_per_token
+        min_work = MIN_WORK_OF_AMX_ENCODER if self.level.name == "amx" else MIN_WORK_OF_ENCODER
         failed = self.level.library.cenote_level_encode(
             ctypes.byref(self._encoder),
             ctypes.byref(library.LevelInput(out=out.data_ptr(), **inputs)),
             batch.cu_seqlens.data_ptr(),
             batch.num_seqs,
-            max(1, min(torch.get_num_threads(), work // MIN_WORK_PER_THREAD)),
+            count_threads(batch.num_tokens, self._work_per_token, min_work),
         )
         if failed == 1:
             raise MemoryError(

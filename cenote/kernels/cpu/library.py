@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
 from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
-from cenote.kernels.native_library import open_library
+from cenote.kernels.native_library import find_library_path, open_library
+
+logger = logging.getLogger("cenote")
 
 Format = Literal["float32", "float16", "bfloat16", "int8"]
 FORMATS: tuple[Format, ...] = get_args(Format)  # in the order of the enum in level.h
@@ -117,6 +121,22 @@ def load_level() -> CPULevel | None:
     With AMX, its only products are those of float32: layers of bfloat16 and int8 are AMXLinear there.
     """
     return _find_level(cpu_features())
+
+
+@cache
+def warn_without_library() -> None:
+    """Warn once if the library has kernels for this CPU, but was not built or cannot be loaded."""
+    if sys.platform != "linux" or not cpu_features().has_level or load_level() is not None:
+        return
+    if find_library_path() is None:
+        problem = "was not built: there was no C compiler at install. Install one (Debian: gcc), then Cenote again"
+    else:
+        problem = "cannot be loaded: it is of another version, or libraries are missing. Install Cenote again"
+    logger.warning(
+        "the C library of the CPU kernels %s. Until then torch computes all layers: a short text takes several times "
+        "as long, and float16 and int8 products are missing",
+        problem,
+    )
 
 
 def load_amx_level() -> CPULevel | None:

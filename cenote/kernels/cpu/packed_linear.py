@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import Format, ProductLayout, load_level
+from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads
 from cenote.kernels.int8 import quantize_int8
 
 
@@ -65,14 +66,15 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.float().contiguous()
+        num_rows = rows.numel() // self.in_features
         out = torch.empty((*x.shape[:-1], self.out_features))
         failed = self.level.library.cenote_packed_linear(
             self.level.pointer,
             ctypes.byref(self.level_descriptor),
             rows.data_ptr(),
-            rows.numel() // self.in_features,
+            num_rows,
             out.data_ptr(),
-            torch.get_num_threads(),
+            count_threads(num_rows, self.in_features * self.out_features, MIN_WORK_OF_LINEAR),
         )
         if failed:
             raise MemoryError(

@@ -1,0 +1,85 @@
+"""Check of a model that was quantized to int8 while it was read: its worst layers are read again, unquantized."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.kernels.cpu.library import Format
+from cenote.kernels.int8 import Int8Quantizer
+from cenote.kernels.post_load import process_weights_after_loading
+from cenote.layers.backbone import Backbone
+from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.products import (
+    MIN_COSINE,
+    UNQUANTIZED_SHARES,
+    ProductReport,
+    find_min_cosine,
+    summarize_states,
+)
+from cenote.packed_batch import PackedBatch
+
+logger = logging.getLogger("cenote")
+
+
+class Int8Check:
+    """Compares a quantized model with the one of its checkpoint, of which only blocks are in memory."""
+
+    def __init__(self, model: nn.Module, backbone: Backbone, quantizer: Int8Quantizer, sample: PackedBatch) -> None:
+        """The layers of the backbone are not fused yet: they are called one by one."""
+        self.model = model
+        self.backbone = backbone
+        self.quantizer = quantizer
+        self.sample = sample
+        self.errors: dict[nn.Module, float] = {}  # of the layers that the sample reaches, relative to their results
+        self.reference = self._run_unquantized()
+
+    def run(self, report: ProductReport | None) -> ProductReport:
+        """Return the report with the cosine, after replacing as many layers as it needs to be large enough."""
+        dtype: Format = "bfloat16" if self.backbone.dtype is torch.bfloat16 else "float32"
+        if report is None or report.format != "int8":
+            report = ProductReport("int8", "torch", is_weight_only=not self.quantizer.multiplies_int8)
+        report = replace(report, cosine=self._measure(), unquantized=dtype, reference=dtype)
+        worst = sorted(self.errors, key=lambda layer: -self.errors[layer])
+        for share in (*UNQUANTIZED_SHARES, 1.0):
+            assert report.cosine is not None
+            if report.cosine >= MIN_COSINE["int8"]:
+                break
+            logger.info("cosine %.6f of int8 with %s is below %s", report.cosine, dtype, MIN_COSINE["int8"])
+            count = max(1, round(share * len(worst)))
+            self._replace(worst[report.num_unquantized : count])
+            report = replace(report, cosine=self._measure(), num_unquantized=count)
+        if report.num_unquantized == len(self.quantizer.layers):
+            report = ProductReport(dtype, report.level)
+        logger.info("%s", report)
+        return report
+
+    def _run_unquantized(self) -> Tensor:
+        def compute(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            exact = self.quantizer.compute_unquantized(layer, inputs[0])
+            error = (output.float() - exact.float()).norm() / exact.float().norm().clamp(min=1e-20)
+            self.errors[layer] = max(error.item(), self.errors.get(layer, 0.0))
+            return exact
+
+        hooks = [layer.register_forward_hook(compute) for layer in self.quantizer.layers]
+        try:
+            return summarize_states(self.model, self.sample)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _measure(self) -> float:
+        return find_min_cosine(summarize_states(self.model, self.sample), self.reference)
+
+    def _replace(self, layers: list[nn.Module]) -> None:
+        self.backbone.fused_encoder = None
+        linears = {layer: self.quantizer.read_linear(layer) for layer in layers}
+        for parent in list(self.model.modules()):
+            for name, child in parent.named_children():
+                if child in linears:
+                    setattr(parent, name, linears[child])
+        process_weights_after_loading(self.model, torch.device("cpu"), None)
+        self.backbone.fused_encoder = try_fuse_encoder(self.backbone)
