@@ -98,8 +98,9 @@ class Int8Quantizer:
                 rows = slice(start, start + len(block))
                 out[..., rows] = F.linear(x, block.to(dtype), None if bias is None else bias[rows])
                 start = rows.stop
-        activation: str | None = getattr(linear, "activation", None)
-        return out if activation is None else ACTIVATIONS[activation](out)
+        # of the quantized layer: with LoRA adapters, the layer around it applies that of the linear layer
+        activation = layer.activation
+        return out if activation is None else ACTIVATIONS[str(activation)](out)
 
     def read_linear(self, layer: nn.Module) -> nn.Linear:
         """Return what a quantized layer was made of, with its weight in the dtype of the model."""
@@ -108,6 +109,7 @@ class Int8Quantizer:
         linear._parameters = dict(linear._parameters)  # a copy of a module shares them
         weight = torch.cat([piece.to(source.dtype) for piece in source.read()])
         linear.weight = nn.Parameter(weight, requires_grad=False)
+        linear.activation = layer.activation
         return linear
 
     def _replace_layers(

@@ -344,47 +344,50 @@ static int has_out_of_range_ids(const Encoder *e, const EncoderInput *batch, int
     return found;
 }
 
-/* offsets: [size + 1] cumulative sequence lengths. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the
- * range of its table. On failure nothing is written. */
-int cenote_encode(const Encoder *e, const EncoderInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
+/* offsets: [size + 1] cumulative sequence lengths. Of the `threads` that are started, `workers` compute: OpenMP ends threads if the next
+ * region has fewer. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the range of its table. On failure nothing
+ * is written. */
+int cenote_encode(const Encoder *e, const EncoderInput *batch, const int64_t *offsets, int64_t size, int64_t threads, int64_t workers) {
     const int64_t tokens = offsets[size], block_rows = max_block_rows(e);
     if (tokens == 0) return 0;
     if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
     int64_t *starts = malloc((size + 1) * sizeof(int64_t)), count = 0, longest = 0, max_rows = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
     /* several chunks per thread, so that threads finish at about the same time */
-    const int64_t target_rows = max_i64(2 * TILE_ROWS, min_i64(block_rows, tokens / (4 * threads)));
+    const int64_t target_rows = max_i64(2 * TILE_ROWS, min_i64(block_rows, tokens / (4 * workers)));
     for (int64_t member = 0; member < size; member++) {
         longest = max_i64(longest, offsets[member + 1] - offsets[member]);
         if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
     }
     starts[count] = size;
     for (int64_t i = 0; i < count; i++) max_rows = max_i64(max_rows, offsets[starts[i + 1]] - offsets[starts[i]]);
-    const int is_shared = count < threads;
+    const int is_shared = count < workers;
     uint8_t *shared_size = NULL, *shared_memory = NULL;
     if (is_shared) {
         alloc_chunk(e, max_rows, &shared_size);
-        alloc_block(e, min_i64(max_rows, 2 * TILE_ROWS * threads), e->intermediate, &shared_size);
+        alloc_block(e, min_i64(max_rows, 2 * TILE_ROWS * workers), e->intermediate, &shared_size);
         shared_memory = cenote_scratch(SHARED_SCRATCH, (size_t)shared_size);
         failed = shared_memory == NULL;
     }
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (workers > 1)
     {
+        const int64_t index = omp_get_thread_num(), num_workers = min_i64(workers, omp_get_num_threads());
+        const int is_worker = index < num_workers;
         uint8_t *thread_size = NULL;
         if (!is_shared) alloc_chunk(e, max_rows, &thread_size);
         alloc_block(e, min_i64(max_rows, block_rows), mlp_group_width(e), &thread_size);
         const size_t thread_bytes = (size_t)thread_size + cenote_attention_scratch_bytes(longest, e->head_dim);
-        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, thread_bytes), *shared_next = shared_memory;
-        if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        uint8_t *memory = is_worker ? cenote_scratch(THREAD_SCRATCH, thread_bytes) : NULL, *shared_next = shared_memory;
+        if (is_worker && memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp barrier
-        if (!failed) {
+        if (!failed && is_worker) {
             Team team = {0, 1, 0, &arrived};
             Block shared = {0};
             Chunk chunk;
             if (is_shared) {
-                team.index = omp_get_thread_num(), team.count = omp_get_num_threads();
+                team.index = index, team.count = num_workers;
                 chunk = alloc_chunk(e, max_rows, &shared_next);
-                shared = alloc_block(e, min_i64(max_rows, 2 * TILE_ROWS * threads), e->intermediate, &shared_next);
+                shared = alloc_block(e, min_i64(max_rows, 2 * TILE_ROWS * workers), e->intermediate, &shared_next);
             } else chunk = alloc_chunk(e, max_rows, &memory);
             const Block block = alloc_block(e, min_i64(max_rows, block_rows), mlp_group_width(e), &memory);
             const AttentionScratch scratch = cenote_attention_scratch(memory, longest, e->head_dim);

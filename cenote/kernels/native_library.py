@@ -77,7 +77,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
     "cenote_act_and_mul": (_pointer, *[_int64] * 3, _pointer, _int64),
     "cenote_rope": (_pointer, *[_int64] * 6, *[_pointer] * 4, _float, _int64),
-    "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(EncoderInput), _pointer, _int64, _int64),
+    "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(EncoderInput), _pointer, *[_int64] * 3),
 }
 
 

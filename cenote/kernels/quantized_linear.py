@@ -68,7 +68,7 @@ class WeightQuantizer(Protocol):
         """Return the layers to quantize by path; weights may be on the meta device."""
 
     def quantize(self, linear: nn.Linear, read: ReadPieces, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """Return the layer that replaces `linear`, whose bias is loaded; `read` may be called again until `finish`."""
+        """Return the layer that replaces `linear`, whose bias is loaded; `read` may be called again during loading."""
 
     def finish(self, module: nn.Module) -> None:
         """Complete a model whose selected layers are replaced."""

@@ -17,6 +17,7 @@ from cenote.layers.products import (
     MIN_COSINE,
     UNQUANTIZED_SHARES,
     ProductReport,
+    describe_products,
     find_min_cosine,
     summarize_states,
 )
@@ -46,14 +47,14 @@ class Int8Check:
         worst = sorted(self.errors, key=lambda layer: -self.errors[layer])
         for share in (*UNQUANTIZED_SHARES, 1.0):
             assert report.cosine is not None
-            if report.cosine >= MIN_COSINE["int8"]:
+            if report.cosine >= MIN_COSINE["int8"] or not worst:
                 break
             logger.info("cosine %.6f of int8 with %s is below %s", report.cosine, dtype, MIN_COSINE["int8"])
             count = max(1, round(share * len(worst)))
             self._replace(worst[report.num_unquantized : count])
             report = replace(report, cosine=self._measure(), num_unquantized=count)
         if report.num_unquantized == len(self.quantizer.layers):
-            report = ProductReport(dtype, report.level)
+            report = describe_products(self.model) or ProductReport(dtype, "torch")
         logger.info("%s", report)
         return report
 

@@ -41,7 +41,8 @@ class ProductReport:
     def __str__(self) -> str:
         text = f"{self.format} {'weights' if self.is_weight_only else 'products'}, {self.level} kernels"
         if self.num_unquantized:
-            text += f", {self.num_unquantized} layers in {self.unquantized}"
+            layers = "1 layer" if self.num_unquantized == 1 else f"{self.num_unquantized} layers"
+            text += f", {layers} in {self.unquantized}"
         return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with {self.reference}"
 
 
@@ -70,7 +71,7 @@ def prepare_products(
         matmul_dtype = torch.float32  # of what is left in float32
     process_weights_after_loading(model, device, quantization, matmul_dtype)
     backbone.fused_encoder = try_fuse_encoder(backbone)
-    if (report := _describe(model)) is None:
+    if (report := describe_products(model)) is None:
         return None
     if sample is not None and reference is not None:
         report = _check(model, backbone, report, sample, reference, linears)
@@ -78,7 +79,8 @@ def prepare_products(
     return report
 
 
-def _describe(model: nn.Module) -> ProductReport | None:
+def describe_products(model: nn.Module) -> ProductReport | None:
+    """Return the format and the level of the first layer with a kernel of this project; None if there is none."""
     for layer in model.modules():
         if isinstance(layer, AMXLinear):
             return ProductReport(layer.format, "amx")

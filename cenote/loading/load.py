@@ -190,6 +190,7 @@ def _load_described(
         if check is not None:
             products = check.run(products)
         pack_heads(heads, "float32" if products is None else products.format)
+        weight_loader.forget_layers()
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()

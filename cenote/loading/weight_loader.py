@@ -126,6 +126,11 @@ class WeightLoader:
             )
         return self._shared_layers[key]
 
+    def forget_layers(self) -> None:
+        """Let go of what was made for the model: it alone decides what stays in memory."""
+        self._shared_layers.clear()
+        self._shared_parameters.clear()
+
     def locate(self, module: str) -> list[tuple[str, int, int, int]]:
         """Return where the weight of a stored module was loaded: (module path, first row, rows, columns)."""
         found = []

@@ -106,7 +106,7 @@ static int run(const Level *level, int64_t format, int64_t attention_format, flo
         .rows = random_floats(TOKENS * HIDDEN, 0.0f), .cosine = cosine, .sine = sine, .rotary_half = HALF, .out = out, .max_length = TOKENS,
         .bias = is_decoder ? NULL : random_floats(HEADS * (2 * TOKENS - 1), 0.0f),
     };
-    if (cenote_level_encode(&encoder, &input, OFFSETS, 5, 1)) return 3;
+    if (cenote_level_encode(&encoder, &input, OFFSETS, 5, 1, 1)) return 3;
     for (int64_t i = 0; i < TOKENS * HIDDEN; i++) printf("%.9g\n", out[i]);
     return 0;
 }

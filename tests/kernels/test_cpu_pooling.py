@@ -48,7 +48,7 @@ def test_each_sequence_is_pooled_as_by_torch_and_as_alone(
 def test_many_rows_are_pooled_by_several_threads_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, cu_seqlens = make_rows(64), torch.tensor([0, *accumulate(LENGTHS)])
     one = pool_rows(rows, "MEAN", cu_seqlens, None)
-    monkeypatch.setattr(pooling, "MIN_VALUES_PER_THREAD", 1)
+    monkeypatch.setattr(pooling, "MIN_VALUES", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     several = pool_rows(rows, "MEAN", cu_seqlens, None)
     assert one is not None

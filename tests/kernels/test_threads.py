@@ -1,13 +1,62 @@
-"""Small pieces of work use few threads."""
+"""Small pieces of work use few threads, which live on and free their memory when they end."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from cenote.kernels.cpu import threads
-from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, MIN_WORK_OF_ENCODER, MIN_WORK_OF_LINEAR, count_threads
+from cenote.kernels.cpu.threads import (
+    MIN_WORK_OF_AMX_ENCODER,
+    MIN_WORK_OF_ENCODER,
+    MIN_WORK_OF_LINEAR,
+    count_threads,
+    count_workers,
+)
 
+# a model of the shape of MiniLM-L6, short and long batches
+MODEL = """
+import os, re, sys, threading
+import torch
+from cenote.kernels.cpu.library import load_level
+from cenote.layers.products import prepare_products
+from dataclasses import replace
+from tests.kernels.test_cpu_levels import SPEC, batch_of, make_backbone
+
+if load_level() is None:
+    sys.exit(5)
+torch.set_num_threads(6)
+backbone = make_backbone(replace(SPEC, hidden_size=384, num_heads=12, intermediate_size=1536, num_layers=2))
+prepare_products(backbone, backbone, torch.device("cpu"), None, torch.float32, None)
+assert backbone.fused_encoder is not None
+short, long = batch_of([5]), batch_of([100] * 8)
+"""
+COUNT_THREADS = """
+seen = set()
+for number in range(30):
+    backbone(short), backbone(long)
+    if number > 1:
+        seen |= set(os.listdir("/proc/self/task"))
+print(len(seen - set(os.listdir("/proc/self/task"))))
+"""
+MEASURE_GROWTH = """
+def rss():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) >> 10
+
+def run_in_threads(count):
+    for _ in range(count):
+        thread = threading.Thread(target=lambda: backbone(long))
+        thread.start()
+        thread.join()
+
+run_in_threads(10)
+before = rss()
+run_in_threads(30)
+print(rss() - before)
+"""
 MINILM = 10_616_832  # multiply-adds for a token
 
 
@@ -19,12 +68,30 @@ def large_machine(monkeypatch: pytest.MonkeyPatch, use_all_threads: None) -> Non
 
 @pytest.mark.parametrize(("min_work", "expected"), [(MIN_WORK_OF_ENCODER, 16), (MIN_WORK_OF_AMX_ENCODER, 8)])
 def test_a_short_query_does_not_wait_for_all_threads_of_a_large_machine(min_work: int, expected: int) -> None:
-    assert count_threads(12, MINILM, min_work) == count_threads(4, MINILM, min_work) == expected
+    assert count_workers(12, MINILM, min_work) == count_workers(4, MINILM, min_work) == expected
 
 
 def test_a_batch_uses_all_threads() -> None:
-    assert count_threads(1000, MINILM, MIN_WORK_OF_AMX_ENCODER) == 64
+    assert count_workers(1000, MINILM, MIN_WORK_OF_AMX_ENCODER) == 64
 
 
 def test_a_head_with_one_output_and_an_empty_batch_use_one_thread() -> None:
-    assert count_threads(100, 384, MIN_WORK_OF_LINEAR) == count_threads(0, MINILM, MIN_WORK_OF_ENCODER) == 1
+    assert count_threads(100 * 384, MIN_WORK_OF_LINEAR) == count_workers(0, MINILM, MIN_WORK_OF_ENCODER) == 1
+
+
+def run_script(script: str) -> int:
+    done = subprocess.run([sys.executable, "-c", MODEL + script], capture_output=True, text=True, check=False)
+    if done.returncode == 5:
+        pytest.skip("needs the C library")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_texts_and_batches_in_turn_start_no_new_threads() -> None:
+    assert run_script(COUNT_THREADS) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_that_end_free_their_scratch_memory() -> None:
+    assert run_script(MEASURE_GROWTH) < 16  # MiB

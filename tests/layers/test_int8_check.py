@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from cenote.kernels import post_load
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
 from cenote.layers import products
-from cenote.layers.products import ProductReport
+from cenote.layers.products import ProductReport, describe_products
 from cenote.loading.load import LoadedModel, load_model
 from cenote.packed_batch import pack_sequences
 from tests.tiny import save_tiny
@@ -35,13 +37,13 @@ def quantizes_while_reading(monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     monkeypatch.setattr("cenote.loading.load.packs_int8", lambda dtype, cpu: False)
 
 
-def load(folder: Path, quantization: str | None = "int8") -> LoadedModel:
-    config = EngineConfig.from_kwargs(str(folder), device="cpu", dtype="float32", quantization=quantization)
+def load(folder: Path, quantization: str | None = "int8", **options: Any) -> LoadedModel:
+    config = EngineConfig.from_kwargs(str(folder), device="cpu", dtype="float32", quantization=quantization, **options)
     return load_model(config)
 
 
-def load_and_report(folder: Path) -> tuple[LoadedModel, ProductReport]:
-    model = load(folder)
+def load_and_report(folder: Path, **options: Any) -> tuple[LoadedModel, ProductReport]:
+    model = load(folder, **options)
     assert model.products is not None
     return model, model.products
 
@@ -55,9 +57,12 @@ def count_quantized(model: LoadedModel) -> int:
     return sum(isinstance(layer, QuantizedLinear) for layer in model.backbone.modules())
 
 
-def test_the_report_has_the_measured_cosine(folder: Path) -> None:
-    model, report = load_and_report(folder)
+@pytest.mark.parametrize("enable_lora", [False, True])
+def test_the_report_has_the_measured_cosine(folder: Path, enable_lora: bool) -> None:
+    model, report = load_and_report(folder, enable_lora=enable_lora)
 
+    exact = compute(load(folder, None))
+    assert cosine_similarity(compute(model), exact, dim=-1).min() > 0.99
     assert report.format == "int8" and count_quantized(model) > 0 and not report.num_unquantized
     assert report.cosine is not None and 0.995 <= report.cosine < 1
     assert str(report).startswith("int8 weights" if report.is_weight_only else "int8 products")
@@ -73,15 +78,19 @@ def test_the_worst_layers_are_read_again_without_quantization(folder: Path, monk
 
     assert report.cosine is not None and report.cosine > plain.cosine
     assert 0 < report.num_unquantized == count_quantized(quantized) - count_quantized(model)
-    assert f"{report.num_unquantized} layers in float32" in str(report)
+    assert re.search(f", {report.num_unquantized} layers? in float32, ", str(report))
     exact = compute(load(folder, None))
     assert cosine_similarity(compute(model), exact, dim=-1).min() > 0.99
 
 
-def test_a_model_that_never_comes_close_is_not_quantized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("enable_lora", [False, True])
+def test_a_model_that_never_comes_close_is_not_quantized(
+    folder: Path, enable_lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(products.MIN_COSINE, "int8", 1.1)
 
-    model, report = load_and_report(folder)
+    model, report = load_and_report(folder, enable_lora=enable_lora)
 
     assert report.format == "float32" and report.cosine is None and not count_quantized(model)
+    assert report == describe_products(model.backbone) or report.level == "torch"
     torch.testing.assert_close(compute(model), compute(load(folder, None)), atol=1e-5, rtol=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
@@ -74,7 +76,7 @@ def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest
 
     assert 0 < formats(backbone).count(unquantized_format()) == report.num_unquantized < len(formats(backbone))
     assert report.cosine is not None and report.cosine > plain.cosine
-    assert f"{report.num_unquantized} layers in {unquantized_format()}" in str(report)
+    assert re.search(rf", {report.num_unquantized} layers? in {unquantized_format()}, ", str(report))
     batch = batch_of([5, 40])
     exact = make_backbone(SPEC)(batch)
     assert cosine_similarity(backbone(batch), exact, dim=-1).min() > 0.995

@@ -326,9 +326,12 @@ static int shares_chunks(const Level *level, int64_t tokens, int64_t max_rows, i
     return level->tiles && threads > 1 && (tokens < threads * CHUNK_SIZE_WITH_TILES.min_rows || 2 * max_rows * threads > 3 * tokens);
 }
 
-/* offsets: [size + 1] cumulative sequence lengths. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the
- * range of its table. On failure nothing is written. */
-int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
+/* offsets: [size + 1] cumulative sequence lengths. Of the `threads` that are started, `workers` compute: OpenMP ends threads if the next
+ * region has fewer. Returns 0; 1 if no scratch memory could be allocated; 2 if an id is out of the range of its table. On failure nothing
+ * is written. */
+int cenote_level_encode(
+    const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t size, int64_t threads, int64_t workers
+) {
     const int64_t tokens = offsets[size];
     if (tokens == 0) return 0;
     if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
@@ -340,28 +343,30 @@ int cenote_level_encode(const LevelEncoder *e, const LevelInput *batch, const in
         if (count && (rows == 0 || length == 0)) continue; /* no chunk without rows */
         if (rows + length - target_rows < target_rows - rows) continue; /* the chunk is nearer to its target with this member */
         starts[count++] = member;
-        target_rows = chunk_target(e->level, tokens, tokens - offsets[member], threads);
+        target_rows = chunk_target(e->level, tokens, tokens - offsets[member], workers);
     }
     starts[count] = size;
     int64_t *order = starts + size + 1;
     sort_chunks(offsets, starts, count, order);
     const int64_t max_rows = count_rows(offsets, starts, order[0]);
-    const int is_shared = count < threads || shares_chunks(e->level, tokens, max_rows, threads);
+    const int is_shared = count < workers || shares_chunks(e->level, tokens, max_rows, workers);
     uint8_t *shared_memory = NULL, *chunk_bytes = NULL;
     take_chunk(e, max_rows, &chunk_bytes);
     if (is_shared) {
         shared_memory = cenote_scratch(SHARED_SCRATCH, (size_t)chunk_bytes);
         failed = shared_memory == NULL;
     }
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (workers > 1)
     {
+        const Share all = {omp_get_thread_num(), min_of(workers, omp_get_num_threads())};
+        const int is_worker = all.index < all.count;
         const size_t attention_bytes = cenote_level_attention_bytes(e->level, longest, e->head_dim, e->attention_format);
-        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, attention_bytes + (is_shared ? 0 : (size_t)chunk_bytes)), *chunk_memory = shared_memory;
-        if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        uint8_t *memory = is_worker ? cenote_scratch(THREAD_SCRATCH, attention_bytes + (is_shared ? 0 : (size_t)chunk_bytes)) : NULL;
+        uint8_t *chunk_memory = shared_memory;
+        if (is_worker && memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp barrier
-        if (!failed) {
-            Team team = {{0, 1}, 0, &arrived};
-            if (is_shared) team.share = (Share){omp_get_thread_num(), omp_get_num_threads()};
+        if (!failed && is_worker) {
+            Team team = {is_shared ? all : (Share){0, 1}, 0, &arrived};
             const unsigned before = begin_tiles(e->level);
             const Chunk chunk = take_chunk(e, max_rows, is_shared ? &chunk_memory : &memory);
             for (int64_t i = 0; i < count; i++) {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import CPULevel, Format
-from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, MIN_WORK_OF_ENCODER, count_threads
+from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, MIN_WORK_OF_ENCODER, count_workers
 from cenote.packed_batch import PackedBatch
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
@@ -179,7 +179,8 @@ class LevelEncoder:
             ctypes.byref(library.LevelInput(out=out.data_ptr(), **inputs)),
             batch.cu_seqlens.data_ptr(),
             batch.num_seqs,
-            count_threads(batch.num_tokens, self._work_per_token, min_work),
+            torch.get_num_threads(),
+            count_workers(batch.num_tokens, self._work_per_token, min_work),
         )
         if failed == 1:
             raise MemoryError(

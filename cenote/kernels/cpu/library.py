@@ -92,7 +92,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_find_level": (ctypes.c_char_p,),
     "cenote_product_layout": (_pointer, _int64, _pointer),
     "cenote_packed_linear": (_pointer, ctypes.POINTER(PackedLinear), _pointer, _int64, _pointer, _int64),
-    "cenote_level_encode": (ctypes.POINTER(LevelEncoder), ctypes.POINTER(LevelInput), _pointer, _int64, _int64),
+    "cenote_level_encode": (ctypes.POINTER(LevelEncoder), ctypes.POINTER(LevelInput), _pointer, *[_int64] * 3),
 }
 
 
@@ -131,10 +131,12 @@ def warn_without_library() -> None:
     if find_library_path() is None:
         problem = "was not built: there was no C compiler at install. Install one (Debian: gcc), then Cenote again"
     else:
-        problem = "cannot be loaded: it is of another version, or libraries are missing. Install Cenote again"
+        problem = (
+            "cannot be loaded: it is of another version, or torch has no GNU OpenMP. Install torch and Cenote again"
+        )
     logger.warning(
-        "the C library of the CPU kernels %s. Until then torch computes all layers: a short text takes several times "
-        "as long, and float16 and int8 products are missing",
+        "the C library of the CPU kernels %s. Until then torch computes all layers, and a short text takes several "
+        "times as long",
         problem,
     )
 

@@ -74,7 +74,7 @@ class PackedLinear(nn.Module):
             rows.data_ptr(),
             num_rows,
             out.data_ptr(),
-            count_threads(num_rows, self.in_features * self.out_features, MIN_WORK_OF_LINEAR),
+            count_threads(num_rows * self.in_features * self.out_features, MIN_WORK_OF_LINEAR),
         )
         if failed:
             raise MemoryError(

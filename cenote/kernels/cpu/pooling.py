@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from cenote.kernels.cpu.threads import count_threads
 from cenote.kernels.native_library import open_library
 
 Method = Literal["MEAN", "FIRST", "LAST"]
 METHODS: tuple[Method, ...] = get_args(Method)  # in the order of the enum in pooling.c
-# values below which a second thread costs more than it gains
-MIN_VALUES_PER_THREAD = 1 << 20
+MIN_VALUES = 1 << 21  # below them, further threads cost more than they gain
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -39,12 +39,6 @@ def _is_supported(rows: Tensor) -> bool:
     )
 
 
-def _count_threads(num_values: int) -> int:
-    if num_values < 2 * MIN_VALUES_PER_THREAD:
-        return 1
-    return min(torch.get_num_threads(), num_values // MIN_VALUES_PER_THREAD)
-
-
 def pool_rows(hidden: Tensor, method: Method, cu_seqlens: Tensor, num_unpooled: Tensor | None) -> Tensor | None:
     """Return the mean, the first or the last of the pooled tokens of each sequence, [num_seqs, hidden]."""
     if not _is_supported(hidden):
@@ -61,7 +55,7 @@ def pool_rows(hidden: Tensor, method: Method, cu_seqlens: Tensor, num_unpooled: 
         num_seqs,
         METHODS.index(method),
         out.data_ptr(),
-        _count_threads(num_tokens * width),
+        count_threads(num_tokens * width, MIN_VALUES),
     )
     return out
 
@@ -72,7 +66,7 @@ def normalize_rows(rows: Tensor, eps: float) -> Tensor | None:
         return None
     num_rows, width = rows.shape
     out = torch.empty((num_rows, width))
-    threads = _count_threads(num_rows * width)
+    threads = count_threads(num_rows * width, MIN_VALUES)
     _load().cenote_normalize_rows(rows.data_ptr(), rows.stride(0), width, num_rows, eps, out.data_ptr(), threads)
     return out
 
