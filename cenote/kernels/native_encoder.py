@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cenote.kernels import native_library
 from cenote.kernels.amx_linear import AMXLinear
-from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, count_workers
+from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers
 from cenote.packed_batch import PackedBatch
 
 
@@ -114,7 +114,7 @@ class NativeEncoder:
             batch.cu_seqlens.data_ptr(),
             batch.num_seqs,
             torch.get_num_threads(),
-            count_workers(batch.num_tokens, self._work_per_token, MIN_WORK_OF_AMX_ENCODER),
+            count_workers(batch.num_tokens, self._work_per_token, MIN_WORK_OF_ENCODER),
         )
         if failed == 1:
             raise MemoryError(

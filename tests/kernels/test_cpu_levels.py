@@ -350,5 +350,5 @@ def test_a_bfloat16_model_with_attention_sinks_is_left_to_other_kernels(level: C
 
     report = prepare_products(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch_of([5, 20]))
 
-    assert report is None
+    assert report is None or report.level == "amx"
     assert not any(isinstance(layer, PackedLinear) for layer in backbone.modules())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import CPULevel, Format
-from cenote.kernels.cpu.threads import MIN_WORK_OF_AMX_ENCODER, MIN_WORK_OF_ENCODER, count_workers
+from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers
 from cenote.packed_batch import PackedBatch
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
@@ -173,14 +173,13 @@ class LevelEncoder:
         if tables.bias is not None:
             retained.append(tables.bias.float().contiguous())
             inputs["bias"], inputs["max_length"] = retained[-1].data_ptr(), (tables.bias.shape[1] + 1) // 2
-        min_work = MIN_WORK_OF_AMX_ENCODER if self.level.name == "amx" else MIN_WORK_OF_ENCODER
         failed = self.level.library.cenote_level_encode(
             ctypes.byref(self._encoder),
             ctypes.byref(library.LevelInput(out=out.data_ptr(), **inputs)),
             batch.cu_seqlens.data_ptr(),
             batch.num_seqs,
             torch.get_num_threads(),
-            count_workers(batch.num_tokens, self._work_per_token, min_work),
+            count_workers(batch.num_tokens, self._work_per_token, MIN_WORK_OF_ENCODER),
         )
         if failed == 1:
             raise MemoryError(

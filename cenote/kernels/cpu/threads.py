@@ -10,9 +10,8 @@ import torch
 
 ROWS_AT_ONCE = 16  # about the rows of a tile: fewer rows take as long
 # multiply-adds below which a further thread gains nothing. In encoders, threads wait for each other several times in
-# every layer: MiniLM-L6 with 12 tokens takes the least time with 12 to 14 threads, with AMX with 6 to 8 (14 cores of a
-# Xeon)
-MIN_WORK_OF_ENCODER, MIN_WORK_OF_AMX_ENCODER = 10_000_000, 20_000_000
+# every layer: MiniLM-L6 with 12 tokens takes the same time with 12 and 14 threads, with AMX with 6 (14 cores of a Xeon)
+MIN_WORK_OF_ENCODER = 10_000_000
 MIN_WORK_OF_LINEAR = 1_000_000  # of a single layer; less is computed by one thread
 
 
