@@ -13,7 +13,7 @@ from cenote.kernels import amx_linear
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.quantized_linear import (
-    DEQUANTIZED_ELEMENTS,
+    BLOCK_ELEMENTS,
     QuantizedLinear,
     QuantizedWeight,
     QuantizeRows,
@@ -92,9 +92,10 @@ class Int8Quantizer:
         """Return the results of what a quantized layer was made of; its weight is read in blocks."""
         linear, read, dtype = self._sources[layer]
         out = x.new_empty((*x.shape[:-1], linear.out_features))
-        bias, start = linear.bias, 0
-        for piece in read():
-            for block in torch.split(piece, max(1, DEQUANTIZED_ELEMENTS // linear.in_features)):
+        bias, start, pieces = linear.bias, 0, list(read())
+        while pieces:  # without a reference in the list, a piece is freed before the next one is read
+            piece = pieces.pop(0)
+            for block in torch.split(piece, max(1, BLOCK_ELEMENTS["cpu"] // linear.in_features)):
                 rows = slice(start, start + len(block))
                 out[..., rows] = F.linear(x, block.to(dtype), None if bias is None else bias[rows])
                 start = rows.stop

@@ -14,7 +14,7 @@ from cenote.kernels.activations import ACTIVATIONS
 # elements that are quantized or dequantized at once, whose float32 copies bound the scratch memory; larger blocks on a
 # CPU leave gaps in the heap, up to 100 MB
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 23}
-DEQUANTIZED_ELEMENTS = 1 << 22
+DEQUANTIZED_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 22}
 
 ReadPieces = Callable[[], Sequence[Tensor]]  # the rows of a weight, read from the checkpoint
 QuantizeRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # [rows, inputs] -> values and scales [rows]
@@ -47,7 +47,7 @@ class WeightOnlyLinear(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         values, scales = self.weight
         out = x.new_empty((*x.shape[:-1], self.out_features))
-        step = max(1, DEQUANTIZED_ELEMENTS // self.in_features)
+        step = max(1, DEQUANTIZED_ELEMENTS[x.device.type] // self.in_features)
         for start in range(0, self.out_features, step):
             rows = slice(start, start + step)
             weight = values[rows].to(x.dtype) * scales[rows, None].to(x.dtype)

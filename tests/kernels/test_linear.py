@@ -15,6 +15,7 @@ from cenote.kernels.int8 import Int8Linear, Int8Quantizer, quantize_int8
 from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16, prepack
 from cenote.kernels.quantized_linear import (
     BLOCK_ELEMENTS,
+    DEQUANTIZED_ELEMENTS,
     QuantizedWeight,
     WeightOnlyLinear,
     quantize_module,
@@ -131,7 +132,7 @@ def test_int8_in_plain_torch_is_close_to_the_exact_result(make: type[nn.Linear])
 def test_int8_weights_alone_are_dequantized_in_blocks(
     dtype: torch.dtype, activation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cenote.kernels.quantized_linear.DEQUANTIZED_ELEMENTS", 64 * 7)  # 7 rows at a time
+    monkeypatch.setitem(DEQUANTIZED_ELEMENTS, "cpu", 64 * 7)  # 7 rows at a time
     layer, x = linear(64, 48, activation).to(dtype), torch.randn(3, 5, 64).to(dtype)
     values, scales = quantize_int8(layer.weight)
 
