@@ -41,11 +41,11 @@ def describe_model(model: BannerModel) -> str:
     """Return what one of several models is, in a line."""
     if (info := model.model_info) is None:
         return model.status
-    tasks, products = ", ".join(info.tasks), describe_products(info)
+    tasks, products = ", ".join(info.tasks), format_products(info)
     return f"{info.architecture}; {tasks}; {info.dtype} on {info.device}{products}; {info.max_model_len:,} tokens"
 
 
-def describe_products(model_info: ModelInfo) -> str:
+def format_products(model_info: ModelInfo) -> str:
     """Return how linear layers multiply and with the kernels of which CPU level; nothing for a GPU."""
     return f" ({model_info.products})" if model_info.products else ""
 
@@ -62,7 +62,7 @@ def make_banner_rows(
         rows["scores"] = ", ".join(model_info.score_types)
     if model_info.late_interaction is not None:
         rows["late interaction"] = model_info.late_interaction
-    runs = f"{model_info.dtype} on {model_info.device}{describe_products(model_info)}"
+    runs = f"{model_info.dtype} on {model_info.device}{format_products(model_info)}"
     rows["runs"] = f"{runs}, deterministic" if model_info.deterministic else runs
     if model_info.pooling is not None:
         rows["pooling"] = model_info.pooling
