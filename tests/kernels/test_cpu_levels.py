@@ -267,6 +267,40 @@ def test_attention_with_values_too_large_for_float16_stays_finite(level: CPULeve
     assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < 1e-3
 
 
+def check_float16_encoder(backbone: Backbone, exact: torch.Tensor, batch: PackedBatch) -> None:
+    assert pack_linears(backbone, "float16")
+    backbone.fused_encoder = try_fuse_encoder(backbone)
+    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < ENCODER_ERROR["float16"]
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-4, 1.0, 1e4, 1e8])
+def test_intermediate_values_of_any_size_neither_overflow_nor_vanish_in_float16(level: CPULevel, size: float) -> None:
+    if "float16" not in level.products:
+        pytest.skip(f"level {level.name} has no float16 products")
+    backbone, batch = make_backbone(replace(SPEC, activation="relu")), batch_of([30, 9])
+    exact = backbone(batch)
+    for layer in backbone.layers:  # the results stay the same
+        layer.mlp.up.weight *= size
+        layer.mlp.up.bias *= size
+        layer.mlp.down.weight /= size
+
+    check_float16_encoder(backbone, exact, batch)
+
+
+def test_float16_results_are_exact_enough_if_they_are_far_below_their_bound(level: CPULevel) -> None:
+    if "float16" not in level.products:
+        pytest.skip(f"level {level.name} has no float16 products")
+    backbone, batch = make_backbone(SPEC), batch_of([30, 9])
+    for layer in backbone.layers:
+        layer.mixer_norm.weight[0] *= 300  # an outlier among the inputs, which one output of the layer reads
+        layer.mlp.up.weight[1:, 0] = 0
+        layer.mlp.up.weight[0, 1:] = 0
+        layer.mlp.up.bias[2] = -100  # GELU makes it 0
+
+    check_float16_encoder(backbone, backbone(batch), batch)
+
+
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40], [40, 0], [0, 200], [0, 0, 100, 0, 100, 0, 0]])
 def test_a_sequence_without_tokens_changes_no_other(level: CPULevel, lengths: list[int]) -> None:
     backbone = make_fused_backbone(SPEC, "float32")

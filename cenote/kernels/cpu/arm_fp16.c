@@ -1,17 +1,20 @@
 /* Level `fp16`: products of float16, summed in float16 over 128 inputs at a time and in float32 beyond. Rows are scaled by powers of
- * two so that their largest value is below 16, and weights so that it is below 1: no sum of 128 products overflows. */
+ * two so that their largest value is below 16, or the bound of their values below 256, and weights so that it is below 1: no sum of 128
+ * products overflows. */
 #if defined(__aarch64__)
 #include "arm.h"
 #pragma GCC target("arch=armv8.2-a+fp16")
 
-enum { BLOCK = 128, COLUMNS = 24 };
+enum { BLOCK = 128, COLUMNS = 24, NARROW_COLUMNS = 16 };
 
 #define INLINE static inline __attribute__((always_inline))
 
 /* gcc copies a lane of float16 to a whole vector before it multiplies by it; the instruction needs no copy */
 #define MULTIPLY_ADD(SUM, COLUMN, ROW, LANE) __asm__("fmla %0.8h, %1.8h, %2.h[" #LANE "]" : "+w"(SUM) : "w"(COLUMN), "x"(ROW))
 
-INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words, float *sums, int64_t stride, int add, const int rows) {
+INLINE void multiply_rows(
+    const float16_t *a, const float16_t *b, int64_t words, float *sums, int64_t stride, int add, const int rows, const int vectors
+) {
     do {
         float16x8_t c[8][3];
         int64_t block = words < BLOCK ? words : BLOCK;
@@ -19,11 +22,11 @@ INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words,
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) c[r][j] = vdupq_n_f16(0);
-        for (; block > 0; block--, a += 8, b += COLUMNS) {
+            for (int j = 0; j < vectors; j++) c[r][j] = vdupq_n_f16(0);
+        for (; block > 0; block--, a += 8, b += 8 * vectors) {
             const float16x8_t row = vld1q_f16(a);
 #pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
+            for (int j = 0; j < vectors; j++) {
                 const float16x8_t column = vld1q_f16(b + 8 * j);
                 MULTIPLY_ADD(c[0][j], column, row, 0);
                 MULTIPLY_ADD(c[1][j], column, row, 1);
@@ -39,7 +42,7 @@ INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words,
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
+            for (int j = 0; j < vectors; j++) {
                 float *to = sums + r * stride + 8 * j;
                 const float32x4_t low = vcvt_f32_f16(vget_low_f16(c[r][j])), high = vcvt_high_f32_f16(c[r][j]);
                 vst1q_f32(to, add ? vaddq_f32(vld1q_f32(to), low) : low);
@@ -51,8 +54,14 @@ INLINE void multiply_rows(const float16_t *a, const float16_t *b, int64_t words,
 
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
-    else multiply_rows(a, b, words, sums, stride, add, 4);
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, COLUMNS / 8);
+    else multiply_rows(a, b, words, sums, stride, add, 4, COLUMNS / 8);
+}
+
+static void multiply_narrow(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
+    (void)ahead;
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, NARROW_COLUMNS / 8);
+    else multiply_rows(a, b, words, sums, stride, add, 4, NARROW_COLUMNS / 8);
 }
 
 INLINE float16x8_t interleave_pairs(float16x8_t a, float16x8_t b, const int high) {
@@ -80,15 +89,15 @@ INLINE void transpose_halves(float16x8_t v[8]) {
     for (int j = 0; j < 4; j++) v[j] = interleave_fours(b[j], b[4 + j], 0), v[4 + j] = interleave_fours(b[j], b[4 + j], 1);
 }
 
-/* The power of two that brings the largest value of a row into [8, 16). Zero, inf and NaN stay what they are. */
-static float power_of_two_scale(float largest) {
+/* The power of two that brings the largest value of a row into [2^target, 2^(target + 1)). Zero, inf and NaN stay what they are. */
+INLINE float power_of_two_scale(float largest, const uint32_t target) {
     union {
         float value;
         uint32_t bits;
     } scale = {largest};
     const uint32_t exponent = scale.bits >> 23;
     if (exponent < 30 || exponent > 254) return 1.0f;
-    scale.bits = (127 + 3 + 127 - exponent) << 23;
+    scale.bits = (127 + target + 127 - exponent) << 23;
     return scale.value;
 }
 
@@ -116,19 +125,36 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
     float factors[8];
     for (int64_t r = 0; r < 8; r++) {
         from[r] = rows->start + min_of(r, rows->count - 1) * rows->stride;
-        factors[r] = scales && r < rows->count ? power_of_two_scale(max_absolute(from[r], NULL, rows->width)) : 1.0f;
+        factors[r] = scales && r < rows->count ? power_of_two_scale(max_absolute(from[r], NULL, rows->width), 3) : 1.0f;
         if (scales && r < rows->count) scales[r] = 1.0f / factors[r];
     }
     transpose_rows(from, factors, rows->width, out, 8);
 }
 
-static void pack_columns(const Rows *rows, void *out) {
+/* In MiniLM-L6, the largest value of a row is 7e-5 to 6e-3 times its bound, so at least 0.009: seven powers of two above the smallest value of
+ * float16 that has all bits. */
+static void pack_bounded(const Rows *rows, const float *bounds, void *out, float *scales) {
+    const float *from[8];
+    float factors[8];
+    for (int64_t r = 0; r < 8; r++) {
+        const int64_t row = min_of(r, rows->count - 1);
+        from[r] = rows->start + row * rows->stride;
+        factors[r] = power_of_two_scale(bounds[row] > 1e38f ? 1e38f : bounds[row], 7); /* a product of large values may be inf */
+        if (scales && r < rows->count) scales[r] = 1.0f / factors[r];
+    }
+    transpose_rows(from, factors, rows->width, out, 8);
+}
+
+INLINE void pack_panel(const Rows *rows, void *out, const int columns) {
     const float ones[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}, *from[8];
-    for (int64_t first = 0; first < COLUMNS; first += 8) {
+    for (int64_t first = 0; first < columns; first += 8) {
         for (int64_t r = 0; r < 8; r++) from[r] = rows->start + min_of(first + r, rows->count - 1) * rows->stride;
-        transpose_rows(from, ones, rows->width, (float16_t *)out + first, COLUMNS);
+        transpose_rows(from, ones, rows->width, (float16_t *)out + first, columns);
     }
 }
+
+static void pack_columns(const Rows *rows, void *out) { pack_panel(rows, out, COLUMNS); }
+static void pack_narrow_columns(const Rows *rows, void *out) { pack_panel(rows, out, NARROW_COLUMNS); }
 
 static void convert(const float *from, int64_t count, void *to) {
     float16_t *halves = to;
@@ -137,5 +163,9 @@ static void convert(const float *from, int64_t count, void *to) {
     for (; c < count; c++) halves[c] = (float16_t)from[c];
 }
 
-const Product cenote_fp16_float16 = {8, COLUMNS, 1, sizeof(float16_t), PART_BYTES, multiply, pack, pack_columns, convert};
+static const Product NARROW = {8, NARROW_COLUMNS, 1, sizeof(float16_t), PART_BYTES, multiply_narrow, pack, pack_narrow_columns, convert};
+const Product cenote_fp16_float16 = {
+    8, COLUMNS, 1, sizeof(float16_t), PART_BYTES, multiply, pack, pack_columns, convert,
+    .narrow = &NARROW, .pack_bounded = pack_bounded, .max_input = 16.0f,
+};
 #endif

@@ -5,16 +5,20 @@
 #include "row_kernels.h"
 #include <string.h>
 
-INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, const int rows) {
+enum { COLUMNS = 12, NARROW_COLUMNS = 8 };
+
+INLINE void multiply_rows(
+    const float *a, const float *b, int64_t words, float *sums, int64_t stride, int add, const int rows, const int vectors
+) {
     float32x4_t c[8][3];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
-        for (int j = 0; j < 3; j++) c[r][j] = add ? vld1q_f32(sums + r * stride + 4 * j) : vdupq_n_f32(0.0f);
-    for (; words > 0; words--, a += 8, b += 12) {
+        for (int j = 0; j < vectors; j++) c[r][j] = add ? vld1q_f32(sums + r * stride + 4 * j) : vdupq_n_f32(0.0f);
+    for (; words > 0; words--, a += 8, b += 4 * vectors) {
         const float32x4_t low = vld1q_f32(a), high = vld1q_f32(a + 4);
 #pragma GCC unroll 3
-        for (int j = 0; j < 3; j++) {
+        for (int j = 0; j < vectors; j++) {
             const float32x4_t column = vld1q_f32(b + 4 * j);
             c[0][j] = vfmaq_laneq_f32(c[0][j], column, low, 0);
             c[1][j] = vfmaq_laneq_f32(c[1][j], column, low, 1);
@@ -30,13 +34,19 @@ INLINE void multiply_rows(const float *a, const float *b, int64_t words, float *
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
-        for (int j = 0; j < 3; j++) vst1q_f32(sums + r * stride + 4 * j, c[r][j]);
+        for (int j = 0; j < vectors; j++) vst1q_f32(sums + r * stride + 4 * j, c[r][j]);
 }
 
 static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
     (void)ahead; /* see linear.c */
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8);
-    else multiply_rows(a, b, words, sums, stride, add, 4);
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, COLUMNS / 4);
+    else multiply_rows(a, b, words, sums, stride, add, 4, COLUMNS / 4);
+}
+
+static void multiply_narrow(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
+    (void)ahead;
+    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, NARROW_COLUMNS / 4);
+    else multiply_rows(a, b, words, sums, stride, add, 4, NARROW_COLUMNS / 4);
 }
 
 /* Transpose `tile` rows, a multiple of 4, the missing ones as copies of the last one. */
@@ -63,10 +73,12 @@ static void pack(const Rows *rows, const float *smooth_scales, void *out, float 
     transpose_tile(rows, out, 8);
 }
 
-static void pack_columns(const Rows *rows, void *out) { transpose_tile(rows, out, 12); }
+static void pack_columns(const Rows *rows, void *out) { transpose_tile(rows, out, COLUMNS); }
+static void pack_narrow_columns(const Rows *rows, void *out) { transpose_tile(rows, out, NARROW_COLUMNS); }
 
 static void convert(const float *from, int64_t count, void *to) { memcpy(to, from, count * sizeof(float)); }
 
-const Product cenote_neon_float32 = {8, 12, 1, sizeof(float), PART_BYTES, multiply, pack, pack_columns, convert};
+static const Product NARROW = {8, NARROW_COLUMNS, 1, sizeof(float), PART_BYTES, multiply_narrow, pack, pack_narrow_columns, convert};
+const Product cenote_neon_float32 = {8, COLUMNS, 1, sizeof(float), PART_BYTES, multiply, pack, pack_columns, convert, .narrow = &NARROW};
 const RowKernels cenote_neon_rows = ROW_KERNELS;
 #endif

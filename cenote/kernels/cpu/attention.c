@@ -32,11 +32,16 @@ static Buffers take_buffers(const Product *product, int64_t length, int64_t head
     return buffers;
 }
 
+static const Product *attention_product(const Level *level, int64_t format) {
+    const Product *product = level->products[format];
+    return product->narrow ? product->narrow : product;
+}
+
 size_t cenote_level_attention_bytes(const Level *level, int64_t length, int64_t head_dim, int64_t format) {
     uint8_t *size = NULL, *other_size = NULL;
-    take_buffers(level->products[FLOAT32], length, head_dim, &size);
+    take_buffers(attention_product(level, FLOAT32), length, head_dim, &size);
     if (format == BFLOAT16) other_size += level->tiles->attention_bytes(length, head_dim);
-    else take_buffers(level->products[format], length, head_dim, &other_size);
+    else take_buffers(attention_product(level, format), length, head_dim, &other_size);
     return (size_t)(size > other_size ? size : other_size);
 }
 
@@ -118,7 +123,7 @@ void cenote_level_attend(const Level *level, const HeadGroup *heads, int64_t len
         level->tiles->attend(heads, length, memory);
         return;
     }
-    const Product *product = level->products[format == FLOAT16 && fits_float16(level, heads, length) ? FLOAT16 : FLOAT32];
+    const Product *product = attention_product(level, format == FLOAT16 && fits_float16(level, heads, length) ? FLOAT16 : FLOAT32);
     const int64_t dim = heads->head_dim;
     const Buffers buffers = take_buffers(product, length, dim, &memory);
     pack_columns(product, heads->key, heads->key_stride, length, dim, buffers.keys);

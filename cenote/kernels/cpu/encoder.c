@@ -77,7 +77,7 @@ static void wait_for_team(Team *team) {
  * attention: neither is needed while the other one is in use, and fewer bytes have to stay in the caches. */
 typedef struct {
     float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
-    PackedRows packed;
+    PackedRows packed, packed_intermediate;
 } Chunk;
 
 static int64_t attention_width(const LevelEncoder *e) { return e->heads * e->head_dim; }
@@ -102,6 +102,8 @@ static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     *memory = attention_end > mlp_end ? attention_end : mlp_end;
     chunk.packed.tiles = arena_take(memory, packed);
     chunk.packed.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
+    chunk.packed_intermediate.tiles = (uint8_t *)chunk.intermediate;
+    chunk.packed_intermediate.scales = arena_take(memory, (rows + MAX_TILE_ROWS) * sizeof(float));
     return chunk;
 }
 
@@ -215,9 +217,8 @@ static void attend(
 
 static void run_mlp(const LevelEncoder *e, const LevelLayer *layer, int64_t rows, const Chunk *chunk, Team *team) {
     if (!e->is_gated && can_pack_results(e->level, &layer->up, &layer->down)) {
-        const PackedRows intermediate = {(uint8_t *)chunk->intermediate, NULL};
-        run_linear(e, &layer->up, &chunk->packed, rows, (Results){.next = &layer->down, .tiles = intermediate.tiles}, team);
-        add_linear(e, &layer->down, &layer->mlp_out_norm, &intermediate, rows, chunk, team);
+        run_linear(e, &layer->up, &chunk->packed, rows, (Results){.next = &layer->down, .packed = chunk->packed_intermediate}, team);
+        add_linear(e, &layer->down, &layer->mlp_out_norm, &chunk->packed_intermediate, rows, chunk, team);
         return;
     }
     run_linear(e, &layer->up, &chunk->packed, rows, (Results){.rows = chunk->intermediate, .stride = layer->up.outputs}, team);

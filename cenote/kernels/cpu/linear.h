@@ -18,14 +18,14 @@ typedef struct {
     float *scales;
 } PackedRows;
 
-/* Where the results of a layer go: to rows of float32, to which they are added if `add`; or packed for the next layer, whose rows are not
- * scaled and whose product has the same row tiles (can_pack_results). */
+/* Where the results of a layer go: to rows of float32, to which they are added if `add`; or packed for the next layer, which has the same
+ * product (can_pack_results). */
 typedef struct {
     float *rows;
     int64_t stride;
     int add;
     const PackedLinear *next; /* NULL: rows of float32 */
-    uint8_t *tiles;
+    PackedRows packed;
 } Results;
 
 /* A part of the work for one of several threads. */
@@ -41,7 +41,8 @@ void cenote_pack_rows(const Level *level, const PackedLinear *layer, const Rows 
 
 /* Whether the results of a layer can be packed for the next one without rows of float32 in between. */
 static inline int can_pack_results(const Level *level, const PackedLinear *layer, const PackedLinear *next) {
-    return next->scales == NULL && product_of(level, layer) == product_of(level, next) && layer->outputs == next->inputs;
+    const Product *product = product_of(level, layer);
+    return product == product_of(level, next) && layer->outputs == next->inputs && (next->scales == NULL || product->pack_bounded);
 }
 
 /* results = activation(rows x weights + bias) for this thread's share of the panels. */

@@ -4,16 +4,28 @@
 enum { GROUP = 4 }; /* vectors whose activations are computed together */
 #define EACH _Pragma("GCC unroll 4") for (int i = 0; i < GROUP; i++)
 
+/* A polynomial: the first coefficient is that of the highest power. */
+#define START(COEFFICIENTS) splat(*COEFFICIENTS[0])
+#define FOR_EACH_POWER(COEFFICIENTS) \
+    _Pragma("GCC unroll 8") for (unsigned power = 1; power < sizeof COEFFICIENTS / sizeof *COEFFICIENTS; power++)
+
+static const float EXP2[][4] = {
+    FOUR_TIMES(1.327646680e-3f), FOUR_TIMES(9.675541293e-3f), FOUR_TIMES(5.550713290e-2f),
+    FOUR_TIMES(2.402211972e-1f), FOUR_TIMES(6.931469671e-1f), FOUR_TIMES(1.0f),
+};
+
+/* The logarithm of the normal CDF at -z, fitted on 0 to 5.6, where z times the CDF is below 1e-7. */
+static const float LOG2_CDF[][4] = {
+    FOUR_TIMES(3.309281802e-5f),  FOUR_TIMES(-7.692197071e-4f), FOUR_TIMES(8.080716474e-3f),  FOUR_TIMES(-5.341210394e-2f),
+    FOUR_TIMES(-4.587709737e-1f), FOUR_TIMES(-1.151201702f),    FOUR_TIMES(-9.999930610e-1f),
+};
+
 /* 2^x with a relative error of 2e-7, for x from -126 to 127. */
 INLINE vfloat exp2_in_range(vfloat x) {
     const vfloat shifted = x + splat(12582912.0f); /* 1.5 * 2^23: the low bits hold the nearest integer */
     const vfloat f = x - (shifted - splat(12582912.0f));
-    vfloat y = splat(1.327646680e-3f);
-    y = y * f + splat(9.675541293e-3f);
-    y = y * f + splat(5.550713290e-2f);
-    y = y * f + splat(2.402211972e-1f);
-    y = y * f + splat(6.931469671e-1f);
-    y = y * f + splat(1.0f);
+    vfloat y = START(EXP2);
+    FOR_EACH_POWER(EXP2) y = y * f + addend(EXP2[power]);
     return (vfloat)((vint)y + ((vint)shifted << 23));
 }
 
@@ -23,17 +35,11 @@ INLINE vfloat exp2_of(vfloat x) { return exp2_in_range(at_least(at_most(x, 127.0
 
 INLINE vfloat sigmoid(vfloat x) { return splat(1.0f) / (splat(1.0f) + exp2_of(x * splat(-LOG2_E))); }
 
-/* x times the normal CDF at x. The polynomial is the logarithm of the CDF at -z, fitted on 0 to 5.6, where z times the CDF is below
- * 1e-7; absolute error 1e-7 plus the rounding of float32. */
+/* x times the normal CDF at x; absolute error 1e-7 plus the rounding of float32. */
 INLINE vfloat gelu(vfloat x) {
     const vfloat z = at_most(absolute(x), 5.6f);
-    vfloat y = splat(3.309281802e-5f);
-    y = y * z + splat(-7.692197071e-4f);
-    y = y * z + splat(8.080716474e-3f);
-    y = y * z + splat(-5.341210394e-2f);
-    y = y * z + splat(-4.587709737e-1f);
-    y = y * z + splat(-1.151201702f);
-    y = y * z + splat(-9.999930610e-1f);
+    vfloat y = START(LOG2_CDF);
+    FOR_EACH_POWER(LOG2_CDF) y = y * z + addend(LOG2_CDF[power]);
     return at_least(x, 0.0f) - z * exp2_in_range(y);
 }
 
@@ -50,26 +56,20 @@ INLINE vfloat activate(vfloat x, const int activation) {
 
 /* 2^x of several vectors, step by step: a chain of dependent instructions alone would leave most of the units idle. */
 INLINE void exp2_group(vfloat x[GROUP]) {
-    static const float coefficients[] = {9.675541293e-3f, 5.550713290e-2f, 2.402211972e-1f, 6.931469671e-1f, 1.0f};
     vfloat y[GROUP], shifted[GROUP], f[GROUP];
     EACH shifted[i] = x[i] + splat(12582912.0f);
     EACH f[i] = x[i] - (shifted[i] - splat(12582912.0f));
-    EACH y[i] = splat(1.327646680e-3f);
-#pragma GCC unroll 5
-    for (int step = 0; step < 5; step++) EACH y[i] = y[i] * f[i] + splat(coefficients[step]);
+    EACH y[i] = START(EXP2);
+    FOR_EACH_POWER(EXP2) EACH y[i] = y[i] * f[i] + addend(EXP2[power]);
     EACH x[i] = (vfloat)((vint)y[i] + ((vint)shifted[i] << 23));
 }
 
 /* GELU of several vectors. */
 INLINE void gelu_group(vfloat x[GROUP]) {
-    static const float coefficients[] = {
-        -7.692197071e-4f, 8.080716474e-3f, -5.341210394e-2f, -4.587709737e-1f, -1.151201702f, -9.999930610e-1f,
-    };
     vfloat z[GROUP], y[GROUP];
     EACH z[i] = at_most(absolute(x[i]), 5.6f);
-    EACH y[i] = splat(3.309281802e-5f);
-#pragma GCC unroll 6
-    for (int step = 0; step < 6; step++) EACH y[i] = y[i] * z[i] + splat(coefficients[step]);
+    EACH y[i] = START(LOG2_CDF);
+    FOR_EACH_POWER(LOG2_CDF) EACH y[i] = y[i] * z[i] + addend(LOG2_CDF[power]);
     exp2_group(y);
     EACH x[i] = at_least(x[i], 0.0f) - z[i] * y[i];
 }

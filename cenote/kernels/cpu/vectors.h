@@ -33,6 +33,19 @@ INLINE vfloat at_most(vfloat x, float limit) { return _mm512_min_ps(splat(limit)
 INLINE vfloat larger(vfloat x, vfloat y) { return _mm512_max_ps(y, x); }
 INLINE vfloat larger_absolute(vfloat x, vfloat y) { return (vfloat)_mm512_max_epi32((__m512i)x, (__m512i)y); } /* of bits */
 #endif
+
+/* A constant to which a product is added. ARM's instruction adds to its destination: a constant in a register would have to be copied first,
+ * which takes as long as the multiplication. A load takes none of its units; `volatile` keeps the compiler from loading it only once. */
+#define FOUR_TIMES(CONSTANT) {CONSTANT, CONSTANT, CONSTANT, CONSTANT}
+#if defined(__aarch64__)
+INLINE vfloat addend(const float constant[4]) {
+    vfloat value;
+    __asm__ volatile("ldr %q0, %1" : "=w"(value) : "m"(*(const vfloat_unaligned *)constant));
+    return value;
+}
+#else
+INLINE vfloat addend(const float constant[4]) { return splat(*constant); }
+#endif
 INLINE vfloat absolute(vfloat x) { return (vfloat)((vint)x & 0x7fffffff); }
 
 /* max_lane: any lane if one is NaN. max_absolute_lane: of values without a sign; NaN if there is one. */
