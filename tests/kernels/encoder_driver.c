@@ -49,6 +49,7 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
     const Product *product = level->products[format];
     const int64_t words = divide_up(inputs, product->word), panels = divide_up(outputs, product->columns);
     const float *weight = random_floats(outputs * inputs, 0.0f), *bias = random_floats(outputs, mean_bias);
+    float max_norm = 0.0f, max_bias = 0.0f;
     float *padded_bias = calloc(panels * product->columns, sizeof(float)), *scales = calloc(panels * product->columns, sizeof(float));
     int32_t *offsets = calloc(panels * product->columns, sizeof(int32_t));
     uint8_t *out = aligned_alloc(64, divide_up(panels * words * product->columns * product->word * product->element_bytes, 64) * 64);
@@ -56,6 +57,10 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
     for (int64_t o = 0; o < outputs; o++) {
         float largest = 0.0f;
         for (int64_t i = 0; i < inputs; i++) largest = size_of(weight[o * inputs + i]) > largest ? size_of(weight[o * inputs + i]) : largest;
+        float squares = 0.0f;
+        for (int64_t i = 0; i < inputs; i++) squares += weight[o * inputs + i] * weight[o * inputs + i];
+        max_norm = __builtin_sqrtf(squares) > max_norm ? __builtin_sqrtf(squares) : max_norm;
+        max_bias = size_of(bias[o]) > max_bias ? size_of(bias[o]) : max_bias;
         padded_bias[o] = bias[o], scales[o] = format == FLOAT16 ? power_of_two_above(largest) : largest / 127.0f;
         for (int64_t i = 0; i < inputs; i++) {
             const int64_t index = weight_index(product, o / product->columns * words, o % product->columns, i);
@@ -71,7 +76,7 @@ static PackedLinear make_linear(const Level *level, int64_t format, int64_t inpu
     }
     const int is_integer = format == INT8, is_scaled = is_integer || format == FLOAT16;
     return (PackedLinear){
-        out, padded_bias, is_scaled ? scales : NULL, is_integer ? offsets : NULL, NULL, inputs, outputs, activation, format,
+        out, padded_bias, is_scaled ? scales : NULL, is_integer ? offsets : NULL, NULL, inputs, outputs, activation, format, max_norm, max_bias,
     };
 }
 

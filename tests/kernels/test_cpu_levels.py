@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from cenote.kernels.cpu import library
 from cenote.kernels.cpu.convert import pack_linears
 from cenote.kernels.cpu.library import CPULevel, Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.layers.backbone import Backbone
+from cenote.layers.backbone import Backbone, Block
 from cenote.layers.fused_encoder import FusedLevelEncoder, try_fuse_encoder
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
@@ -267,18 +267,20 @@ def test_attention_with_values_too_large_for_float16_stays_finite(level: CPULeve
     assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < 1e-3
 
 
-def check_float16_encoder(backbone: Backbone, exact: torch.Tensor, batch: PackedBatch) -> None:
+def check_float16_encoder(
+    backbone: Backbone, exact: torch.Tensor, batch: PackedBatch, error: float = ENCODER_ERROR["float16"]
+) -> None:
     assert pack_linears(backbone, "float16")
     backbone.fused_encoder = try_fuse_encoder(backbone)
     assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
-    assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < ENCODER_ERROR["float16"]
+    assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < error
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-4, 1.0, 1e4, 1e8])
 def test_intermediate_values_of_any_size_neither_overflow_nor_vanish_in_float16(level: CPULevel, size: float) -> None:
     if "float16" not in level.products:
         pytest.skip(f"level {level.name} has no float16 products")
-    backbone, batch = make_backbone(replace(SPEC, activation="relu")), batch_of([30, 9])
+    backbone, batch = make_backbone(replace(SPEC, activation="relu")), batch_of([300, 200, 5])
     exact = backbone(batch)
     for layer in backbone.layers:  # the results stay the same
         layer.mlp.up.weight *= size
@@ -288,17 +290,49 @@ def test_intermediate_values_of_any_size_neither_overflow_nor_vanish_in_float16(
     check_float16_encoder(backbone, exact, batch)
 
 
-def test_float16_results_are_exact_enough_if_they_are_far_below_their_bound(level: CPULevel) -> None:
+def set_large_inputs(layer: Block) -> None:
+    layer.mixer_norm.weight *= 1e6
+    layer.mixer_norm.bias *= 1e6
+
+
+def set_large_bias(layer: Block) -> None:
+    layer.mlp.up.bias[5] = 1e6
+    layer.mlp.down.weight[:, 5] *= 1e-6
+
+
+def set_output_that_is_never_positive(layer: Block) -> None:
+    layer.mlp.up.weight[2] *= 100
+    layer.mlp.up.bias[2] = -1e30
+
+
+def set_equal_values(layer: Block) -> None:
+    # the sums are as large as sums of such inputs and weights can be
+    layer.mixer_norm.weight[:] = torch.linspace(0, 0.1, 128)
+    layer.mixer_norm.bias[:] = 15.8
+    layer.mlp.up.weight[:] = 0.99
+    layer.mlp.down.weight[:] = torch.linspace(0.5, 0.99, 128)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (set_large_inputs, 1e-4),
+        (set_large_bias, 1e-4),
+        (set_output_that_is_never_positive, 1e-4),
+        (set_equal_values, 1e-3),  # the rounding errors of equal values do not cancel out
+    ],
+)
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
+def test_extreme_intermediate_values_neither_overflow_nor_vanish_in_float16(
+    level: CPULevel, change: Callable[[Block], None], error: float, activation: str
+) -> None:
     if "float16" not in level.products:
         pytest.skip(f"level {level.name} has no float16 products")
-    backbone, batch = make_backbone(SPEC), batch_of([30, 9])
+    backbone, batch = make_backbone(replace(SPEC, activation=activation)), batch_of([30, 9])
     for layer in backbone.layers:
-        layer.mixer_norm.weight[0] *= 300  # an outlier among the inputs, which one output of the layer reads
-        layer.mlp.up.weight[1:, 0] = 0
-        layer.mlp.up.weight[0, 1:] = 0
-        layer.mlp.up.bias[2] = -100  # GELU makes it 0
+        change(layer)
 
-    check_float16_encoder(backbone, backbone(batch), batch)
+    check_float16_encoder(backbone, backbone(batch), batch, error)
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40], [40, 0], [0, 200], [0, 0, 100, 0, 100, 0, 0]])

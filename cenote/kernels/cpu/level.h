@@ -53,11 +53,11 @@ typedef struct Product {
     int64_t input_offset; /* added to packed int8 rows: sums have this times the sum of the weights too much */
     int64_t block_rows;   /* rows that are multiplied with a panel before the next one; 0: DEFAULT_BLOCK_ROWS */
     int64_t packed_rows;  /* rows of a tile that `pack` can pack without the others; 0: all */
-    const struct Product *narrow; /* the same with fewer columns for attention, where a head has few: 24 are not a divisor of 32; NULL: this one */
+    const struct Product *narrow; /* the same with fewer columns for attention, where a head has few: 24 is not a divisor of 32; NULL: this one */
     /* Pack rows whose absolute values are known to be at most bounds[row], and write their scales unless `scales` is NULL. NULL: rows are not
      * scaled, or need their largest value itself. */
     void (*pack_bounded)(const Rows *rows, const float *bounds, void *out, float *scales);
-    float max_input; /* absolute values of scaled rows are below it, and those of their weights below 1; of products with pack_bounded */
+    float max_input; /* largest absolute value of rows that `pack` has scaled; of products with pack_bounded */
 } Product;
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM };

@@ -35,6 +35,7 @@ class PackedLinear(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("panels", "bias", "scales", "offsets", "smooth_scales")),
         *((name, _int64) for name in ("inputs", "outputs", "activation", "format")),
+        *((name, _float) for name in ("max_norm", "max_bias")),
     ]
 
 

@@ -43,12 +43,10 @@ typedef struct {
     int64_t column_bytes, tile_bytes; /* of a word: of the columns of a panel, of the rows of a tile */
     int64_t prefetching_tiles, step, last_step;
     int64_t next_row_bytes; /* of results that are packed for the next layer */
-    float max_product, max_bias; /* no result of a row is larger than its scale times max_product plus max_bias: activations reduce values */
+    float max_sum; /* largest absolute value of a sum over a row, divided by the scale of the row */
 } Block;
 
-static Block make_block(const Level *level, const PackedLinear *layer, int64_t first, int64_t rows, const Results *results) {
-    const Product *product = product_of(level, layer);
-    const int is_bounded = results->next && results->next->scales;
+static Block make_block(const Product *product, const PackedLinear *layer, int64_t first, int64_t rows, const Results *results) {
     const int64_t word_bytes = product->word * product->element_bytes, column_bytes = product->columns * word_bytes;
     const int64_t unit = word_bytes < CACHE_LINE ? 64 : 1; /* words of which a part has a multiple */
     const int64_t words = divide_up(layer->inputs, product->word), max_part = product->part_bytes / column_bytes / unit * unit;
@@ -61,8 +59,7 @@ static Block make_block(const Level *level, const PackedLinear *layer, int64_t f
         .step = prefetching_tiles ? divide_up(column_bytes, prefetching_tiles) : 0,
         .last_step = prefetching_tiles ? divide_up(part * column_bytes, prefetching_tiles * last_part) : 0,
         .next_row_bytes = results->next ? packed_bytes(product, results->next->inputs) : 0,
-        .max_product = is_bounded ? layer->inputs * product->max_input * level->rows->max_absolute(layer->scales, layer->outputs) : 0.0f,
-        .max_bias = is_bounded ? level->rows->max_absolute(layer->bias, layer->outputs) : 0.0f,
+        .max_sum = __builtin_sqrtf(layer->inputs) * product->max_input * layer->max_norm, /* by the inequality of Cauchy and Schwarz */
     };
 }
 
@@ -102,7 +99,7 @@ static void multiply_panel(const Level *level, const PackedLinear *layer, const 
                 uint8_t *to = results->packed.tiles + (block->first + row) * block->next_row_bytes + column * product->rows * product->element_bytes;
                 if (results->next->scales) {
                     float bounds[MAX_TILE_ROWS];
-                    for (int64_t r = 0; r < rows; r++) bounds[r] = epilogue.row_scales[r] * block->max_product + block->max_bias;
+                    for (int64_t r = 0; r < rows; r++) bounds[r] = epilogue.row_scales[r] * block->max_sum + layer->max_bias;
                     product->pack_bounded(&finished, bounds, to, panel == 0 ? results->packed.scales + block->first + row : NULL);
                 } else product->pack(&finished, NULL, to, NULL);
             } else
@@ -122,7 +119,7 @@ void cenote_linear_panels(
     const int64_t begin = panels * share.index / share.count, end = panels * (share.index + 1) / share.count;
     const int64_t max_rows = block_rows(product, rows);
     for (int64_t first = 0; first < rows; first += max_rows) {
-        const Block block = make_block(level, layer, first, min_of(max_rows, rows - first), results);
+        const Block block = make_block(product, layer, first, min_of(max_rows, rows - first), results);
         for (int64_t panel = begin; panel < end; panel++) multiply_panel(level, layer, packed, &block, panel, results);
     }
 }

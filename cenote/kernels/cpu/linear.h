@@ -10,6 +10,8 @@ typedef struct {
     const int32_t *offsets;     /* see Epilogue; or NULL */
     const float *smooth_scales; /* SmoothQuant scales of the inputs; or NULL */
     int64_t inputs, outputs, activation, format;
+    float max_norm; /* largest L2 norm of the weights of an output */
+    float max_bias; /* the most that bias and activation add to the absolute value of a sum; with max_norm of layers with scales */
 } PackedLinear;
 
 /* Packed rows: row tiles, each with the scales of its rows. */

@@ -13,6 +13,8 @@ from cenote.kernels.cpu.library import Format, ProductLayout, load_level
 from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads
 from cenote.kernels.int8 import quantize_int8
 
+LEAST_ACTIVATION = 0.3  # absolute value of the smallest result of an activation; that of SiLU is -0.28
+
 
 def supports(linear: nn.Linear, activation: str | None, format: Format) -> bool:
     """Return whether this CPU has a kernel of that format for this layer."""
@@ -62,6 +64,8 @@ class PackedLinear(nn.Module):
             outputs=self.out_features,
             activation=library.ACTIVATION_CODES.index(activation),
             format=library.FORMATS.index(format),
+            max_norm=linear.weight.detach().norm(dim=1).max().item() if format == "float16" else 0.0,
+            max_bias=_largest_addition(self.bias, activation),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,6 +105,14 @@ def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tu
     if format == "bfloat16":
         return weight.bfloat16(), None
     return weight.contiguous(), None
+
+
+def _largest_addition(bias: Tensor, activation: str | None) -> float:
+    """Return the most that bias and activation add to the absolute value of a sum."""
+    largest = bias.abs().max().item()  # activations increase no absolute value
+    if activation is None:
+        return largest
+    return min(largest, bias.clamp(min=0).max().item() + LEAST_ACTIVATION)  # negative values become almost 0
 
 
 def _column_offsets(weight: Tensor, layout: ProductLayout) -> Tensor:
