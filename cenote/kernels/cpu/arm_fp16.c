@@ -52,17 +52,8 @@ INLINE void multiply_rows(
     } while (words > 0);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
-    (void)ahead; /* see linear.c */
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, COLUMNS / 8);
-    else multiply_rows(a, b, words, sums, stride, add, 4, COLUMNS / 8);
-}
-
-static void multiply_narrow(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
-    (void)ahead;
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, NARROW_COLUMNS / 8);
-    else multiply_rows(a, b, words, sums, stride, add, 4, NARROW_COLUMNS / 8);
-}
+DEFINE_MULTIPLY(multiply, COLUMNS / 8)
+DEFINE_MULTIPLY(multiply_narrow, NARROW_COLUMNS / 8)
 
 INLINE float16x8_t interleave_pairs(float16x8_t a, float16x8_t b, const int high) {
     const float32x4_t x = vreinterpretq_f32_f16(a), y = vreinterpretq_f32_f16(b);

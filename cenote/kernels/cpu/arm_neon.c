@@ -37,17 +37,8 @@ INLINE void multiply_rows(
         for (int j = 0; j < vectors; j++) vst1q_f32(sums + r * stride + 4 * j, c[r][j]);
 }
 
-static void multiply(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
-    (void)ahead; /* see linear.c */
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, COLUMNS / 4);
-    else multiply_rows(a, b, words, sums, stride, add, 4, COLUMNS / 4);
-}
-
-static void multiply_narrow(const void *a, const void *b, int64_t words, void *sums, int64_t stride, int64_t count, int add, const Prefetch *ahead) {
-    (void)ahead;
-    if (count > 4) multiply_rows(a, b, words, sums, stride, add, 8, NARROW_COLUMNS / 4);
-    else multiply_rows(a, b, words, sums, stride, add, 4, NARROW_COLUMNS / 4);
-}
+DEFINE_MULTIPLY(multiply, COLUMNS / 4)
+DEFINE_MULTIPLY(multiply_narrow, NARROW_COLUMNS / 4)
 
 /* Transpose `tile` rows, a multiple of 4, the missing ones as copies of the last one. */
 INLINE void transpose_tile(const Rows *rows, float *out, const int tile) {
