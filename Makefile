@@ -11,10 +11,13 @@ PORT ?= 8000
 # where it is set, each of the processes that tests start would compile all sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-ray clients docs bench gpu dist clean
+RAY_VENV := .venv-ray
+RAY_READY := $(RAY_VENV)/.ready
+
+.PHONY: help setup serve check test test-slow test-all test-ray clients docs bench gpu dist clean
 
 help: ## list the targets
-	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with Cenote, the test tools and the default model
 
@@ -50,28 +53,22 @@ check: setup ## lint, format, types and import order
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# tests without servers, timing and threads run in two processes; tests of servers wait more than they compute, and the
-# longest files come first
-PARALLEL := tests/api tests/cache tests/cli tests/config tests/distributed tests/docs tests/doctor tests/engine/execution tests/engine/preprocessing \
-	tests/engine/tasks tests/explain tests/files tests/inputs tests/kernels tests/layers tests/layouts tests/loading tests/models tests/multimodal \
-	tests/packaging tests/pooling tests/protocol tests/ray tests/real tests/scoring tests/seeds tests/test_deterministic.py tests/test_late_chunking.py \
-	tests/test_llm.py tests/test_llm_images.py tests/test_outputs.py tests/utils tests/vllm_programs
-LONG := $(addprefix tests/serving/test_,supervisor.py several_models.py replay.py replicas.py fuzz.py startup.py tensor_parallel.py)
-TIMED := tests/serving/test_startup_time.py
-SERVERS := tests/clients tests/deploy tests/serving tests/test_examples.py tests/test_examples_vision.py
+# a worker takes a file at a time, and starts with the longest ones (tests/suite.py)
+WORKERS ?= 3
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: check ## check, then all tests
-	@echo "== tests in two processes =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
-	@echo "== tests of servers in three processes =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --ignore=$(TIMED) $(LONG) $(SERVERS)
-	@echo "== tests with timing and threads in one process =="
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%) $(SERVERS:%=--ignore=%)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIMED)
+test: setup ## checks, and a test of every promise
+	@echo "== checks and a test of every promise: about eight minutes on two cores =="
+	$(PYTEST) -m "not slow"
+	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="
+
+test-slow: setup $(RAY_READY) ## what test leaves out: emulators, wheels, repeated faults, fuzzing, more clients, Ray
+	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: about eight minutes on two cores =="
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## all tests
 
 # Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
-RAY_VENV := .venv-ray
-RAY_READY := $(RAY_VENV)/.ready
 $(RAY_READY): $(READY)
 	@echo "== creating $(RAY_VENV) and installing Ray =="
 	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)

@@ -23,6 +23,7 @@ from cenote.errors import BadRequest, EngineStopped, LoadError
 from cenote.loading.tensor_parallel import describe_rules
 from tests.models.test_reward import outcome
 from tests.serving.server_process import is_alive, wait_until
+from tests.suite import first_of
 from tests.tiny import SEQUENCES, TEXTS, save_tiny, tiny_bert, tiny_qwen3, tiny_splade
 
 TOLERANCE = 1e-4
@@ -56,7 +57,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], Callable[[LLM], Tensor], dict[
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_of(MODELS))
 def test_two_processes_give_the_results_of_one(name: str, tmp_path: Path) -> None:
     save, compute, options = MODELS[name]
     save(tmp_path)

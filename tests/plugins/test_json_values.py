@@ -42,7 +42,6 @@ class PydanticLike:
         (PydanticLike(), {"response": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
         (frozenset([7]), [7]),
     ],
-    ids=str,
 )
 def test_values_are_converted_to_json_values(value: Any, expected: Any) -> None:
     assert to_json_value(value) == expected
@@ -57,7 +56,6 @@ def test_values_are_converted_to_json_values(value: Any, expected: Any) -> None:
         ("\ud800", "surrogates not allowed"),
         (Response, "type, which has no JSON form"),
     ],
-    ids=str,
 )
 def test_values_without_a_json_form_are_refused(value: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

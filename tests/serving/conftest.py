@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.suite import first_of
 from tests.tiny import tiny_bert
 
 from .server_process import ServerProcess
@@ -24,9 +26,9 @@ IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.se
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    names = os.environ.get("SERVER_ARRANGEMENTS", "supervised").split()
+    names: list[Any] = os.environ.get("SERVER_ARRANGEMENTS", "supervised").split()
     if metafunc.module.__name__ in IN_BOTH:
-        names = ["supervised", "in-process"]
+        names = first_of(["supervised", "in-process"])
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for fixture in ("start_server", "shared_server"):
         if fixture in metafunc.fixturenames and fixture not in own:
@@ -65,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one front-end", "two front-ends"])
+@pytest.fixture(scope="module", params=first_of(["1", "2"]), ids=["one front-end", "two front-ends"])
 def get_server(folder: Path, request: pytest.FixtureRequest) -> Iterator[StartServer]:
     servers: list[ServerProcess] = []
 

@@ -18,6 +18,7 @@ import pytest
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.suite import first_of
 from tests.tiny import tiny_bert
 
 from .failing_device import CRASHED, failing_server
@@ -36,7 +37,7 @@ def adapter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one front-end", "two front-ends"])
+@pytest.fixture(scope="module", params=first_of(["1", "2"]), ids=["one front-end", "two front-ends"])
 def server(adapter_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     server = ServerProcess(
         str(adapter_folder / "model"),

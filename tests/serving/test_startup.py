@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.suite import first_of
+
 from .conftest import ARRANGEMENTS, StartServer
 from .server_process import ServerProcess
 
-in_every_arrangement = pytest.mark.parametrize("start_server", list(ARRANGEMENTS), indirect=True)
+in_every_arrangement = pytest.mark.parametrize("start_server", first_of(ARRANGEMENTS), indirect=True)
 
 
 def test_the_listening_process_does_not_import_torch() -> None:

@@ -1,0 +1,24 @@
+"""`make test-ray`, as a test: a cluster waits more than it computes, so it shares the cores with the other tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HAS_ENVIRONMENT = (ROOT / ".venv-ray" / ".ready").exists()
+
+
+@pytest.mark.skipif(not HAS_ENVIRONMENT, reason="'make test-slow' makes the environment with Ray")
+@pytest.mark.timeout(1200)
+def test_ray_data_and_ray_serve_run_on_a_cluster_of_two_nodes() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
+
+    done = subprocess.run(["make", "test-ray"], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    print(done.stdout, done.stderr, file=sys.stderr)
+    assert done.returncode == 0
