@@ -16,7 +16,7 @@ import pytest
 SLOW = {
     "tests/test_ray.py": "a cluster; tests/ray has what needs none",
     "tests/faults/test_chaos_minute.py": "every fault at random; one of each kind is in tests/serving",
-    "tests/faults/test_engine_loss.py": "repeated kills; tests/serving/test_supervisor.py and test_replay.py have one of each",
+    "tests/faults/test_engine_loss.py": "repeated kills; tests/serving/test_supervisor.py has one of each",
     "tests/faults/test_front_end_loss.py": "repeated kills; tests/serving/test_front_ends.py kills front-ends",
     "tests/faults/test_lanes.py": "timed; tests/engine/test_lanes.py has the rules",
     "tests/faults/test_overload.py": "timed; tests/serving/test_overload.py refuses requests",
