@@ -11,6 +11,7 @@ from cenote.api.auth import ApiKeyStore
 from cenote.api.model_admin import LocalModelAdmin, ModelAdmin
 from cenote.api.served_models import EngineUse, ServedModel, ServedModels
 from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
+from cenote.api.tiktoken_file import load_tiktoken_file
 from cenote.config.server import ServerConfig
 from cenote.errors import EngineStopped, NotReady, PoolingError
 from cenote.protocol.engine import Engine, ModelStatus
@@ -28,6 +29,8 @@ class AppState:
         """`counters`: of what all front-ends have in flight; None if this process is the only one."""
         self.settings = settings
         self.api_keys = ApiKeyStore(settings.api_key, settings.api_key_file, settings.admin_api_key)
+        if settings.tiktoken_file is not None:
+            load_tiktoken_file(settings.tiktoken_file)  # now: an error ends the start
         self.models = ServedModels()
         self.use_counters(counters or Counters())
         self.started_at = time.monotonic()

@@ -26,12 +26,7 @@ SAFE_REQUEST_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
 REPEATED_SLASHES = re.compile("/{2,}")
 KNOWN_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
-# LangChain's OpenAIEmbeddings sends tiktoken ids through this client by default
-OPENAI_USER_AGENT = "OpenAI/"
-TIKTOKEN_IDS_WARNING = (
-    "token ids are interpreted in the vocabulary of this model; tiktoken ids stand for different tokens in it: "
-    "send texts (LangChain: check_embedding_ctx_length=False)"
-)
+MAX_WARNED_CLIENTS = 1000
 EXPOSED_HEADERS = (
     "x-request-id",
     "x-prompt-tokens",
@@ -40,6 +35,7 @@ EXPOSED_HEADERS = (
     "server-timing",
     "metadata",
     "retry-after",
+    "warning",
 )
 
 
@@ -52,7 +48,7 @@ class RequestMiddleware:
             app = AuthMiddleware(app, app_state.api_keys, table, page_paths)
         self.app = add_cors(app, app_state)
         self.root_path = app_state.settings.root_path.rstrip("/")
-        self.has_warned = False
+        self.warned_clients: set[tuple[str | None, ...]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -81,8 +77,6 @@ class RequestMiddleware:
                 message["headers"] = headers = [*message["headers"], (b"x-request-id", scope["request_id"].encode())]
                 if self.app_state.is_draining:
                     headers.append((b"connection", b"close"))
-                if self._has_foreign_token_ids(scope):
-                    headers.append((b"warning", f'299 cenote "{TIKTOKEN_IDS_WARNING}"'.encode()))
             await send(message)
 
         self.app_state.num_in_flight += is_counted
@@ -102,19 +96,22 @@ class RequestMiddleware:
             self.app_state.num_in_flight -= is_counted
             seconds = time.perf_counter() - started_at
             log_reply(scope, status, seconds)
+            self._log_warning(scope)
             self._record_metrics(scope, status, seconds)
 
-    def _has_foreign_token_ids(self, scope: Scope) -> bool:
-        """Whether the request has token ids probably made with another tokenizer; log a warning the first time."""
+    def _log_warning(self, scope: Scope) -> None:
+        """Log the warning in the response, once for each client: its address, program and key."""
         context = scope.get("context")
-        if context is None or not context.has_token_ids:
-            return False
-        if not (get_header(scope, b"user-agent") or "").startswith(OPENAI_USER_AGENT):
-            return False
-        if not self.has_warned:
-            self.has_warned = True
-            logger.warning("request %s: %s", scope["request_id"], TIKTOKEN_IDS_WARNING)
-        return True
+        if context is None or context.warning is None:
+            return
+        host, agent = (scope.get("client") or ("",))[0], get_header(scope, b"user-agent")
+        client = (host, agent, scope.get("key"))
+        if client in self.warned_clients:
+            return
+        if len(self.warned_clients) >= MAX_WARNED_CLIENTS:
+            self.warned_clients.clear()
+        self.warned_clients.add(client)
+        logger.warning("request %s from %s, %.100r: %s", scope["request_id"], host, agent, context.warning)
 
     def _record_metrics(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"  # keeps the label values bounded

@@ -81,7 +81,7 @@ class RequestContext:
         self.num_items = 0  # inputs, or scored documents
         self.num_tokens = 0  # processed by the model
         self.num_truncated = 0  # inputs that were truncated
-        self.has_token_ids = False  # whether the inputs are token ids, which are valid for one vocabulary only
+        self.warning: str | None = None  # in the headers of the response; logged once for each client
         self.adapter: str | None = None  # adapter that the request names as its model
         self.role: Role | None = None  # whose prompt is used, by the name of the model
 
@@ -157,7 +157,6 @@ class RequestContext:
     async def pool(self, request: PoolRequest) -> list[PoolResult]:
         """Return all results, or raise the error of the first input that failed."""
         self.check_num_items(len(request.inputs), "input")
-        self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
         if self.role is not None:
             request = self.add_role(request)
@@ -283,6 +282,8 @@ class RequestContext:
             (b"x-truncated-inputs", b"%d" % self.num_truncated),
             (b"server-timing", format_server_timing(self.timing)),
         ]
+        if self.warning is not None:
+            headers.append((b"warning", f'299 cenote "{self.warning}"'.encode()))
         # without a model if the request names one that does not exist
         if hasattr(self, "engine") and (fingerprint := self.model_info.fingerprint):
             headers.append((b"x-model-fingerprint", encode_fingerprint(fingerprint)))

@@ -108,6 +108,16 @@ class ServerConfig:
         "truncate inputs that are too long to the model maximum, unless the request decides it; otherwise they get 400",
         default=False,
     )
+    token_ids: Literal["allow", "warn", "refuse", "decode"] = option(
+        "token ids in requests of OpenAI's embeddings API that lack the special tokens of the model's tokenizer, such "
+        "as those that LangChain sends by default: allow them, warn in a response header and the log, refuse them, or "
+        "decode them with tiktoken_file",
+        default="warn",
+        choices=("allow", "warn", "refuse", "decode"),
+    )
+    tiktoken_file: str | None = option(
+        "file of the tokenizer that decodes token ids, such as cl100k_base.tiktoken", default=None
+    )
     rerank_document_shape: Literal["object", "string"] = option(
         "form of the document in the results of /rerank", default="object", choices=("object", "string")
     )
@@ -160,6 +170,10 @@ class ServerConfig:
         for name in ("api_key", "admin_api_key"):
             if any(not key.strip() for key in getattr(self, name)):
                 raise BadRequest(f"{name} must not be empty", param=name)
+        if (self.token_ids == "decode") != (self.tiktoken_file is not None):
+            raise BadRequest(
+                "token_ids decode needs tiktoken_file, which has no other use; set both or neither of them"
+            )
         if self.in_process_engine and self.api_server_count > 1:
             raise BadRequest("in_process_engine needs api_server_count 1: other processes could not reach the engine")
         if self.root_path and not self.root_path.startswith("/"):

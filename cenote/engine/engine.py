@@ -152,6 +152,7 @@ class PoolingEngine:
             self.scoring_model,
             plugin=plugin,
             chat_template=self.chat_template,
+            special_tokens=self.tokenizer.single_template,
             has_result_cache=config.result_cache_bytes > 0,
         )
         self.metrics = metrics or EngineMetrics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cenote.engine.preprocessing.renderer_factory import get_default_chat_template
 from cenote.engine.tasks.span_recognizer import supports_entities
+from cenote.inputs.tokenizer import SpecialTokensTemplate
 from cenote.loading.load import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.protocol.model_info import ModelInfo
@@ -16,6 +17,7 @@ def build_model_info(
     *,
     plugin: str | None,
     chat_template: str | None,
+    special_tokens: SpecialTokensTemplate,
     has_result_cache: bool = False,
 ) -> ModelInfo:
     description, tokenizer = model.description, model.tokenizer
@@ -45,6 +47,7 @@ def build_model_info(
         has_role_formats=description.has_role_formats,
         has_routes=description.has_routes,
         late_interaction=None if late is None else f"{late.summary.value} (from {late.summary.source})",
+        special_tokens=(tuple(special_tokens.prefix.tolist()), tuple(special_tokens.suffix.tolist())),
         tokenizer_info={**tokenizer.tokenizer_config, **template_info},
         # two-tower models encode either a text or an image, so a conversation with both makes no sense
         has_chat_template=template is not None and (vision is None or vision.image_spec.single_modality_name is None),

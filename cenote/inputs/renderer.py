@@ -22,7 +22,7 @@ from cenote.inputs.limits import (
 from cenote.inputs.sequence_builder import BuildFn
 from cenote.inputs.tokenized_inputs import ONLY_INDEX, RenderResult, TokenizedInput, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.input_types import Input, InvalidInput, MultimodalPair, TextPair
+from cenote.protocol.input_types import TEXTS_ADVICE, Input, InvalidInput, MultimodalPair, TextPair
 from cenote.protocol.params import Role, TokenizationParams
 
 logger = logging.getLogger("cenote")
@@ -143,7 +143,8 @@ class Renderer(InputPlanner):
             and (max_id := int(tokenized.token_ids.max())) >= self.vocab_size
         ):
             return BadRequest(
-                f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {self.vocab_size - 1}"
+                f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {self.vocab_size - 1}; "
+                f"{TEXTS_ADVICE}"
             )
         return tokenized
 

@@ -13,7 +13,7 @@ import tokenizers
 from cenote.errors import BadRequest
 from cenote.inputs.native_encoding import insert_encodings, to_cu_seqlens
 from cenote.inputs.native_tokenizer import choose_encoder
-from cenote.protocol.input_types import ScoreInput
+from cenote.protocol.input_types import TEXTS_ADVICE, ScoreInput
 from cenote.protocol.params import TruncationSide
 
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
@@ -267,8 +267,10 @@ def to_id_array(token_ids: Sequence[int], param: str = "input") -> np.ndarray[An
 def check_token_ids(ids: np.ndarray[Any, Any], vocab_size: int, param: str = "input") -> None:
     is_invalid = ((ids < 0) | (ids >= vocab_size)).astype(bool)
     if is_invalid.any():
+        advice = f"; {TEXTS_ADVICE}" if param == "input" else ""
         raise BadRequest(
-            f"Token id {ids[is_invalid][0]} is out of vocabulary: ids go from 0 to {vocab_size - 1}", param=param
+            f"Token id {ids[is_invalid][0]} is out of vocabulary: ids go from 0 to {vocab_size - 1}{advice}",
+            param=param,
         )
 
 

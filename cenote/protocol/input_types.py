@@ -12,6 +12,9 @@ from cenote.protocol.images import ImageSource, ProcessedImage
 if TYPE_CHECKING:
     from torch import Tensor
 
+# what errors say about token ids that a client made with the tokenizer of another model
+TEXTS_ADVICE = "send texts instead of ids of another tokenizer (LangChain: check_embedding_ctx_length=False)"
+
 
 @dataclass(frozen=True, slots=True)
 class ContentParts:

@@ -30,6 +30,7 @@ class ModelInfo:
     labels: list[str] | None  # of a classifier, in the order of its probabilities
     prompts: Mapping[str, str]  # by name, from the Sentence Transformers files
     instructions: Mapping[str, str]  # by task, from config.json
+    special_tokens: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # ids before and after every text
     tokenizer_info: Mapping[str, Any]  # tokenizer_config.json with the chat template, if any
     has_chat_template: bool
     default_prompt: str | None = None  # for requests that select no prompt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -246,21 +245,6 @@ def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
 
     assert sent[0]["status"] == 503
     assert b"shut down before the request finished" in sent[1]["body"]
-
-
-def test_token_ids_from_openai_clients_get_a_warning(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    client = make_client(llm)
-    openai = {"User-Agent": "OpenAI/Python 2.0"}
-
-    with caplog.at_level(logging.WARNING, "cenote"):
-        warned = [client.post("/v1/embeddings", json={"input": [[101, 102]]}, headers=openai) for _ in range(2)]
-        texts = client.post("/v1/embeddings", json={"input": ["a"]}, headers=openai)
-        other_client = client.post("/v1/embeddings", json={"input": [[101, 102]]})
-
-    assert [reply.status_code for reply in warned] == [200, 200]
-    assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in warned)
-    assert "warning" not in texts.headers and "warning" not in other_client.headers
-    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])

@@ -166,12 +166,13 @@ def granite() -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def openai_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the copy of OpenAI's vocabulary in litellm; tiktoken would download it."""
+def openai_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use the copy of OpenAI's vocabulary in litellm, which is the result: tiktoken would download it."""
     spec = find_spec("litellm")
     assert spec is not None and spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0]) / "litellm_core_utils" / "tokenizers"
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    return folder / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # cl100k_base.tiktoken
 
 
 def add_prompts(folder: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import tiktoken
@@ -15,17 +17,36 @@ from langchain_core.documents import Document
 from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
+from tests.api.app_client import make_client
 from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, RunningServer, is_close
 
 # langchain-cohere uses version 1 of cohere, which merges responses with deprecated methods of pydantic
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
 
 
+def make_openai_embeddings(server: RunningServer, client: httpx.Client, **options: Any) -> OpenAIEmbeddings:
+    settings: Any = {"model": server.model, "base_url": f"{server.url}/v1", "api_key": SecretStr("EMPTY")}
+    return OpenAIEmbeddings(**settings, http_client=client, **options)
+
+
 @pytest.fixture
 def openai_embeddings(embedder: RunningServer) -> Iterator[Callable[..., OpenAIEmbeddings]]:
-    settings: Any = {"model": "mini", "base_url": f"{embedder.url}/v1", "api_key": SecretStr("EMPTY")}
     with httpx.Client() as client:  # closed here: the default client stays open until the process exits
-        yield lambda **options: OpenAIEmbeddings(**settings, http_client=client, **options)
+        yield lambda **options: make_openai_embeddings(embedder, client, **options)
+
+
+class WarnedClient(httpx.Client):
+    """Keeps the header `warning` of every response; empty for those without it."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        super().__init__(
+            event_hooks={"response": [lambda reply: self.warnings.append(reply.headers.get("warning", ""))]}
+        )
+
+
+def cosine(one: Any, other: Any) -> float:
+    return float(np.dot(one, other) / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
 def test_openai_embeddings_equal_those_of_the_model(embedder: RunningServer, openai_embeddings: Any) -> None:
@@ -57,15 +78,55 @@ def test_openai_embeddings_send_texts_in_groups(embedder: RunningServer, openai_
 
 
 @pytest.mark.usefixtures("openai_tokenizer")
-def test_openai_embeddings_by_default_send_openais_token_ids(embedder: RunningServer, openai_embeddings: Any) -> None:
-    """The ids mean other tokens here; ids outside of this vocabulary are refused."""
-    embeddings = openai_embeddings()
+@pytest.mark.parametrize("name", ["embedder", "granite"])
+def test_openai_embeddings_by_default_get_a_warning(name: str, request: pytest.FixtureRequest) -> None:
+    """The ids that they send mean other tokens here."""
+    server: RunningServer = request.getfixturevalue(name)
     ids = tiktoken.get_encoding("cl100k_base").encode("a big house")
-    assert max(ids) < 30_522
+    with WarnedClient() as client:
+        embeddings = make_openai_embeddings(server, client)
 
-    assert is_close(embeddings.embed_query("a big house"), embedder.embed([{"prompt_token_ids": ids}])[0])
-    with pytest.raises(openai.BadRequestError, match="ids go from 0 to 30521"):
-        embeddings.embed_query("snow ☃ and a cenote")
+        vector = embeddings.embed_query("a big house")
+
+    assert is_close(vector, server.embed([{"prompt_token_ids": ids}])[0])
+    assert cosine(vector, server.embed(["a big house"])[0]) < 0.7
+    assert ["check_embedding_ctx_length=False" in warning for warning in client.warnings] == [True]
+
+
+@pytest.mark.usefixtures("openai_tokenizer")
+def test_openai_embeddings_by_default_name_their_setting_if_an_id_is_too_large(openai_embeddings: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="ids go from 0 to 30521.*check_embedding_ctx_length=False"):
+        openai_embeddings().embed_query("snow ☃ and a cenote")
+
+
+def test_texts_of_openai_embeddings_get_no_warning(embedder: RunningServer) -> None:
+    with WarnedClient() as client:
+        make_openai_embeddings(embedder, client, check_embedding_ctx_length=False).embed_documents(TEXTS)
+
+    assert client.warnings == [""]
+
+
+@pytest.mark.parametrize("name", ["embedder", "granite"])
+def test_openai_embeddings_by_default_can_be_refused(
+    name: str, openai_tokenizer: Path, request: pytest.FixtureRequest
+) -> None:
+    server: RunningServer = request.getfixturevalue(name)
+    with make_client(server.llm, token_ids="refuse") as client, pytest.raises(openai.BadRequestError) as error:
+        make_openai_embeddings(server, client).embed_query("a big house")
+
+    assert "check_embedding_ctx_length=False" in error.value.body["message"]  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize("name", ["embedder", "granite"])
+def test_openai_embeddings_by_default_are_right_with_the_file_of_their_tokenizer(
+    name: str, openai_tokenizer: Path, request: pytest.FixtureRequest
+) -> None:
+    server: RunningServer = request.getfixturevalue(name)
+    texts = [*TEXTS, "snow ☃ and a cenote"]
+    with make_client(server.llm, token_ids="decode", tiktoken_file=str(openai_tokenizer)) as client:
+        embeddings = make_openai_embeddings(server, client)
+
+        assert is_close(embeddings.embed_documents(texts), server.embed(texts))
 
 
 def test_cohere_embeddings_use_the_prompts_of_the_model(protected_server: RunningServer) -> None:

@@ -14,6 +14,7 @@ from cenote.api.late_chunking import late_chunking_reply
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import TASK_DOC, doc
+from cenote.api.token_ids import apply_token_id_policy
 from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 from cenote.errors import BadRequest
 
@@ -58,6 +59,7 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
         split_format(body, body.encoding_format)
     dimensions, dtype = body.resolve_dimensions(), body.resolve_type()
     request = body.to_pool_request("embed", context, dimensions=dimensions, embedding_task=embedding_task)
+    request = replace(request, inputs=await apply_token_id_policy(request.inputs, context))
     if body.truncate is not None or body.truncation is not None:
         modes = body.truncate, body.truncation
         request = replace(request, tokenization=apply_truncation(request.tokenization, modes, context))
