@@ -26,7 +26,10 @@ class EmbeddingTypeFields(PromptTextFields, kw_only=True):
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
         doc("Embedding size, for Matryoshka models; with modality, 0 for the model's own."),
     ] = None
-    modality: Annotated[Literal["text"] | None, doc("Field of Infinity.")] = None
+    modality: Annotated[
+        Literal["text"] | list[Literal["text"]] | None,
+        doc("Field of Infinity and NIM, whose list has one for each input."),
+    ] = None
     output_dimension: Annotated[Dimensions | None, doc("Alias of dimensions.")] = None
     output_dtype: Annotated[CohereEmbeddingType | None, doc(TYPE_DOC)] = None
     embedding_type: Annotated[

@@ -106,7 +106,6 @@ RESPONSE_HEADERS = {
     "x-prompt-tokens": ("Number of tokens of all inputs that the model processed", "integer"),
     "x-model-fingerprint": ("Fingerprint of the model, which changes with everything that changes results", "string"),
     "x-truncated-inputs": ("Number of inputs or pairs that were truncated", "integer"),
-    "warning": ("Set if token ids are probably those of another tokenizer, see --token-ids", "string"),
     "server-timing": (
         "Milliseconds in each stage: parse, tokenize, wire, queue, pack, device, deliver, encode; and inference, which "
         "covers pack and device",

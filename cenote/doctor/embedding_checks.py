@@ -15,6 +15,8 @@ from cenote.doctor.vector_checks import cosine, find_cosine_problem, find_differ
 
 # float32 as JSON and as base64 is the same number; float16 differs by 1e-5 and more
 MAX_ENCODING_DIFFERENCE = 1e-6
+# in the vocabulary cl100k_base
+HELLO_WORLD, HELLO_WORLD_IDS = "hello world", [15339, 1917]
 MIN_REFERENCE_COSINE = 0.97  # int8 weights reach 0.98
 GOOD_REFERENCE_COSINE = 0.9999
 
@@ -23,7 +25,7 @@ def check_embeddings(server: Server, served: ServedRequests, report: Report) -> 
     request = served.vectors
     if request is None or not served.baseline:
         return
-    for check in (check_batch, check_dimensions, check_base64, check_normalization, check_reference):
+    for check in (check_batch, check_dimensions, check_base64, check_token_ids, check_normalization, check_reference):
         try:
             check(server, request, served, report)
         except AnswerError as error:
@@ -62,6 +64,28 @@ def check_base64(server: Server, request: ClientRequest, served: ServedRequests,
     elif (difference := float(np.abs(decoded - floats[0]).max())) > allowed:
         problem = f"lossy base64: values differ by up to {difference:.1e}, two equal requests by {noise:.1e}"
     report.add_result(request.api, "base64 equals float", problem)
+
+
+def check_token_ids(server: Server, request: ClientRequest, served: ServedRequests, report: Report) -> None:
+    """Ids of OpenAI's tokenizer, which LangChain sends by default, are refused, decoded, or answered with a warning."""
+    if request.api != "OpenAI":
+        return
+    reply = server.send(request, input=[HELLO_WORLD_IDS])
+    if 400 <= reply.status < 500:
+        report.add(request.api, "token ids", "ok", f"ids of OpenAI's tokenizer are refused ({reply.status})")
+        return
+    vector: Vector = read_reply(request, reply)[0]
+    similarity = cosine(vector, server.embed(request, [HELLO_WORLD])[0])
+    if similarity > GOOD_REFERENCE_COSINE:
+        report.add(request.api, "token ids", "ok", "ids of OpenAI's tokenizer are decoded")
+    elif "warning" in reply.headers:
+        report.add(request.api, "token ids", "ok", "ids of OpenAI's tokenizer are answered with the header warning")
+    else:
+        problem = (
+            "ids of OpenAI's tokenizer, which LangChain sends unless check_embedding_ctx_length=False, are read as "
+            f"other tokens, and nothing says so: cosine {similarity:.4f} with the right vector"
+        )
+        report.add(request.api, "token ids", "fail", problem)
 
 
 def check_dimensions(server: Server, request: ClientRequest, served: ServedRequests, report: Report) -> None:

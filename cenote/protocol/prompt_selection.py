@@ -27,6 +27,17 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "similarity": ("text-matching", "sts", "similarity", "semantic-similarity"),
     "image": ("image",),
 }
+# further tasks of Jina's models, whose clients may have no way to leave the task out
+JINA_TASKS = frozenset(
+    (
+        "retrieval",
+        *(
+            f"{task}-{role}"
+            for task in ("code", "nl2code", "qa", "code2code", "code2nl", "code2completion")
+            for role in ("query", "passage")
+        ),
+    )
+)
 ROLES: Mapping[str, Role] = {"query": "query", "document": "document"}
 # tasks of Sentence Transformers, which applies the default prompt
 EMBEDDING_TASKS: tuple[Task, ...] = ("embed", "token_embed", "sparse_embed")
@@ -90,6 +101,11 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[\s._-]+", "-", name.lower())
 
 
+def is_known_task(name: str) -> bool:
+    """Whether a vendor has a task of that name; a model without adapters and prompts computes the same for all."""
+    return normalize_name(name) in JINA_TASKS or _find_synonym_group(normalize_name(name)) is not None
+
+
 def _select_by_task(name: str, model_info: ModelInfo) -> PromptSelection:
     """Select the adapter and the prompt of a task; `retrieval.query` may be the query role of adapter `retrieval`."""
     found = _select_by_name(name, model_info)
@@ -102,8 +118,10 @@ def _select_by_task(name: str, model_info: ModelInfo) -> PromptSelection:
         return PromptSelection(_first_not_none((found.prompt, by_role.prompt)), adapter, by_role.role)
     if found != PromptSelection():
         return found
-    known = ", ".join(sorted({*model_info.adapters, *_get_prompt_table(model_info)}))
-    raise BadRequest(f"unknown task {name!r}; available: {known or 'none'}", param="task")
+    known = sorted({*model_info.adapters, *_get_prompt_table(model_info)})
+    if not known and is_known_task(name):
+        return _select_by_name(role_name, model_info)
+    raise BadRequest(f"unknown task {name!r}; available: {', '.join(known) or 'none'}", param="task")
 
 
 def _select_by_input_type(request: PoolRequest, model_info: ModelInfo) -> PromptSelection:

@@ -286,6 +286,17 @@ def test_a_long_text_is_truncated_at_the_end_and_reported(prompted: LLM, path: s
     assert len(found["meta"]["warnings"]) == 1
 
 
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(("truncate", "kept"), [("LEFT", "blue cat dog bird"), ("RIGHT", "one two three red")])
+def test_the_sides_of_bedrock_are_truncated(prompted: LLM, path: str, truncate: str, kept: str) -> None:
+    body = {"texts": ["one two three red green blue cat dog bird"], "truncate": truncate, "max_tokens": 6}
+
+    reply = make_client(prompted).post(path, json=body | {"embedding_types": ["float"]})
+
+    assert reply.status_code == 200, reply.text
+    assert np.allclose(reply.json()["embeddings"]["float"], embed_offline(prompted, [kept]), atol=1e-5)
+
+
 @pytest.mark.parametrize(("truncate", "side"), [("END", None), ("START", "left"), (None, None)])
 def test_max_tokens_truncates_on_the_chosen_side(prompted: LLM, truncate: str | None, side: str | None) -> None:
     text = "one two three red green blue cat dog bird"

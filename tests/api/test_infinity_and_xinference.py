@@ -39,7 +39,9 @@ def test_zero_dimensions_of_infinity_clients_are_all_dimensions(llm: LLM, path: 
     plain = client.post(path, json=body | {"dimensions": None})
     assert [item["embedding"] for item in reply.json()["data"]] == [item["embedding"] for item in plain.json()["data"]]
     assert client.post(path, json=body).status_code == 400
-    assert client.post(path, json=body | {"modality": "image"}).status_code == 400
+    assert client.post(path, json=body | {"modality": ["text", "text"]}).json()["data"] == reply.json()["data"]
+    for modality in ("image", ["text", "image"]):
+        assert client.post(path, json=body | {"modality": modality}).status_code == 400
 
 
 def test_health_has_a_json_body(llm: LLM) -> None:

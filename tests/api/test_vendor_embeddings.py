@@ -27,6 +27,7 @@ HEADERS = {"api-key": "secret"}
     [
         "/openai/deployments/mini/embeddings?api-version=2024-10-21",
         "/deployments/mini/embeddings?api-version=2024-10-21",
+        "/v1/deployments/mini/embeddings?api-version=2024-10-21",
         "/openai/v1/embeddings",
         "/v1/embedding",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -41,6 +42,14 @@ def test_mixedbread_returns_ranked_inputs(cross_encoder: TestClient, expected: l
     ]
     assert [item["input"] for item in reply["data"]] == [DOCUMENTS[item["index"]] for item in expected[:2]]
     assert "input" not in cross_encoder.post("/v1/reranking", json=body | {"return_input": False}).json()["data"][0]
+
+
+@pytest.mark.parametrize("name", ["documents", "input"])
+def test_the_usage_has_all_fields_that_clients_require(cross_encoder: TestClient, name: str) -> None:
+    for path in ("/v1/reranking", "/v1/rerank", "/rerank", "/v2/rerank")[: 1 if name == "input" else None]:
+        usage = cross_encoder.post(path, json={"query": QUERY, name: DOCUMENTS}).json()["usage"]
+
+        assert usage == {"prompt_tokens": ANY, "total_tokens": usage["prompt_tokens"], "completion_tokens": 0}
 
 
 def test_mixedbread_reads_the_rank_fields_of_objects(cross_encoder: TestClient, expected: list[dict[str, Any]]) -> None:

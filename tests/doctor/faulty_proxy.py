@@ -117,6 +117,10 @@ def flatten_error(proxy: FaultyProxy, request: ProxyRequest, reply: HttpReply) -
     return reply if reply.is_ok else with_body(reply, reply.json["error"])
 
 
+def drop_warning(proxy: FaultyProxy, request: ProxyRequest, reply: HttpReply) -> HttpReply:
+    return replace(reply, headers={name: value for name, value in reply.headers.items() if name != "warning"})
+
+
 def drop_content_type(proxy: FaultyProxy, request: ProxyRequest, reply: HttpReply) -> HttpReply:
     return replace(reply, headers={name: value for name, value in reply.headers.items() if name != "content-type"})
 

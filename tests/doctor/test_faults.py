@@ -1,4 +1,4 @@
-"""The doctor finds each of ten faults of a server, and nothing at the same server without the fault."""
+"""The doctor finds each of eleven faults of a server, and nothing at the same server without the fault."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_a_proxy_without_a_fault_passes(path: str, embedder: str, serve: Serve) 
         ),
         ({"change_reply": faults.flatten_error}, "errors", "error is missing"),
         ({"change_reply": faults.drop_content_type}, "openai, float", "header Content-Type is missing"),
+        ({"change_reply": faults.drop_warning}, "token ids", "read as other tokens, and nothing says so: cosine 0."),
         ({"change_reply": faults.fail_on_bad_input}, "errors", "wrong type: 500 instead of 4xx"),
         ({"change_request": faults.ignore_dimensions}, "dimensions", "dimensions=192 returns 384 values"),
         ({"change_reply": change_vectors(faults.round_base64)}, "base64 equals float", "lossy base64"),
@@ -59,6 +60,7 @@ def test_a_proxy_without_a_fault_passes(path: str, embedder: str, serve: Serve) 
         "wrong order",
         "flat error",
         "missing header",
+        "ids of another tokenizer",
         "5xx on bad input",
         "wrong dimension",
         "lossy base64",

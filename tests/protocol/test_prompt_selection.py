@@ -206,6 +206,29 @@ def test_a_role_without_prompts_in_the_model_adds_no_prompt(model_info: ModelInf
         assert select_for(model_info, **{field: word}).prompt == ""
 
 
+@pytest.mark.parametrize(
+    ("word", "role"),
+    [
+        ("text-matching", None),
+        ("classification", None),
+        ("separation", None),
+        ("clustering", None),
+        ("retrieval", None),
+        *[
+            (f"{task}.{word}", role)
+            for task in ("code", "nl2code", "qa", "code2code", "code2nl", "code2completion")
+            for word, role in (("query", "query"), ("passage", "document"))
+        ],
+    ],
+)
+def test_tasks_of_jina_are_ignored_by_models_without_adapters_and_prompts(
+    model_info: ModelInfo, word: str, role: str | None
+) -> None:
+    assert select_for(model_info, embedding_task=word) == PromptSelection(None if role is None else "", None, role)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=f"unknown task '{word}'; available: song"):
+        select_for(replace(model_info, adapters=("song",)), embedding_task=word)
+
+
 def test_a_role_without_a_prompt_gets_none_and_other_input_types_keep_the_default(model_info: ModelInfo) -> None:
     model = replace(model_info, prompts={"query": "q: "}, default_prompt="q: ")
 

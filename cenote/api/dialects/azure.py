@@ -17,6 +17,7 @@ AZURE = Dialect(
             paths=(
                 "/openai/deployments/{model}/embeddings",
                 "/deployments/{model}/embeddings",
+                "/v1/deployments/{model}/embeddings",  # with a base URL that ends in /v1
                 "/openai/v1/embeddings",
                 "/v1/embedding",
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -33,12 +34,13 @@ from cenote.api.vector_response import NUMBERS_PER_YIELD
 from cenote.errors import InputTooLong, InvalidBody
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.params import PoolingParams, TokenizationParams, TruncationSide
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import SchedulingParams
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+TRUNCATION_SIDES: Mapping[str | None, TruncationSide] = {"START": "left", "LEFT": "left", "RIGHT": "right"}
 # huge texts are counted only up to here: by then they exceed every model's maximum length
 MAX_COUNTED_CHARS = 1_000_000
 
@@ -55,7 +57,10 @@ class EmbedBody(msgspec.Struct, kw_only=True):
     embedding_types: Annotated[list[CohereEmbeddingType] | None, doc("One or several encodings of the embeddings.")] = (
         None
     )
-    truncate: Annotated[Literal["END", "START", "NONE"] | None, doc("Side that is truncated. Default: END.")] = None
+    truncate: Annotated[
+        Literal["END", "START", "NONE", "LEFT", "RIGHT"] | None,
+        doc("Side that is truncated; START also removes special tokens. LEFT and RIGHT are for Bedrock. Default: END."),
+    ] = None
     max_tokens: Annotated[
         PositiveInt | None, doc("Truncate inputs to this many tokens; with truncate NONE, longer inputs are an error.")
     ] = None
@@ -164,7 +169,8 @@ def make_tokenization_params(body: EmbedBody, model_info: ModelInfo) -> Tokeniza
     is_below_model_max = body.max_tokens is not None and body.max_tokens < model_info.max_model_len
     return TokenizationParams(
         truncate_prompt_tokens=body.max_tokens if is_below_model_max else -1,
-        truncation_side="left" if body.truncate == "START" else None,  # END: the tokenizer's default side
+        truncation_side=TRUNCATION_SIDES.get(body.truncate),  # END: the tokenizer's default side
+        keep_special_tokens=body.truncate in ("LEFT", "RIGHT"),  # as END does; with START, vLLM removes them
     )
 
 

@@ -54,6 +54,7 @@ class RerankBody(ScoringFields, kw_only=True):
 class RerankUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0  # required by clients of Together and Mixedbread
 
 
 class RerankResult(msgspec.Struct, omit_defaults=True):
