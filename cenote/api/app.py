@@ -37,7 +37,7 @@ from cenote.api.replies import (
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
-from cenote.api.system_routes import make_system_routes
+from cenote.api.system_routes import make_root_route, make_system_routes
 from cenote.errors import BodyTooLarge, Forbidden, PoolingError
 from cenote.protocol.model_info import ModelInfo
 
@@ -65,6 +65,7 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
             *make_admin_routes(app_state),
             *make_docs_routes(app_state, table),
             *page_routes,
+            make_root_route(),
         ],
         exception_handlers={
             HTTPException: _handle_http_error,

@@ -126,7 +126,7 @@ class PromptFields(ActivationFields, kw_only=True):
 
     input: Annotated[
         str | list[PromptInput] | ChatMessage | None,
-        doc('A text, {"text": ...}, token ids, a conversation, or a list of one of these types.'),
+        doc('A text, {"text": ...}, {"content": [parts]}, token ids, a conversation, or a list of one of these types.'),
     ] = None
     messages: Annotated[
         list[ChatMessage | list[ChatMessage]] | None,
@@ -173,7 +173,8 @@ class PromptFields(ActivationFields, kw_only=True):
             raise BadRequest("You must pass at least one prompt", param=name)
         if set(map(type, inputs)) == {str}:
             return inputs  # type: ignore[no-any-return]  # all are strings
-        if is_object_input(inputs[0]) or (isinstance(inputs[0], str) and any(map(is_object_input, inputs))):
+        has_objects = is_object_input(inputs[0]) or (isinstance(inputs[0], str) and any(map(is_object_input, inputs)))
+        if has_objects and self.messages is None:
             context.check_num_items(len(inputs), name)
             return [parse_object_input(item, f"{name}.{index}", context) for index, item in enumerate(inputs)]
         check_same_type(inputs, name)
@@ -286,8 +287,8 @@ def make_conversation(
 
 
 def is_object_input(item: Any) -> bool:
-    """Whether an input is an object of Jina's API, {"text": ...} or {"image": ...}, and not a message."""
-    return isinstance(item, dict) and "role" not in item and ("text" in item or "image" in item)
+    """Whether an input is {"text": ...}, {"image": ...} or {"content": [...]}, of Jina or OpenRouter, not a message."""
+    return isinstance(item, dict) and "role" not in item and any(name in item for name in ("text", "image", "content"))
 
 
 def parse_object_input(item: Any, name: str, context: RequestContext) -> Input:

@@ -13,13 +13,15 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState, ServerStatus
-from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_response
+from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, json_reply, to_response
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import ScoreType, Task
 from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
+
+ROOT_TEXT = b"Cenote is running: /health has its state, /v1/models its models, /docs its routes\n"
 
 ModelType = Literal["embedding", "rerank"]
 SystemHandler = Callable[[Request], Awaitable[Reply]]
@@ -163,6 +165,15 @@ def make_system_routes(app_state: AppState) -> list[BaseRoute]:
     if app_state.settings.enable_tokenizer_info_endpoint:
         system_routes.append(make_route("/tokenizer_info", tokenizer_info))
     return system_routes
+
+
+def make_root_route() -> BaseRoute:
+    """Return the route of `/` for clients that are not browsers, such as curl and health checks of load balancers."""
+
+    async def root(http: Request) -> Reply:
+        return Reply(ROOT_TEXT, media_type=TEXT_MEDIA_TYPE)
+
+    return make_route("/", root)
 
 
 def make_route(

@@ -124,3 +124,21 @@ def test_matching_a_large_body_is_fast(clients: dict[str, TestClient]) -> None:
         assert_refused(reply, "maximum context length is 256 tokens", "input_text")
 
     assert times[1] < times[0] + 0.5
+
+
+@pytest.mark.parametrize("text_inputs", ["a cat", ["a cat", "the old city " * 300]])
+def test_the_inputs_of_jumpstart_are_embedded(clients: dict[str, TestClient], text_inputs: Any) -> None:
+    reply = clients["embedder"].post("/invocations", json={"text_inputs": text_inputs})
+
+    expected = clients["embedder"].post("/v1/embeddings", json={"input": text_inputs, "truncate": True}).json()["data"]
+    assert reply.json() == {"embedding": [item["embedding"] for item in expected]}
+
+
+def test_jumpstart_needs_texts_and_an_embedding_model(clients: dict[str, TestClient]) -> None:
+    refused = [
+        clients[model].post("/invocations", json={"text_inputs": inputs})
+        for model, inputs in (("embedder", []), ("embedder", 5), ("classifier", "a"))
+    ]
+
+    assert [reply.status_code for reply in refused] == [400, 400, 400]
+    assert "text_inputs is empty" in refused[0].text and "does not support Embeddings API" in refused[2].text

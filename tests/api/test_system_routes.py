@@ -247,6 +247,44 @@ def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
     assert b"shut down before the request finished" in sent[1]["body"]
 
 
+@pytest.mark.parametrize("disable_ui", [False, True])
+def test_the_root_is_a_line_of_text_for_clients_that_are_not_browsers(llm: LLM, disable_ui: bool) -> None:
+    client = make_client(llm, disable_ui=disable_ui)
+
+    reply, page = client.get("/"), client.get("/", headers={"Accept": "text/html"})
+
+    assert reply.status_code == page.status_code == 200
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    assert reply.text == "Cenote is running: /health has its state, /v1/models its models, /docs its routes\n"
+    assert ("<html" in page.text) == (not disable_ui)
+
+
+def test_every_get_route_answers_head_with_the_headers_of_get(llm: LLM) -> None:
+    client = make_client(llm, enable_tokenizer_info_endpoint=True)
+    paths = [
+        "/",
+        "/health",
+        "/health/live",
+        "/ping",
+        "/version",
+        "/v1/models",
+        f"/v1/models/{llm.engine.model_info.name}",
+    ]
+    paths += ["/metrics", "/tokenizer_info", "/docs", "/openapi.json", "/info", "/api/tags", "/api/version", "/models"]
+
+    for path in paths:
+        reply, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (200, b"") == (reply.status_code, b""), path
+        assert head.headers["content-type"] == reply.headers["content-type"]
+
+
+def test_the_root_needs_a_key(llm: LLM) -> None:
+    client = make_client(llm, api_key=("secret",))
+
+    assert client.get("/").status_code == client.head("/").status_code == 401
+    assert client.get("/", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
 @pytest.mark.parametrize("path", ["//v1/embeddings", "/v1//embeddings", "///v1///embeddings"])
 def test_repeated_slashes_are_merged(path: str, root: str, llm: LLM) -> None:

@@ -160,6 +160,41 @@ def test_objects_with_texts_are_read_as_texts(client: TestClient, input_: Any) -
     assert np.allclose(embed(client, input={"text": TEXTS[0]}), embed(client, input=TEXTS[0]))
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize("content", [str, lambda text: [{"type": "text", "text": text}], lambda text: [text]])
+def test_objects_with_text_content_are_read_as_texts(client: TestClient, path: str, content: Any) -> None:
+    body = {"task": "embed"} if path == "/pooling" else {}
+
+    replies = [
+        client.post(path, json=body | {"input": inputs})
+        for inputs in (TEXTS, [{"content": content(text)} for text in TEXTS], {"content": content(TEXTS[0])})
+    ]
+
+    texts, objects, single = (reply.json()["data"] for reply in replies)
+    assert objects == texts and single == texts[:1]
+
+
+def test_parts_of_a_content_are_one_text(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "the old"}, {"type": "text", "text": "city"}]
+
+    assert np.allclose(embed(client, input=[{"content": parts}]), embed(client, input=["the old\ncity"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "data:,"}}], "input.0.content.0 is of type 'image_url'"),
+        ([{"type": "text"}], "input.0.content.0.text: expected a text"),
+        ([], "input.0.content: expected a text or a list of parts"),
+        (5, "input.0.content: expected a text or a list of parts"),
+    ],
+)
+def test_other_content_of_an_object_is_refused(client: TestClient, content: Any, words: str) -> None:
+    reply = client.post("/v1/embeddings", json={"input": [{"content": content}]})
+
+    assert reply.status_code == 400 and words in reply.json()["error"]["message"]
+
+
 def test_an_object_with_an_image_is_refused_by_a_text_model(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": [{"image": "data:image/png;base64,AA=="}]})
 

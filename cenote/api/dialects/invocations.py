@@ -9,9 +9,17 @@ from typing import Any
 
 import msgspec
 
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.text_requests import (
+    check_not_empty,
+    embed_rows,
+    make_embed_request,
+    make_truncation,
+    supports_embed,
+)
 from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS
-from cenote.api.replies import Reply
+from cenote.api.encoding import encode_json
+from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import parse_body
 from cenote.api.request_context import RequestContext
 from cenote.errors import InvalidBody
@@ -34,6 +42,23 @@ KEY_NAMES = sorted({name for choices in REQUIRED_KEYS.values() for names in choi
 BodyKeys = msgspec.defstruct(
     "Keys", [("task", Any, None), ("model", Any, None), *((name, msgspec.Raw, NULL_JSON) for name in KEY_NAMES)]
 )
+
+
+class JumpStartBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    text_inputs: str | list[str]
+
+
+class JumpStartEmbeddings(msgspec.Struct):
+    embedding: list[list[float]]  # one for each text
+
+
+async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> Reply:
+    await context.select_model(body.model)
+    texts = [body.text_inputs] if isinstance(body.text_inputs, str) else body.text_inputs
+    check_not_empty(texts, "text_inputs")
+    rows = await embed_rows(context, make_embed_request(texts, make_truncation(True, context)))
+    return json_reply({"embedding": encode_json(rows)})
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
@@ -62,7 +87,18 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
                 reply_type=reduce(or_, (route.reply_type for route in routes.values())),
                 can_be_binary=True,
                 example={"input": "Hello, my name is"},
-            )
+            ),
+            Route(
+                paths=("/invocations",),
+                body_type=JumpStartBody,
+                body_keys=has_keys("text_inputs"),
+                handler=embed_jumpstart,
+                summary="Compute embeddings in the format of SageMaker JumpStart; long texts are truncated",
+                reply_type=JumpStartEmbeddings,
+                api_name="Embeddings",
+                is_supported=supports_embed,
+                example={"text_inputs": ["Hello, my name is", "The capital of France is"]},
+            ),
         ],
     )
 
