@@ -171,7 +171,7 @@ def make_root_route() -> BaseRoute:
     """Return the route of `/` for clients that are not browsers, such as curl and health checks of load balancers."""
 
     async def root(http: Request) -> Reply:
-        return Reply(ROOT_TEXT, media_type=TEXT_MEDIA_TYPE)
+        return Reply(ROOT_TEXT, media_type=TEXT_MEDIA_TYPE, headers={"vary": "accept"})
 
     return make_route("/", root)
 

@@ -99,6 +99,13 @@ RERANK: tuple[ClientRequest, ...] = (
         {"model": "$MODEL", "query": "$QUERY", "input": "$DOCUMENTS", "top_k": 4, "return_input": False},
         read.ranked(["data"], "score"),
     ),
+    other(
+        "Mixedbread",
+        "mixedbread-ai-provider (needs completion_tokens)",
+        "/v1/reranking",
+        {"model": "$MODEL", "query": "$QUERY", "input": "$DOCUMENTS", "top_k": 4},
+        read.has(("data", 0, "score"), ("usage", "completion_tokens")),
+    ),
     scores(
         "DeepInfra",
         "LiteLLM deepinfra/ (query repeated)",

@@ -50,6 +50,14 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
     ),
     vectors(
         "Jina",
+        "LightRAG (task: text-matching)",
+        "/v1/embeddings",
+        {"model": "$MODEL", "input": "$TEXTS", "task": "text-matching"},
+        read.openai_float_vectors,
+        comparison="nearest",
+    ),
+    vectors(
+        "Jina",
         "chromadb Jina, ubinary",
         "/v1/embeddings",
         {"model": "$MODEL", "input": "$TEXTS", "embedding_type": "ubinary"},

@@ -31,7 +31,7 @@ def test_browsers_get_the_playground_at_the_root_and_other_clients_do_not(client
 
     assert page.status_code == 200 and "<title>Cenote playground</title>" in page.text
     assert client.head("/", headers=BROWSER).status_code == 200
-    assert client.get("/", headers={"accept": "*/*"}).status_code == 405
+    assert client.get("/", headers={"accept": "*/*"}).headers["content-type"].startswith("text/plain")
     assert client.post("/", json={"inputs": "the cat"}, headers=BROWSER).status_code == 200
 
 
@@ -122,7 +122,7 @@ def test_pages_need_no_key_and_what_they_show_does(llm: LLM) -> None:
 def test_the_playground_can_be_disabled(llm: LLM) -> None:
     client = make_client(llm, disable_ui=True)
 
-    assert client.get("/", headers=BROWSER).status_code == 405
+    assert client.get("/", headers=BROWSER).headers["content-type"].startswith("text/plain")
     assert client.get("/ui/app.js").status_code == 404
     assert client.get("/docs").status_code == 200
 
