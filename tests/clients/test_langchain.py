@@ -24,7 +24,7 @@ from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Runnin
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
 
 
-def make_openai_embeddings(server: RunningServer, client: httpx.Client, **options: Any) -> OpenAIEmbeddings:
+def make_openai_embeddings(server: RunningServer, client: Any, **options: Any) -> OpenAIEmbeddings:
     settings: Any = {"model": server.model, "base_url": f"{server.url}/v1", "api_key": SecretStr("EMPTY")}
     return OpenAIEmbeddings(**settings, http_client=client, **options)
 
@@ -114,7 +114,7 @@ def test_openai_embeddings_by_default_can_be_refused(
     with make_client(server.llm, token_ids="refuse") as client, pytest.raises(openai.BadRequestError) as error:
         make_openai_embeddings(server, client).embed_query("a big house")
 
-    assert "check_embedding_ctx_length=False" in error.value.body["message"]  # type: ignore[index,call-overload]
+    assert "check_embedding_ctx_length=False" in error.value.body["message"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", ["embedder", "granite"])
