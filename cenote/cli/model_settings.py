@@ -57,6 +57,10 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     yield Setting("model", model.name, str(model.checkpoint.folder))
     yield Setting("architecture", model.entry.name, "config.json architectures")
     yield Setting("kind", model.kind.value, model.kind.source, label="used as")
+    if model.card.facts:
+        texts = [", ".join(value) if isinstance(value, list) else value for value in model.card.facts.values()]
+        agreement = ["agrees"] if model.card.agrees else []
+        yield Setting("model_card", dict(model.card.facts), "README.md", "; ".join([*texts, *agreement]))
     yield Setting("tasks", list(plan.supported_tasks), "pooler config" if plan.defaults.task else model.kind.source)
     if model.kind.value == "tensors":  # the plugin does the rest
         yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)

@@ -14,6 +14,7 @@ from cenote.kernels.cpu.convert import supports_format
 from cenote.kernels.cpu_features import CPUFeatures, cpu_features
 from cenote.kernels.post_load import packs_int8, resolve_matmul_dtype, resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
+from cenote.loading.card_evidence import ModelUse, weigh_card
 from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
@@ -25,9 +26,10 @@ from cenote.loading.gliner2 import read_gliner2_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.kalm_reranker import with_kalm_settings
 from cenote.loading.matryoshka import resolve_matryoshka
+from cenote.loading.model_card import ModelCard
 from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
 from cenote.loading.model_prompts import read_model_prompts
-from cenote.loading.module_list import locate_encoder
+from cenote.loading.module_list import MODULES_FILE, locate_encoder
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
@@ -42,8 +44,8 @@ from cenote.loading.unread_heads import refuse_unknown_reranker, refuse_unread_h
 from cenote.loading.v_splade import read_v_splade_config
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.ignored_keys import without_ignored_keys
-from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
-from cenote.pooling.activations import resolve_classification_activation
+from cenote.models.registry import EXACT_NAMES, ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
+from cenote.pooling.activations import ACTIVATION_BY_LABELS, resolve_classification_activation
 from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, resolve_plan
 from cenote.protocol.params import Task
 
@@ -91,7 +93,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     if files.score_head is not None:
         family = replace(family, sequence_head=make_module_head(files))
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
-    reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
+    card = ModelCard.from_checkpoint(checkpoint)
+    reranker = detect_reranker(options, checkpoint, config, entry, family, files, card, has_one_label=one_label)
     refuse_unknown_reranker(options, checkpoint, config, reranker)
     from_tokens = reranker.labels
     if from_tokens is not None and family.language_model is not None:
@@ -149,7 +152,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     if labels is None and from_tokens is None and head is not None and kind.value in ("sequence", "token"):
         labels = [f"LABEL_{row}" for row in range(num_labels)]  # Transformers does not save its default names
     name = options.served_model_name or (options.model if options.model else SHORT_NAME)
-    return ModelDescription(
+    described = ModelDescription(
         name=name,
         checkpoint=checkpoint,
         config=config,
@@ -200,13 +203,40 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                     *files.doubts,
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
-                    reranker.doubt,
                     *architecture.doubts,
                     *find_adapter_doubts(checkpoint),
                 ),
             )
         ),
     )
+    return _weigh_card(options, described, card)
+
+
+def _weigh_card(options: EngineConfig, model: ModelDescription, card: ModelCard) -> ModelDescription:
+    """Return the description with what its model card says; raise LoadError if that shows that it is wrong."""
+    kind, files, pooling = model.kind, model.sentence_transformers, model.plan.seq_pooling_types
+    is_declared = kind.source.startswith("convert") or any(
+        (files.pooling, files.splade, files.multi_vector, files.logit_score, files.score_head)
+    )
+    has_pair_prompt = (
+        model.architecture.pairs_with_separator or model.score_template or options.score_template == "none"
+    )
+    # architectures with a name of their own are implemented after one published model
+    is_default = pooling.source.startswith("default of") and model.entry.name not in EXACT_NAMES
+    use = ModelUse(
+        kind=kind.value,
+        architecture=model.entry.name,
+        is_declared=is_declared,
+        is_converted=model.entry.kind == "causal" and kind.value == "embed" and not is_declared,
+        default_pooling=pooling.value[0] if is_default else None,
+        has_modules=model.checkpoint.find_file(MODULES_FILE) is not None,
+        lacks_pair_prompt="score" in model.plan.supported_tasks and not (has_pair_prompt or is_declared),
+    )
+    origin = str(model.config.get("_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    evidence = weigh_card(card, (*model.checkpoint.candidate_names, origin), use)
+    if evidence.refusal is not None:
+        raise LoadError(evidence.refusal)
+    return replace(model, card=evidence, doubts=(*model.doubts, *evidence.doubts))
 
 
 def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
@@ -287,8 +317,13 @@ def _resolve_activation(
         return Sourced("identity", kind.source)  # hidden states, not logits
     if head is not None and head.activation is not None:
         return Sourced(head.activation, kind.source)
-    own = {} if reranker.is_known else _activation_from_files(files)
-    return resolve_classification_activation({"num_labels": None, **config.values, **own})
+    recipe = reranker.recipe
+    # the score of most published rerankers is a probability, whatever Sentence Transformers files say
+    own = {} if recipe is not None and recipe.activation is None else _activation_from_files(files)
+    found = resolve_classification_activation({"num_labels": None, **config.values, **own})
+    if recipe is not None and recipe.activation is not None and found.source == ACTIVATION_BY_LABELS:
+        return Sourced(recipe.activation, f"the score of {recipe.name}")
+    return found
 
 
 def _no_activation_tasks(kind: CheckpointKind, head: Head | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from cenote.config.engine import Quantization
 from cenote.config.options import Sourced
+from cenote.loading.card_evidence import CardEvidence
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.checkpoint_kind import head_of_kind
@@ -72,6 +73,7 @@ class ModelDescription:
     matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
+    card: CardEvidence = CardEvidence()  # of the model card, compared with the rest
     doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
 
     @property

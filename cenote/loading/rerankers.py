@@ -32,14 +32,15 @@ class RerankerRecipe:
     """A published reranker: how its checkpoints are recognised, and its label tokens."""
 
     name: str  # also the name of its score template
-    model_type: str  # of config.json
+    model_types: tuple[str, ...]  # of config.json
     name_pattern: re.Pattern[str]  # of repository and folder names
     prompt_sentence: str | None  # part of its prompt, found in chat templates and model cards
-    tokens: tuple[str, ...]
+    tokens: tuple[str | int, ...]  # vocabulary entries or token ids
     method: str
     file: str | None = None  # that no other model has
     scale: float = 1.0  # of the logits
     code: str | None = None  # file of the repository's own code, in auto_map; LogitScore files replace it
+    activation: str | None = None  # of the score, if it is not a probability; None: whatever config.json says
 
     def make_labels(self, source: str) -> TokenLabels:
         return TokenLabels(self.tokens, self.method, source, self.scale)
@@ -51,7 +52,7 @@ QWEN3_PROMPT_SENTENCE = (
 RECIPES = (
     RerankerRecipe(
         "qwen3_reranker",
-        "qwen3",
+        ("qwen3",),
         re.compile(r"qwen3[-_.]?reranker", re.IGNORECASE),
         QWEN3_PROMPT_SENTENCE,
         ("no", "yes"),
@@ -59,7 +60,7 @@ RECIPES = (
     ),
     RerankerRecipe(
         "qwen3_vl_reranker",
-        "qwen3_vl",
+        ("qwen3_vl",),
         re.compile(r"qwen3[-_.]?vl[-_.]?reranker", re.IGNORECASE),
         QWEN3_PROMPT_SENTENCE,
         ("no", "yes"),
@@ -67,7 +68,7 @@ RECIPES = (
     ),
     RerankerRecipe(
         "mxbai_rerank_v2",
-        "qwen2",
+        ("qwen2",),
         re.compile(r"mxbai[-_]rerank[-_]\w+[-_]v2", re.IGNORECASE),
         "You are a search relevance expert who evaluates how well documents match search queries.",
         ("0", "1"),
@@ -75,7 +76,7 @@ RECIPES = (
     ),
     RerankerRecipe(
         "bge_reranker_v2_gemma",
-        "gemma",
+        ("gemma",),
         re.compile(r"bge[-_]reranker[-_]v2[-_]gemma", re.IGNORECASE),
         "Given a query A and a passage B, determine whether the passage contains an answer to the query",
         ("Yes",),
@@ -83,7 +84,7 @@ RECIPES = (
     ),
     RerankerRecipe(
         "monot5",
-        "t5",
+        ("t5",),
         re.compile(r"mono[-_]?t5", re.IGNORECASE),
         "Query: {query} Document: {document} Relevant:",
         ("\u2581false", "\u2581true"),
@@ -91,7 +92,7 @@ RECIPES = (
     ),
     RerankerRecipe(
         "kalm_reranker_v1",
-        "t5gemma2",
+        ("t5gemma2",),
         re.compile(r"kalm[-_]reranker[-_]v1", re.IGNORECASE),
         QWEN3_PROMPT_SENTENCE,
         ("no", "yes"),
@@ -101,13 +102,23 @@ RECIPES = (
     # zerank-1, zerank-1-small, and zerank-2 before it had files of Sentence Transformers
     RerankerRecipe(
         "zerank",
-        "qwen3",
+        ("qwen3",),
         re.compile(r"zerank[-_]1", re.IGNORECASE),
         None,
         ("Yes",),
         "no_post_processing",
         scale=0.2,
         code="modeling_zeranker",
+    ),
+    # the score is the logit of the first vocabulary entry, whatever that is
+    RerankerRecipe(
+        "ctxl_rerank_v2",
+        ("qwen3", "mistral"),
+        re.compile(r"ctxl[-_]rerank[-_]v2", re.IGNORECASE),
+        "Check whether a given document contains information helpful to answer the query.",
+        (0,),
+        "no_post_processing",
+        activation="identity",
     ),
 )
 ARCHITECTURE_TEMPLATES = (
@@ -130,8 +141,7 @@ class RerankerSettings:
 
     labels: TokenLabels | None = None
     template: Sourced[ScoreTemplate] | None = None
-    doubt: str | None = None  # the model card says reranker, but how to use it is unknown
-    is_known: bool = False  # a published reranker; its score is a probability, whatever Sentence Transformers files say
+    recipe: RerankerRecipe | None = None  # of a published reranker
 
 
 def detect_reranker(
@@ -141,6 +151,7 @@ def detect_reranker(
     entry: ArchitectureEntry,
     family: Architecture,
     files: SentenceTransformersFiles,
+    card: ModelCard,
     *,
     has_one_label: bool,
 ) -> RerankerSettings:
@@ -150,25 +161,23 @@ def detect_reranker(
     embeds = options.convert == "embed" or any((files.pooling, files.splade, files.multi_vector))
     scores = entry.kind == "causal" or given is not None or (entry.kind == "sequence" and has_one_label)
     if embeds or not scores or not entry.is_native:
-        # as an embedder that nobody asked for, except for models with a kind of scores of their own
-        is_doubtful = not embeds and given is None and entry.kind in ("embed", "causal")
-        return RerankerSettings(given, users, _find_doubt(checkpoint, entry) if is_doubtful else None)
-    recipe = _find_recipe(options, checkpoint, config, files)
+        return RerankerSettings(given, users)
+    recipe = _find_recipe(options, checkpoint, config, files, card)
     labels = given
     if labels is None and entry.kind == "causal":
         labels = _labels_from_logit_score(files) or (recipe.value.make_labels(recipe.source) if recipe else None)
         if labels is None:
             check_name_not_refused(checkpoint.candidate_names, config)
-            return RerankerSettings(None, users, _find_doubt(checkpoint, entry))
+            return RerankerSettings(None, users)
     if users is not None or options.score_template == "none":
-        return RerankerSettings(labels, users, is_known=recipe is not None)
+        return RerankerSettings(labels, users, recipe.value if recipe else None)
     template = _template_from_files(checkpoint, files, recipe)
     if template is None and recipe is not None:
         variables = read_template_variables(config, files.prompts.get(files.default_prompt_name or ""))
         template = Sourced(replace(load_builtin_template(recipe.value.name), variables=variables), recipe.source)
     if template is None and family.score_template is not None:
         template = Sourced(load_builtin_template(family.score_template), f"architecture {entry.name}")
-    return RerankerSettings(labels, template, is_known=recipe is not None)
+    return RerankerSettings(labels, template, recipe.value if recipe else None)
 
 
 def load_builtin_template(name: str) -> ScoreTemplate:
@@ -196,7 +205,11 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
 
 
 def _find_recipe(
-    options: EngineConfig, checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformersFiles
+    options: EngineConfig,
+    checkpoint: Checkpoint,
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    card: ModelCard,
 ) -> Sourced[RerankerRecipe] | None:
     """Return the published reranker this checkpoint is, or is derived from, with the evidence as source."""
     for recipe in RECIPES:
@@ -206,13 +219,13 @@ def _find_recipe(
         return None
     for recipe in RECIPES:
         is_replaced = recipe.code is not None and files.logit_score is not None
-        if config.get("model_type") == recipe.model_type and not is_replaced:
-            for source in _iter_evidence(recipe, checkpoint, config):
+        if config.get("model_type") in recipe.model_types and not is_replaced:
+            for source in _iter_evidence(recipe, checkpoint, config, card):
                 return Sourced(recipe, source)
     return None
 
 
-def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFConfig) -> Iterator[str]:
+def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFConfig, card: ModelCard) -> Iterator[str]:
     """Yield evidence in the files for a recipe, most reliable first."""
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
@@ -229,7 +242,6 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
     sentence = recipe.prompt_sentence
     if sentence is not None and sentence in (read_chat_template(checkpoint) or ""):
         yield "the chat template"
-    card = ModelCard.from_checkpoint(checkpoint)
     if card.pipeline_tag is None or card.pipeline_tag in RANKING_TAGS:
         for name in card.base_models:
             if recipe.name_pattern.search(name):
@@ -264,19 +276,3 @@ def _template_from_files(
         add_special_tokens=False,  # the chat template writes them
     )
     return Sourced(template, files.messages.source)
-
-
-def _find_doubt(checkpoint: Checkpoint, entry: ArchitectureEntry) -> str | None:
-    """Return a warning if the model card describes a reranker, but the model is loaded as an embedder."""
-    if ModelCard.from_checkpoint(checkpoint).pipeline_tag != "text-ranking":
-        return None
-    card = f"{checkpoint.folder / 'README.md'} has pipeline_tag text-ranking, but"
-    if entry.kind != "causal":
-        return (
-            f"{card} config.json names {entry.name}: loading as embedder. To load a reranker, name the classifier in "
-            'hf_overrides={"architectures": ["..."], "num_labels": 1}'
-        )
-    return (
-        f"{card} its prompt is unknown: loading as embedder. To load a reranker, set chat_template and "
-        'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
-    )

@@ -17,6 +17,7 @@ from cenote.kernels.cpu.pooling import normalize_rows
 logger = logging.getLogger("cenote")
 
 MIN_NORM = 1e-12  # as in Sentence Transformers
+ACTIVATION_BY_LABELS = "number of labels"  # source of an activation that no file names
 TORCH_MODULES_PREFIX = "torch.nn.modules."
 
 
@@ -59,7 +60,7 @@ def resolve_classification_activation(config: Mapping[str, Any]) -> Sourced[str]
     if config.get("num_labels") == 0:
         logger.warning("num_labels is 0 in config.json; applying sigmoid to logits")
         return Sourced("sigmoid", "config.json num_labels")
-    return Sourced("auto", "number of labels")
+    return Sourced("auto", ACTIVATION_BY_LABELS)
 
 
 def _parse_torch_activation(qualified_name: str) -> str:

@@ -14,7 +14,7 @@ from cenote.protocol.input_types import ScoreTemplate, TextPair
 
 QUERY, DOCUMENT = "who lives\nin berlin? ", " people,\n\nand a bird"
 # the document comes first: two texts in the order query, document cannot be this prompt
-DOCUMENT_FIRST = ("jina_reranker_m0", "kalm_reranker_v1")
+DOCUMENT_FIRST = ("jina_reranker_m0", "kalm_reranker_v1", "ctxl_rerank_v2")
 # the prompt starts with the instruction: only the default one is recognised
 INSTRUCTION_FIRST = "querit"
 ZERANK = "zerank"  # the built-in template removes white space around the texts

@@ -13,13 +13,18 @@ import pytest
 import tokenizers
 import torch
 from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams
 from cenote.cli.model_settings import iter_settings
 from cenote.config.engine import EngineConfig
+from cenote.inputs.pairs import render_pair
 from cenote.loading.describe import describe_model
+from cenote.loading.rerankers import load_builtin_template
+from cenote.protocol.input_types import TextPair
 from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
@@ -55,6 +60,13 @@ def gemma(query: str, document: str, instruction: str | None = None) -> str:
     return (
         f"A: {query}\nB: {document}\nGiven a query A and a passage B, determine whether the passage contains an answer "
         "to the query by providing a prediction of either 'Yes' or 'No'."
+    )
+
+
+def ctxl(query: str, document: str, instruction: str | None = None) -> str:
+    return (
+        "Check whether a given document contains information helpful to answer the query.\n"
+        f"<Document> {document}\n<Query> {query}{f' {instruction}' if instruction else ''} ??"
     )
 
 
@@ -483,3 +495,112 @@ def test_inspect_shows_the_recognised_reranker_and_its_source(folder: Path, refe
     assert rows["labels"] == ("1", "the name Qwen3-Reranker-0.6B")
     assert rows["score template"] == ("qwen3_reranker", "the name Qwen3-Reranker-0.6B")
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+
+
+# ctxl-rerank-v2, whose score is the logit of vocabulary id 0 as it is
+
+
+def ctxl_scores(reference: PreTrainedModel, folder: Path, instruction: str | None = None) -> list[float]:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    found = []
+    for document in DOCUMENTS:
+        inputs = tokenizer(ctxl(QUERY, document, instruction), return_tensors="pt", return_token_type_ids=False)
+        with torch.inference_mode():
+            logits: torch.Tensor = reference(**inputs).logits
+        found.append((logits[0, -1, 0] if logits.dim() == 3 else logits[0, 0]).item())
+    return found
+
+
+def add_bos(folder: Path) -> None:
+    """Have the tokenizer write a BOS, as that of Mistral does."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("instruction", [None, TASK])
+def test_the_prompt_of_ctxl_is_that_of_its_authors_to_the_byte(instruction: str | None) -> None:
+    variables = {} if instruction is None else {"instruction": instruction}
+
+    written = render_pair(TextPair(" a\n?", "b \n", None, variables), {}, load_builtin_template("ctxl_rerank_v2"))
+
+    assert written == ctxl(" a\n?", "b \n", instruction)
+
+
+@pytest.mark.parametrize("instruction", [None, TASK])
+@pytest.mark.parametrize(
+    ("size", "model", "options"),
+    [
+        ("1b", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+        ("2b", "Qwen3ForCausalLM", {}),
+        ("6b", "MistralForCausalLM", {}),
+        ("1b-seq-cls", "Qwen3ForSequenceClassification", {"num_labels": 1}),
+    ],
+)
+def test_ctxl_scores_are_logits(
+    size: str, model: str, options: dict[str, Any], instruction: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / f"ctxl-rerank-v2-instruct-multilingual-{size}"
+    reference = save_reranker(folder, model, **options)
+    if size == "6b":
+        add_bos(folder)
+
+    with load_llm(folder) as llm:
+        found = scores(llm, instruction=instruction)
+
+    expected = ctxl_scores(reference, folder, instruction)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert min(expected) < 0 or max(expected) > 1  # a sigmoid would show
+
+
+def save_ctxl_with_modules(folder: Path, template: str | None) -> tuple[PreTrainedModel, CrossEncoder]:
+    """Save the model with the files of a CrossEncoder; `template` is its chat template."""
+    base = folder.with_name("base")
+    model = save_reranker(base, "Qwen3ForCausalLM")
+    if template is not None:
+        add_chat_template(base, template)
+    encoder = Transformer(str(base), transformer_task="text-generation")
+    cross_encoder = CrossEncoder(modules=[encoder, LogitScore(0)], activation_fn=nn.Identity(), device="cpu")
+    cross_encoder.save(str(folder), create_model_card=False)
+    return model, cross_encoder
+
+
+CTXL_TEMPLATE = (
+    "Check whether a given document contains information helpful to answer the query.\n"
+    "{%- for m in messages if m.role == 'document' %}\n<Document> {{ m.content }}\n{% endfor %}"
+    "{%- for m in messages if m.role == 'query' %}<Query> {{ m.content }}{% endfor %}"
+    "{%- for m in messages if m.role == 'system' %} {{ m.content }}{% endfor %} ??"
+)
+
+
+@pytest.mark.parametrize("name", ["ctxl-rerank-v2-instruct-multilingual-1b", "mine"])
+def test_ctxl_with_its_modules_scores_as_in_sentence_transformers(name: str, tmp_path: Path) -> None:
+    _, reference = save_ctxl_with_modules(tmp_path / name, CTXL_TEMPLATE)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+
+    with load_llm(tmp_path / name) as llm:
+        assert scores(llm) == pytest.approx(reference.predict(pairs).tolist(), abs=1e-4)
+        assert scores(llm, instruction=TASK) == pytest.approx(reference.predict(pairs, prompt=TASK).tolist(), abs=1e-4)
+
+
+def test_ctxl_with_modules_but_without_a_chat_template_has_its_own_prompt(tmp_path: Path) -> None:
+    folder = tmp_path / "ctxl-rerank-v2-instruct-multilingual-1b"
+    model, _ = save_ctxl_with_modules(folder, None)
+
+    with load_llm(folder) as llm:
+        assert scores(llm) == pytest.approx(ctxl_scores(model, folder), abs=1e-4)
+
+
+@pytest.mark.parametrize("option", [{"score_template": "ctxl_rerank_v2"}, {}])
+def test_a_copy_of_ctxl_under_another_name_is_known_by_its_card_or_an_option(
+    option: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = save_reranker(tmp_path, "Qwen3ForCausalLM")
+    if not option:
+        base = "ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b"
+        (tmp_path / "README.md").write_text(f"---\nbase_model: {base}\npipeline_tag: text-ranking\n---\n")
+
+    with load_llm(tmp_path, **option) as llm:
+        assert scores(llm) == pytest.approx(ctxl_scores(reference, tmp_path), abs=1e-4)
