@@ -11,7 +11,7 @@ from typing import Any
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Checkpoint, find_checkpoint
 from cenote.loading.peft_files import check_lora_config, open_adapter_weights, read_full_tensors
-from cenote.models.registry import KIND_SUFFIXES
+from cenote.models.registry import KIND_SUFFIXES, UnknownArchitecture, find_architecture
 
 logger = logging.getLogger("cenote")
 
@@ -57,17 +57,18 @@ def _has_weights(checkpoint: Checkpoint) -> bool:
     return any(checkpoint.find_file(file) is not None for file in WEIGHT_FILES)
 
 
-def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base model's config as the adapter changes it: the architecture of its task, the number of labels."""
+def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any], overrides: Any = None) -> dict[str, Any]:
+    """Return the base model's config as the adapter changes it: the class it was trained in, the number of labels.
+
+    Raise LoadError for a class that is unknown, unless `overrides` name another one.
+    """
     if checkpoint.base is None:
         return dict(values)
-    suffix = SUFFIX_BY_TASK.get(str(checkpoint.read_json_object(ADAPTER_CONFIG).get("task_type")))
-    names = values.get("architectures")
-    if suffix is None or not isinstance(names, list) or not names or str(names[0]).endswith(suffix):
+    adapter = checkpoint.read_json_object(ADAPTER_CONFIG)
+    name = _read_class(checkpoint, adapter, overrides) or _class_of_task(adapter, values.get("architectures"))
+    if name is None:
         return dict(values)
-    name = str(names[0])
-    stem = next((name.removesuffix(known) for known, _ in KIND_SUFFIXES if name.endswith(known)), name)
-    changes: dict[str, Any] = {"architectures": [stem + suffix]}
+    changes: dict[str, Any] = {"architectures": [name]}
     if not any(checkpoint.find_own_file(file) is not None for file in ADAPTER_WEIGHTS):
         return {**values, **changes}  # only configuration files are read
     weights = open_adapter_weights(checkpoint)
@@ -75,6 +76,32 @@ def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any]) -> di
         if tensor.endswith(CLASSIFIER_WEIGHTS) and "num_labels" not in values and "id2label" not in values:
             changes["num_labels"] = weights.get(stored).shape[0]
     return {**values, **changes}
+
+
+def _read_class(checkpoint: Checkpoint, adapter: Mapping[str, Any], overrides: Any) -> str | None:
+    """Return the class that the adapter was trained in, which PEFT saves in auto_mapping if it has no task_type."""
+    mapping = adapter.get("auto_mapping")
+    name = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
+    if name is None or (isinstance(overrides, Mapping) and "architectures" in overrides):
+        return None
+    try:
+        find_architecture([str(name)])
+    except UnknownArchitecture:
+        raise LoadError(
+            f"{checkpoint.folder / ADAPTER_CONFIG}: auto_mapping says that the adapter was trained in {name}, which is "
+            "not supported; use a model whose class is, or name the class that it corresponds to with "
+            'hf_overrides={"architectures": ["..."]}'
+        ) from None
+    return str(name)
+
+
+def _class_of_task(adapter: Mapping[str, Any], names: Any) -> str | None:
+    """Return the class of the adapter's task in the family of its base model; None if that does not change it."""
+    suffix = SUFFIX_BY_TASK.get(str(adapter.get("task_type")))
+    if suffix is None or not isinstance(names, list) or not names or str(names[0]).endswith(suffix):
+        return None
+    name = str(names[0])
+    return next((name.removesuffix(known) for known, _ in KIND_SUFFIXES if name.endswith(known)), name) + suffix
 
 
 def _find_base(

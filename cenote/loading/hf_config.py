@@ -68,7 +68,7 @@ def read_config(
     if values is None:
         source = str(checkpoint.require_file("config.json"))
         args = read_encoder_args(checkpoint, find_encoder_file(checkpoint), CONFIG_ARGS)
-        values = {**read_adapter_config(checkpoint, checkpoint.read_json_object("config.json")), **args}
+        values = {**read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"), overrides), **args}
     if overrides is None:
         return HFConfig(_merge_text_config(values), source)
     if isinstance(overrides, Mapping):

@@ -7,8 +7,22 @@ from collections.abc import Sequence
 from cenote.errors import LoadError
 from cenote.models.architecture import HFConfig
 
+# models of texts, images, audio and video have prompts of their own for each of these, also for texts alone
+OMNI = (
+    "it embeds texts, images, audio and video with prompts of its own, and audio is not supported; use "
+    "Qwen/Qwen3-VL-Embedding-2B for texts and images"
+)
+JINA_OMNI = f"{OMNI}, or jinaai/jina-embeddings-v5-text-small or -nano, which give the same vectors of texts"
+OMNI_TYPES = ("qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker")
 # architecture name -> the reason and the alternative
 REFUSED_ARCHITECTURES = {
+    "Qwen2_5OmniThinkerForConditionalGeneration": OMNI,  # LCO-Embedding-Omni, e5-omni
+    "Qwen2_5OmniForConditionalGeneration": OMNI,
+    "NVOmniEmbedModel": f"{OMNI}, or nvidia/llama-nemotron-embed-vl-1b-v2",  # omni-embed-nemotron
+    "BidirLMOmniModel": f"{OMNI}, or BidirLM/BidirLM-0.6B-Embedding for texts",
+    "JinaEmbeddingsV5OmniModel": JINA_OMNI,
+    "Qwen3VLAudioModel": JINA_OMNI,  # of jina-embeddings-v5-omni-small-retrieval and its siblings
+    "LlavaEuroBertAudioForEmbedding": JINA_OMNI,  # of -nano-retrieval
     "FunnelBaseModel": "it returns fewer hidden states than tokens; use the model without -base (FunnelModel)",
     "DPRReader": "it marks the span of an answer; use the context and question encoders",
     "ContextualDocumentEmbeddingTransformer": "its second stage reads embeddings of a corpus, which requests do not "
@@ -37,9 +51,14 @@ def check_not_refused(names: Sequence[str], config: HFConfig) -> None:
     for name in names:
         if (reason := REFUSED_ARCHITECTURES.get(name)) is not None:
             raise LoadError(f"{config.source}: {name} is not supported: {reason}")
-    # Nemotron-3.5-Embed; Transformers would run its text model with a causal mask
-    if config.get("model_type") == "mistral3" and config.values.get("is_causal") is False:
+    kind = config.get("model_type")
+    if kind in OMNI_TYPES:
+        raise LoadError(f"{config.source}: model_type {kind} is not supported: {OMNI}")
+    # Nemotron-3.5-Embed and -Rerank; Transformers would run their text model with a causal mask
+    if kind == "mistral3" and config.values.get("is_causal") is False:
         raise LoadError(
-            f"{config.source}: Mistral3 with images and a bidirectional mask (Nemotron-3.5-Embed) is not supported; "
-            "use nvidia/Nemotron-3-Embed-1B for texts, or nvidia/llama-nemotron-embed-vl-1b-v2 for texts and images"
+            f"{config.source}: Mistral3 with images and a bidirectional mask (Nemotron-3.5-Embed, Nemotron-3.5-Rerank) "
+            "is not supported: its prompts, image sizes and score head are unknown; to embed use "
+            "nvidia/Nemotron-3-Embed-1B for texts, or nvidia/llama-nemotron-embed-vl-1b-v2 for texts and images; to "
+            "rerank, nvidia/llama-nemotron-rerank-1b-v2 or nvidia/llama-nemotron-rerank-vl-1b-v2"
         )

@@ -10,7 +10,7 @@ import pytest
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.models.refused_models import REFUSED_ARCHITECTURES
+from cenote.models.refused_models import OMNI_TYPES, REFUSED_ARCHITECTURES
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,25 @@ from cenote.models.refused_models import REFUSED_ARCHITECTURES
         (
             "config.json",
             {"architectures": ["Mistral3Model"], "model_type": "mistral3", "is_causal": False},
-            r"config.json: Mistral3 .*\(Nemotron-3.5-Embed\) is not supported; use nvidia/Nemotron-3-Embed-1B",
+            r"config.json: Mistral3 .*\(Nemotron-3.5-Embed, Nemotron-3.5-Rerank\) is not supported: its prompts, image "
+            "sizes and score head are unknown; to embed use nvidia/Nemotron-3-Embed-1B .*; to rerank, nvidia/llama-nem",
+        ),
+        (  # the key counts in the text config too
+            "config.json",
+            {
+                "architectures": ["Mistral3ForSequenceClassification"],
+                "model_type": "mistral3",
+                "text_config": {"model_type": "ministral3", "is_causal": False},
+            },
+            "config.json: Mistral3 .* to rerank, nvidia/llama-nemotron-rerank-1b-v2 or nvidia/llama-nemotron-rerank-vl",
+        ),
+        *(
+            (
+                "config.json",
+                {"model_type": kind},
+                f"config.json: model_type {kind} is not supported: .*audio is not .*use ",
+            )
+            for kind in OMNI_TYPES
         ),
         *(
             (

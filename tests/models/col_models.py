@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Idefics3Config, Idefics3Model, PaliGemmaModel, Qwen2_5_VLModel, Qwen2VLModel
 
@@ -178,6 +178,26 @@ def save_colqwen(folder: Path, version: str = "2") -> ColModel:
     base = _beside(folder, f"colqwen{version}-base")
     made = save_colqwen_base(base, version)
     return save_adapter(folder, made, f"vidore/colqwen{version}-base", "model.layers.", "custom_text_proj")
+
+
+def save_colnomic(folder: Path) -> ColModel:
+    """nomic-ai/colnomic-embed-multimodal-*: on Qwen2.5-VL as published, with the projection in the adapter."""
+    made = save_colqwen_base(base := _beside(folder, "Qwen2.5-VL-3B-Instruct"), "2.5")
+    values = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(values | {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}))
+    tensors = load_file(base / "model.safetensors")
+    projection = {name: tensors.pop(name) for name in list(tensors) if name.startswith("custom_text_proj")}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    text = {f"model.{path}": module for path, module in made.model.language_model.named_modules()}
+    layers = {path: module for path, module in text.items() if path.rpartition(".")[2] in TEXT_LAYERS}
+    reference = write_adapter(folder, made, "Qwen/Qwen2.5-VL-3B-Instruct", layers)
+    saved = {f"base_model.model.{name}": tensor for name, tensor in projection.items()}
+    save_file(load_file(folder / "adapter_model.safetensors") | saved, folder / "adapter_model.safetensors")
+    library = "colpali_engine.models.qwen2_5.colqwen2_5.modeling_colqwen2_5"
+    mapping = {"base_model_class": "ColQwen2_5", "parent_library": library}
+    write_adapter_config(folder, "Qwen/Qwen2.5-VL-3B-Instruct", task_type=None, auto_mapping=mapping)
+    return reference
 
 
 def save_colpali(folder: Path) -> ColModel:

@@ -25,6 +25,7 @@ from cenote.protocol.requests import PoolRequest
 from tests.models import modernvbert, test_colpali
 from tests.models.col_models import (
     ColModel,
+    save_colnomic,
     save_colpali,
     save_colpali_base,
     save_colqwen,
@@ -74,6 +75,7 @@ Inputs = Callable[[Path, str | None], dict[str, Tensor]]
 MODELS: dict[str, tuple[Callable[[Path], ColModel], Inputs]] = {
     "colqwen2 adapter": (save_colqwen, qwen_inputs),
     "colqwen2.5 adapter": (lambda folder: save_colqwen(folder, "2.5"), qwen_inputs),
+    "colnomic adapter": (save_colnomic, qwen_inputs),
     "colpali adapter": (save_colpali, colpali_inputs),
     "colsmol adapter": (save_colsmol, colsmol_inputs),
     "colqwen2 merged": (save_colqwen_base, qwen_inputs),
@@ -221,3 +223,19 @@ def test_a_dora_adapter_is_refused(adapter: ColModel) -> None:
 
     with pytest.raises(LoadError, match="adapters of type DoRA are not supported"):
         opened(adapter.folder)
+
+
+def test_the_class_that_an_adapter_was_trained_in_decides_unless_an_option_does(tmp_path: Path) -> None:
+    folder = tmp_path / "nomic-embed-multimodal-3b"
+    folder.mkdir()
+    save_colnomic(folder)
+    write_adapter_config(
+        folder, "Qwen/Qwen2.5-VL-3B-Instruct", task_type=None, auto_mapping={"base_model_class": "BiQwen2_5"}
+    )
+
+    with pytest.raises(
+        LoadError, match=rf"{folder}/adapter_config.json: auto_mapping says .* in BiQwen2_5, which is not supported"
+    ):
+        opened(folder)
+    with opened(folder, hf_overrides={"architectures": ["ColQwen2_5"]}) as llm:
+        assert llm.supported_tasks == ("token_embed",)

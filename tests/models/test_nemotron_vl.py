@@ -104,9 +104,7 @@ def tile_pixels(tile: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 * 2 - 1
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    folder = tmp_path_factory.mktemp("nemotron_vl")
+def save_embedder(folder: Path) -> Reference:
     save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": LLAMA_TEMPLATE}))
@@ -128,10 +126,26 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return made
 
 
+def save_reranker(reference: Reference, folder: Path) -> None:
+    """Save the reranker with the backbone of the embedder, under newer names."""
+    if folder != reference.folder:
+        shutil.copytree(reference.folder, folder, dirs_exist_ok=True)
+    stored = {
+        f"model.{name}".replace("vision_model." * 2, "vision_model."): t for name, t in weights(reference).items()
+    }
+    save_file({**stored, "score.weight": reference.score.weight.data}, folder / "model.safetensors")
+    change_config(folder, architectures=["LlamaNemotronVLForSequenceClassification"], id2label={"0": "LABEL_0"})
+
+
 def weights(reference: Reference) -> dict[str, Tensor]:
     parts = {"vision_model.vision_model.": reference.vision, "language_model.": reference.text, "mlp1.": reference.mlp}
     stored = {before + name: tensor for before, part in parts.items() for name, tensor in part.state_dict().items()}
     return {name.replace("vision_model." * 3, "vision_model." * 2): tensor for name, tensor in stored.items()}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return save_embedder(tmp_path_factory.mktemp("nemotron_vl"))
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +157,7 @@ def llm(reference: Reference) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def reranker(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("nemotron_vl_reranker")
-    shutil.copytree(reference.folder, folder, dirs_exist_ok=True)
-    stored = {
-        f"model.{name}".replace("vision_model." * 2, "vision_model."): t for name, t in weights(reference).items()
-    }
-    save_file({**stored, "score.weight": reference.score.weight.data}, folder / "model.safetensors")
-    change_config(folder, architectures=["LlamaNemotronVLForSequenceClassification"], id2label={"0": "LABEL_0"})
+    save_reranker(reference, folder)
     with LLM(str(folder), dtype="float32", device="cpu") as llm:
         yield llm
 

@@ -13,8 +13,6 @@ import pytest
 import tokenizers
 import torch
 from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -26,6 +24,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.layouts.builders.models_2026 import save_ctxl
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 
@@ -555,29 +554,9 @@ def test_ctxl_scores_are_logits(
     assert min(expected) < 0 or max(expected) > 1  # a sigmoid would show
 
 
-def save_ctxl_with_modules(folder: Path, template: str | None) -> tuple[PreTrainedModel, CrossEncoder]:
-    """Save the model with the files of a CrossEncoder; `template` is its chat template."""
-    base = folder.with_name("base")
-    model = save_reranker(base, "Qwen3ForCausalLM")
-    if template is not None:
-        add_chat_template(base, template)
-    encoder = Transformer(str(base), transformer_task="text-generation")
-    cross_encoder = CrossEncoder(modules=[encoder, LogitScore(0)], activation_fn=nn.Identity(), device="cpu")
-    cross_encoder.save(str(folder), create_model_card=False)
-    return model, cross_encoder
-
-
-CTXL_TEMPLATE = (
-    "Check whether a given document contains information helpful to answer the query.\n"
-    "{%- for m in messages if m.role == 'document' %}\n<Document> {{ m.content }}\n{% endfor %}"
-    "{%- for m in messages if m.role == 'query' %}<Query> {{ m.content }}{% endfor %}"
-    "{%- for m in messages if m.role == 'system' %} {{ m.content }}{% endfor %} ??"
-)
-
-
 @pytest.mark.parametrize("name", ["ctxl-rerank-v2-instruct-multilingual-1b", "mine"])
 def test_ctxl_with_its_modules_scores_as_in_sentence_transformers(name: str, tmp_path: Path) -> None:
-    _, reference = save_ctxl_with_modules(tmp_path / name, CTXL_TEMPLATE)
+    reference = save_ctxl(tmp_path / name)
     pairs = [(QUERY, document) for document in DOCUMENTS]
 
     with load_llm(tmp_path / name) as llm:
@@ -587,10 +566,10 @@ def test_ctxl_with_its_modules_scores_as_in_sentence_transformers(name: str, tmp
 
 def test_ctxl_with_modules_but_without_a_chat_template_has_its_own_prompt(tmp_path: Path) -> None:
     folder = tmp_path / "ctxl-rerank-v2-instruct-multilingual-1b"
-    model, _ = save_ctxl_with_modules(folder, None)
+    reference = save_ctxl(folder, template=None)
 
     with load_llm(folder) as llm:
-        assert scores(llm) == pytest.approx(ctxl_scores(model, folder), abs=1e-4)
+        assert scores(llm) == pytest.approx(ctxl_scores(reference[0].model, folder), abs=1e-4)
 
 
 @pytest.mark.parametrize("option", [{"score_template": "ctxl_rerank_v2"}, {}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from tests.layouts.builders.text_families import OLD_MODULES, rewrite_weights
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
 from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.registry import builder
-from tests.models import test_colbert, test_colpali, test_qwen2_vl, test_qwen3_5, v_splade
-from tests.tiny import ENCODER, change_config, save_tiny, save_tokenizer
+from tests.models import test_colbert, test_colpali, test_nemotron_vl, test_qwen2_vl, test_qwen3_5, v_splade
+from tests.tiny import DECODER, ENCODER, change_config, save_tiny, save_tokenizer
 
 # in the style of zerank-2: the query is the system message
 ZERANK_TEMPLATE = (
@@ -206,3 +207,76 @@ def colpali_hf(folder: Path) -> None:
 @builder
 def colqwen2_hf(folder: Path) -> None:
     test_qwen2_vl.save_colqwen2_hf(folder)
+
+
+CTXL_TEMPLATE = (
+    "Check whether a given document contains information helpful to answer the query."
+    "{% for m in messages if m.role == 'document' %}\n<Document> {{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role == 'query' %}<Query> {{ m.content }}{% endfor %}"
+    "{% for m in messages if m.role == 'system' %} {{ m.content }}{% endfor %} ??"
+)
+
+
+def save_ctxl(folder: Path, template: str | None = CTXL_TEMPLATE) -> CrossEncoder:
+    """Save the logit of vocabulary id 0 as a CrossEncoder with a chat template; return it."""
+    with TemporaryDirectory() as base:
+        save_tiny(Path(base), "Qwen3ForCausalLM", max_position_embeddings=1024)
+        if template is not None:
+            (Path(base) / "chat_template.jinja").write_text(template)
+        modules = [Transformer(base, transformer_task="text-generation"), LogitScore(0)]
+        model = CrossEncoder(modules=modules, activation_fn=torch.nn.Identity(), device="cpu")
+        model.save_pretrained(str(folder), create_model_card=False)
+    return model
+
+
+@builder
+def ctxl_with_modules(folder: Path) -> None:
+    """ContextualAI/ctxl-rerank-v2-*, if its files are those that Sentence Transformers 6 writes for its scores."""
+    save_ctxl(folder)
+
+
+@builder
+def llama_nemotron_rerank_vl(folder: Path) -> None:
+    test_nemotron_vl.save_reranker(test_nemotron_vl.save_embedder(folder), folder)
+
+
+@builder
+def nemotron_3_5_rerank(folder: Path) -> None:
+    """nvidia/Nemotron-3.5-Rerank-8B-BF16: Pixtral and a bidirectional Ministral 3, with a score head."""
+    names = {"architectures": ["Mistral3ForSequenceClassification"], "model_type": "mistral3"}
+    write_json(folder / "config.json", {**names, "is_causal": False, "text_config": {"model_type": "ministral3"}})
+    save_tokenizer(folder)
+
+
+THINKER = {
+    "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
+    "model_type": "qwen2_5_omni_thinker",
+    **{"text_config": DECODER, "vision_config": {}, "audio_config": {}},
+}
+
+
+@builder
+def lco_embedding_omni(folder: Path) -> None:
+    """LCO-Embedding/LCO-Embedding-Omni-*: the last token after a summary in one word."""
+    write_json(folder / "config.json", THINKER)
+    save_tokenizer(folder)
+
+
+@builder
+def e5_omni(folder: Path) -> None:
+    """Haon-Chen/e5-omni-*: the same class; an end of text is appended and pooled."""
+    write_json(folder / "config.json", THINKER)
+    write_pooling_modules(folder, f"{OLD_MODULES}.Normalize", pooling="lasttoken")
+    save_tokenizer(folder)
+
+
+@builder
+def omni_embed_nemotron(folder: Path) -> None:
+    write_json(folder / "config.json", THINKER | {"architectures": ["NVOmniEmbedModel"], "model_type": "nvomniembed"})
+    save_tokenizer(folder)
+
+
+@builder
+def bidirlm_omni(folder: Path) -> None:
+    write_json(folder / "config.json", THINKER | {"architectures": ["BidirLMOmniModel"], "model_type": "bidirlm_omni"})
+    save_tokenizer(folder)

@@ -20,6 +20,19 @@ def colqwen2_5_adapter(folder: Path) -> None:
 
 
 @builder
+def colnomic_adapter(folder: Path) -> None:
+    col_models.save_colnomic(folder)
+
+
+@builder
+def nomic_embed_multimodal(folder: Path) -> None:
+    """nomic-ai/nomic-embed-multimodal-*: one vector per input, of a class that is not supported."""
+    col_models.save_colnomic(folder)
+    mapping = {"base_model_class": "BiQwen2_5", "parent_library": "colpali_engine.models"}
+    col_models.write_adapter_config(folder, "Qwen/Qwen2.5-VL-3B-Instruct", task_type=None, auto_mapping=mapping)
+
+
+@builder
 def colpali_adapter(folder: Path) -> None:
     col_models.save_colpali(folder)
 
