@@ -119,7 +119,8 @@ def _iter_claims(
     if calls:
         right = tuple(kind for call in calls for kind in KINDS_BY_CALL[call])
         yield f"the example code of {card.source} loads the model with {calls[0]}", right, False
-    if card.pipeline_tag in GENERATION_TAGS and use.is_converted:
+    is_named_embedder = any("embed" in name.lower() for name in names)
+    if card.pipeline_tag in GENERATION_TAGS and use.is_converted and not is_named_embedder:
         yield f"{card.source} has pipeline_tag {card.pipeline_tag}", (), False
     for name in names:
         if "rerank" in name.lower() and use.kind in ("embed", "masked"):

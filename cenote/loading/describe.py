@@ -215,7 +215,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
 def _weigh_card(options: EngineConfig, model: ModelDescription, card: ModelCard) -> ModelDescription:
     """Return the description with what its model card says; raise LoadError if that shows that it is wrong."""
     kind, files, pooling = model.kind, model.sentence_transformers, model.plan.seq_pooling_types
-    is_declared = kind.source.startswith("convert") or any(
+    is_chosen = kind.source.startswith("convert") or kind.value in ("causal", "tensors")
+    is_declared = is_chosen or any(
         (files.pooling, files.splade, files.multi_vector, files.logit_score, files.score_head)
     )
     has_pair_prompt = (

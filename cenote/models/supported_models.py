@@ -52,7 +52,10 @@ SUPPORTED_NAMES = {
     "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
     "ColPali": ("vidore/colpali-v1.2, vidore/colpali-v1.3 (adapters), vidore/colpali-v1.3-merged", VS_MERGED_ADAPTER),
     "ColQwen2": ("vidore/colqwen2-v1.0 (adapter), vidore/colqwen2-v1.0-merged", VS_MERGED_ADAPTER),
-    "ColQwen2_5": ("vidore/colqwen2.5-v0.2 (adapter)", VS_MERGED_ADAPTER),
+    "ColQwen2_5": (
+        "vidore/colqwen2.5-v0.2, nomic-ai/colnomic-embed-multimodal-3b (adapters)",
+        VS_MERGED_ADAPTER,
+    ),
     "ColIdefics3": ("vidore/colSmol-256M, vidore/colSmol-500M (adapters)", VS_MERGED_ADAPTER),
     "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", VS_TRANSFORMERS),
     "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", VS_TRANSFORMERS),

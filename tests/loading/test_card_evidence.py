@@ -95,6 +95,7 @@ def test_a_contradiction_is_a_doubt_with_its_way_out(
         ("pipeline_tag: sentence-similarity\nbase_model: a/reranker", "", use(), ("mine-reranker-embed",)),
         ("pipeline_tag: text-ranking", "", DECLARED, ()),
         ("pipeline_tag: text-generation", "", DECLARED, ()),
+        ("pipeline_tag: image-text-to-text", "", CONVERTED, ("VL-Embedding-2B",)),
         ("pipeline_tag: fill-mask", "", use("masked"), ()),
         ("pipeline_tag: automatic-speech-recognition", "", use("token"), ()),  # of transcripts
         ("library_name: sentence-transformers", "", use(default_pooling="CLS"), ()),

@@ -217,7 +217,7 @@ CTXL_TEMPLATE = (
 )
 
 
-def save_ctxl(folder: Path, template: str | None = CTXL_TEMPLATE) -> CrossEncoder:
+def save_ctxl(folder: Path, template: str | None = CTXL_TEMPLATE) -> Any:
     """Save the logit of vocabulary id 0 as a CrossEncoder with a chat template; return it."""
     with TemporaryDirectory() as base:
         save_tiny(Path(base), "Qwen3ForCausalLM", max_position_embeddings=1024)
