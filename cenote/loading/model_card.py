@@ -16,10 +16,10 @@ CARD_FILE = "README.md"
 MAX_CARD_CHARS = 1_000_000
 # entries of the front matter that are read, and how long each may be; benchmark results are much longer
 ENTRIES = ("pipeline_tag", "library_name", "base_model", "tags")
-MAX_ENTRY_CHARS = 20_000
+MAX_ENTRY_CHARS = 5_000
 ENTRY_START = re.compile(r"^(?=[\w-]+ *:)", re.MULTILINE)
 # an entry of model-index; names of tasks, datasets and metrics are indented further
-INDEX_NAME = re.compile(r"^ {0,2}- name: *(.+?) *$", re.MULTILINE)
+INDEX_NAME = re.compile(r"^ {0,2}- name:(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ModelCard:
             library_name=next(iter(values["library_name"]), None),
             base_models=values["base_model"],
             tags=values["tags"],
-            own_names=tuple(name.strip("'\"") for name in INDEX_NAME.findall(entries.get("model-index", ""))),
+            own_names=tuple(name.strip(" '\"") for name in INDEX_NAME.findall(entries.get("model-index", ""))),
             text=text,
             source=source,
         )
