@@ -16,7 +16,8 @@ CARD_FILE = "README.md"
 MAX_CARD_CHARS = 1_000_000
 # entries of the front matter that are read, and how long each may be; benchmark results are much longer
 ENTRIES = ("pipeline_tag", "library_name", "base_model", "tags")
-MAX_ENTRY_CHARS = 5_000
+MAX_ENTRY_CHARS = 20_000
+MAX_BRACKETS = 20  # the parser's time grows with the square of their depth
 ENTRY_START = re.compile(r"^(?=[\w-]+ *:)", re.MULTILINE)
 # an entry of model-index; names of tasks, datasets and metrics are indented further
 INDEX_NAME = re.compile(r"^ {0,2}- name:(.+)$", re.MULTILINE)
@@ -78,7 +79,7 @@ def _split_front_matter(text: str) -> dict[str, str]:
 
 def _parse_entry(name: str, block: str) -> tuple[str, ...]:
     """Return the strings of an entry; none if it is not valid."""
-    if len(block) > MAX_ENTRY_CHARS:
+    if len(block) > MAX_ENTRY_CHARS or block.count("[") + block.count("{") > MAX_BRACKETS:
         return ()
     try:
         # makes nothing but strings, lists and mappings: tags of YAML have no effect
