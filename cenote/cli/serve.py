@@ -20,6 +20,7 @@ from cenote.config.options import normalize_log_level, option_fields
 from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import MultiValue, UsageError
+from cenote.utils.install_commands import install_command
 
 if TYPE_CHECKING:
     import socket
@@ -87,7 +88,7 @@ def check_grpc(settings: ServerConfig) -> None:
     try:
         from cenote.api.grpc.server import check_settings
     except ModuleNotFoundError as error:
-        raise UsageError(f"--grpc-port needs the package {error.name}: pip install 'cenote[grpc]'") from None
+        raise UsageError(f"--grpc-port needs the package {error.name}: {install_command('grpc')}") from None
     check_settings(settings)
 
 

@@ -14,7 +14,7 @@ class RayConfig:
     """Options of commands that can run on a Ray cluster."""
 
     engine: Literal["local", "ray"] = option(
-        "where the model runs: on this machine, or in actors of a Ray cluster (cenote[ray])",
+        "where the model runs: on this machine, or in actors of a Ray cluster (needs the package ray)",
         default="local",
         choices=("local", "ray"),
     )

@@ -48,7 +48,7 @@ class ServerConfig:
     port: int = option("port to listen on; 0 selects a free port", default=8000, parse=parse_port)
     grpc_port: int | None = option(
         "port of the gRPC API of Text Embeddings Inference, on the same address; 0 selects a free port; needs "
-        "cenote[grpc]",
+        "the package grpcio",
         default=None,
         parse=parse_port,
     )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cenote.explain.results import ExplainResults, WorkloadResult
+from cenote.utils.install_commands import reinstall_command
 
-REINSTALL = "pip install --force-reinstall --no-deps --no-binary cenote cenote"
 # gains below this are within noise
 MIN_GAIN = 0.05
 # parts above this share of the time are reported
@@ -50,7 +50,7 @@ def _advise_native_code(findings: ExplainResults) -> Iterator[Advice]:
     yield Advice(
         f"the native code is {chosen.native}, so torch kernels are used; attention takes up to "
         f"{_format_percent(share)} "
-        f"of the time: reinstall with gcc 11 or newer on the path ({REINSTALL})"
+        f"of the time: reinstall with gcc 11 or newer on the path ({reinstall_command()})"
     )
 
 
@@ -62,7 +62,7 @@ def _advise_native_tokenizer(findings: ExplainResults) -> Iterator[Advice]:
     if share > MIN_GAIN:
         yield Advice(
             f"the native tokenizer is not built; tokenization takes up to {_format_percent(share)} of the time: "
-            f"reinstall with a compiler on the path ({REINSTALL})"
+            f"reinstall with a compiler on the path ({reinstall_command()})"
         )
 
 

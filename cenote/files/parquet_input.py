@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from cenote.errors import BadRequest
 from cenote.files.columns import ColumnOptions, Columns, choose_columns
+from cenote.utils.install_commands import install_command
 
 BATCH_ROWS = 4096
 
@@ -16,7 +17,7 @@ def import_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise BadRequest("parquet files need pyarrow; pip install 'cenote[parquet]'") from None
+        raise BadRequest(f"parquet files need pyarrow: {install_command('parquet')}") from None
     return pyarrow, pyarrow.parquet
 
 

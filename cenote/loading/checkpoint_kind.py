@@ -16,7 +16,7 @@ from cenote.loading.hf_config import read_architectures
 from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
-from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
+from cenote.loading.transformers_backend import is_available, supports, transformers_entry
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.refused_models import check_not_refused
 from cenote.models.registry import (
@@ -26,6 +26,7 @@ from cenote.models.registry import (
     find_architecture,
     names_from_model_type,
 )
+from cenote.utils.install_commands import install_command
 
 # names of the tensors in which reward models store a value per token
 REWARD_HEAD_PREFIXES = (
@@ -66,7 +67,7 @@ def find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
             raise
         if not is_available():
             raise LoadError(
-                f"{error.message}. The Transformers backend may support it: {TRANSFORMERS_INSTALL_HINT}"
+                f"{error.message}. The Transformers backend may support it: {install_command('transformers')}"
             ) from None
         if not supports(names, config):
             raise

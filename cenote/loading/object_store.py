@@ -15,6 +15,7 @@ from typing import Any
 
 from cenote.errors import LoadError
 from cenote.utils.cache_folder import find_cache_folder, write_atomically
+from cenote.utils.install_commands import install_command
 
 S3_SCHEME = "s3://"
 S3_URI = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<prefix>[^?#]*[^/?#])/?")
@@ -64,7 +65,7 @@ def _make_client() -> Any:
     try:
         import boto3
     except ImportError:
-        raise LoadError("models from s3:// need boto3; install it with `pip install 'cenote[s3]'`") from None
+        raise LoadError(f"models from s3:// need boto3: {install_command('s3')}") from None
     return boto3.session.Session().client("s3")  # the default session would keep credentials that have changed
 
 

@@ -18,10 +18,10 @@ from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, first_line
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, kind_from_name
 from cenote.packed_batch import PackedBatch
+from cenote.utils.install_commands import install_command
 
 logger = logging.getLogger("cenote")
 
-TRANSFORMERS_INSTALL_HINT = "pip install 'cenote[transformers]'"
 # model types that Transformers lists as causal, but which read texts in both directions; <cls> is the last token
 PERMUTATION_TYPES = ("xlnet",)
 # auto class per kind of checkpoint
@@ -54,7 +54,9 @@ def transformers_entry(names: list[str], source: str) -> ArchitectureEntry:
     if not names:
         raise LoadError(f"{source} has no architectures, which the Transformers backend needs")
     if not is_available():
-        raise LoadError(f"model_impl='transformers' requires the transformers package: {TRANSFORMERS_INSTALL_HINT}")
+        raise LoadError(
+            f"model_impl='transformers' requires the transformers package: {install_command('transformers')}"
+        )
     kind = kind_from_name(names[0])
     return ArchitectureEntry(
         names[0],

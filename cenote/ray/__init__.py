@@ -1,6 +1,6 @@
 """Pooling tasks on Ray: datasets (`embed` and the like), files (`run_files`) and Ray Serve (`cenote.ray.serve`).
 
-Needs the extra: pip install 'cenote[ray]'.
+Needs the packages of the extra `ray`.
 """
 
 from cenote.ray.dataset import classify, embed, entities, map_task, rerank, score, sparse_embed, token_embed

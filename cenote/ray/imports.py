@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import Any
 
 from cenote.errors import BadRequest
+from cenote.utils.install_commands import install_command
 
 
 def import_ray(module: str = "ray") -> Any:
-    """Return Ray, or one of its modules; the error names the extra."""
+    """Return Ray, or one of its modules; the error names the packages."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise BadRequest(f"{module} cannot be imported ({error}); pip install 'cenote[ray]'") from None
+        raise BadRequest(f"{module} cannot be imported ({error}): {install_command('ray')}") from None
 
 
 def connect(address: str | None = None) -> Any:

@@ -239,7 +239,7 @@ def test_text_files_have_neither_pairs_nor_columns(cenote_command: Command, tmp_
     assert "one text per line; columns need jsonl" in cenote_command("embed", "--input", path, "--column", "x").err
 
 
-def test_parquet_without_pyarrow_names_the_extra(
+def test_parquet_without_pyarrow_names_the_command(
     cenote_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_texts(tmp_path, "a.parquet")
@@ -247,4 +247,4 @@ def test_parquet_without_pyarrow_names_the_extra(
 
     result = cenote_command("embed", "--input", path)
 
-    assert (result.status, result.err) == (1, "cenote: parquet files need pyarrow; pip install 'cenote[parquet]'\n")
+    assert (result.status, result.err) == (1, "cenote: parquet files need pyarrow: pip install 'pyarrow>=15'\n")

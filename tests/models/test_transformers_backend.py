@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 
 from cenote import LLM, LoadError
 from cenote.loading import transformers_backend
+from cenote.utils.install_commands import install_command
 from tests.tiny import (
     BERT_TOKENS,
     ENCODER,
@@ -143,7 +145,7 @@ def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkey
     save(tmp_path, name, config)
     monkeypatch.setattr(transformers_backend, "find_spec", lambda module: None)
 
-    with pytest.raises(LoadError, match=r"may support it: pip install 'cenote\[transformers\]'"):
+    with pytest.raises(LoadError, match=re.escape(f"may support it: {install_command('transformers')}")):
         LLM(str(tmp_path))
     with pytest.raises(LoadError, match="unknown architectures"):
         LLM(str(tmp_path), model_impl="cenote")

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from grpc_tools import protoc
 
+from cenote.utils.install_commands import install_command
 from tests.tiny import tiny_bert_classifier, tiny_bge_m3
 
 from .server_process import TIMEOUT_S, ServerProcess
@@ -425,4 +426,4 @@ def test_without_grpcio_the_flag_names_the_extra() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 2
-    assert "--grpc-port needs the package grpc: pip install 'cenote[grpc]'" in result.stderr
+    assert f"--grpc-port needs the package grpc: {install_command('grpc')}" in result.stderr

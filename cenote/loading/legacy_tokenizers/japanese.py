@@ -21,6 +21,7 @@ from cenote.loading.legacy_tokenizers.source import (
     wrap_tokenizer_errors,
 )
 from cenote.loading.legacy_tokenizers.wordpiece import read_vocabulary
+from cenote.utils.install_commands import install_command
 
 logger = logging.getLogger("cenote")
 
@@ -90,7 +91,7 @@ def _load_mecab(source: TokenizerSource, options: dict[str, Any], path: Path) ->
     try:
         fugashi, package = import_module("fugashi"), import_module(dictionary)
     except ModuleNotFoundError as error:
-        hint = INSTALL_HINTS.get(dictionary, "pip install 'cenote[japanese]'")
+        hint = INSTALL_HINTS.get(dictionary) or install_command("japanese")
         raise LoadError(
             f"{path}: {source.class_name} with MeCab requires the packages fugashi and {dictionary}: {hint}"
         ) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cenote.errors import LoadError
+from cenote.utils.install_commands import install_command
 
 PUNCTUATION = {"’": "'", "…": "..."}
 # replacements in the joined words, in this order
@@ -101,7 +102,7 @@ def load_tweet_normalizer(path: Path) -> Callable[[str], AlignedText]:
     except ModuleNotFoundError as error:
         raise LoadError(
             f"{path}: BertweetTokenizer with normalization requires the packages emoji and regex: "
-            "pip install 'cenote[tweets]'"
+            f"{install_command('tweets')}"
         ) from error
     return partial(_normalize_tweet, word=regex.compile(WORD_PATTERN, regex.IGNORECASE), demojize=demojize)
 
