@@ -18,7 +18,6 @@ from cenote.api.http.server import HttpServer
 from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
 from cenote.doctor.proxy import ForwardingProxy
-from tests.tiny import save_tiny
 
 NAME = "all-MiniLM-L6-v2"
 EXACT = {"dtype": "float32", "device": "cpu"}
@@ -72,6 +71,8 @@ def embedder(minilm: LLM) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Random weights; its scores are logits."""
+    from tests.tiny import save_tiny
+
     folder = tmp_path_factory.mktemp("reranker")
     logits = {"activation_fn": "torch.nn.modules.linear.Identity"}
     options = {"num_labels": 1, "max_position_embeddings": 258, "sentence_transformers": logits}
@@ -82,6 +83,8 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from tests.tiny import save_tiny
+
     folder = tmp_path_factory.mktemp("classifier")
     labels = {0: "good", 1: "bad", 2: "neither"}
     save_tiny(folder, "BertForSequenceClassification", id2label=labels, max_position_embeddings=258)
