@@ -203,5 +203,5 @@ def test_the_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
     found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
 
     assert f"{len(NODES)} passed" in output
-    assert "train" in found
+    assert "caves" in found
     assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []
