@@ -33,9 +33,7 @@ TWEETS = [
     "❤ 😀😀😀😀😀 👍🏽 हिन्दी \ufe0f",
     "don't\nworry be\n\nhappy\n",
 ]
-needs_mecab = pytest.mark.skipif(
-    not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic"
-)
+needs_mecab = pytest.mark.skipif(not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic")
 needs_unidic = pytest.mark.skipif(find_spec("unidic_lite") is None, reason="needs unidic-lite")
 needs_emoji = pytest.mark.skipif(find_spec("emoji") is None, reason="needs emoji")
 
