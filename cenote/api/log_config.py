@@ -31,6 +31,8 @@ def configure_logging(settings: ServerConfig) -> None:
         logger.propagate = False
         logger.setLevel(min_level)
     access_logger.disabled = settings.disable_access_log
+    unlogged = {path.strip() for path in settings.disable_access_log_for_endpoints.split(",")}
+    access_logger.filters = [lambda record: record.__dict__["fields"]["path"] not in unlogged]
     logging.raiseExceptions = False  # a full disk or a closed pipe must not fail a request
 
 

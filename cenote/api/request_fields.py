@@ -32,6 +32,8 @@ Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 # of nearly all requests, which share it
 DEFAULT_TOKENIZATION = TokenizationParams()
 
+MAX_CACHE_SALT_CHARS = 128
+
 # long templates are slow to compile; those of models are far shorter
 MAX_TEMPLATE_CHARS = 100_000
 UNTRUSTED_TEMPLATE_MESSAGE = (
@@ -61,6 +63,15 @@ INPUT_TYPE_DOC = doc(
 TASK_DOC = doc("Embedding task, such as retrieval.query. Selects the model's adapter and prompt for it.")
 
 
+def _check_cache_salt(salt: str | None) -> None:
+    """Raise for a salt that vLLM refuses, because some of its cache servers use it as a part of a key."""
+    if salt is not None and (len(salt) > MAX_CACHE_SALT_CHARS or any(char in "@/\\\0" for char in salt)):
+        raise BadRequest(
+            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
+            param="cache_salt",
+        )
+
+
 class CommonFields(msgspec.Struct, kw_only=True):
     """Fields of every request."""
 
@@ -84,6 +95,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     def make_scheduling_params(self) -> SchedulingParams:
         if not self.priority and self.cache_salt is None:
             return DEFAULT_SCHEDULING
+        _check_cache_salt(self.cache_salt)
         return SchedulingParams(self.priority or 0, cache_salt=hash_cache_salt(self.cache_salt))
 
     def make_tokenization_params(self, *, add_special_tokens: bool = True) -> TokenizationParams:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from cenote.utils.argparse_utils import UsageError, split_flags
-
-DOTTED_OPTIONS = ("pooler_config", "hf_overrides")
-DEPRECATED_OPTIONS = {"override_pooler_config": "pooler_config"}
+from cenote.utils.argparse_utils import DottedFlag, UsageError, parse_json_or_text, split_flags
+from cenote.utils.arguments import parse_json_object
 
 
 class ParserRequest(list[str]):
@@ -56,13 +54,29 @@ class CommandParser(argparse.ArgumentParser):
         texts = [*unknown, *argv[end + 1 :]]
         if texts:
             self._add_texts(args, texts)
-        for path, value in dotted:
-            _set_dotted(args, path, value)
+        for flag in dotted:
+            self._set_dotted(args, flag)
         return args
 
     def options_by_flag(self) -> dict[str, argparse.Action]:
         """Return every option by the first of its flags."""
         return {action.option_strings[0]: action for action in self._actions if action.option_strings}
+
+    def _set_dotted(self, args: argparse.Namespace, flag: DottedFlag) -> None:
+        """Set one field of an option that is a JSON object."""
+        action = self._option_string_actions.get(flag.flag)
+        if action is None:
+            self.error(f"unknown option {flag.flag}{self._suggest(flag.flag)}")
+        if action.type not in (parse_json_object, parse_json_or_text):
+            self.error(f"{flag.flag} has no fields to set: its value is not a JSON object")
+        given = getattr(args, action.dest, None)
+        target = dict(given) if isinstance(given, dict) else {}
+        setattr(args, action.dest, target)
+        *inner, last = flag.path[1:]
+        for name in inner:
+            target[name] = dict(target.get(name) or {})
+            target = target[name]
+        target[last] = flag.value
 
     def _suggest(self, word: str) -> str:
         near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
@@ -79,19 +93,6 @@ class CommandParser(argparse.ArgumentParser):
                 setattr(args, action.dest, next(rest, None))
         for text in rest:
             self.error(f"unexpected argument {text!r}")
-
-
-def _set_dotted(args: argparse.Namespace, path: list[str], value: Any) -> None:
-    flag, *inner, last = path
-    base = DEPRECATED_OPTIONS.get(flag, flag)
-    if base not in DOTTED_OPTIONS:
-        raise UsageError(f"--{flag} has no fields to set; only --pooler-config.NAME and --hf-overrides.NAME have")
-    target = dict(getattr(args, base, None) or {})
-    setattr(args, base, target)
-    for name in inner:
-        target[name] = dict(target.get(name) or {})
-        target = target[name]
-    target[last] = value
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

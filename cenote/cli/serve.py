@@ -14,12 +14,12 @@ from cenote.cli.flags import add_engine_flags
 from cenote.cli.option_sources import collect_options
 from cenote.cli.parser import CommandParser
 from cenote.config.engine import EngineConfig
-from cenote.config.flags import add_flags, add_ignored_flags
+from cenote.config.flags import add_flags, add_vllm_flags
 from cenote.config.model_table import ModelTable
 from cenote.config.options import normalize_log_level, option_fields
 from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
-from cenote.utils.argparse_utils import MultiValue, UsageError
+from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError
 from cenote.utils.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ logger = logging.getLogger("cenote")
 
 CHARS_PER_TOKEN = 3
 # vLLM flag -> option
-VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
+VLLM_SWITCHES = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
 
 
 def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -217,14 +217,19 @@ def add_serve_arguments(parser: CommandParser) -> None:
 
 
 def _add_vllm_flags(parser: CommandParser) -> None:
-    """Add vLLM's and former names of flags, and the vLLM flags that are ignored, hidden from the help."""
+    """Add vLLM's and former names of flags, and the vLLM flags without effect, hidden from the help."""
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-    for flag, name in VLLM_FLAGS.items():
-        parser.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
+    for flag, name in VLLM_SWITCHES.items():
+        parser.add_argument(f"--{flag}", dest=name, action=EnableDisable, **hidden)
+    parser.add_argument("--shutdown-timeout", dest="shutdown_timeout_s", type=float, **hidden)
+    parse_tokens = parser.options_by_flag()["--max-queue-tokens"].type
+    parser.add_argument("--max-num-queued-tokens", dest="max_queue_tokens", type=parse_tokens, **hidden)
     parser.add_argument("--max-waiting-chars", type=int, **hidden)
     levels = parser.options_by_flag()["--log-level"].choices
     parser.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
-    add_ignored_flags(parser)
+    add_vllm_flags(parser)
     parser.epilog = (
-        f"{parser.epilog}\n\nOther flags of vLLM's server are accepted and ignored where they do not change results."
+        f"{parser.epilog}\n\n"
+        "The other flags of vLLM 0.33 are known. Those that do not change results have no effect, and a line of the\n"
+        "log names them; the rest are refused, with the reason, unless they have their default: see docs/vllm.md."
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from cenote.config.ignored_options import is_ignored
 from cenote.config.options import (
     check_choices,
     check_known_names,
@@ -18,6 +18,7 @@ from cenote.config.options import (
     parse_token_count,
 )
 from cenote.config.pooler import PoolerConfig
+from cenote.config.vllm_options import remove_vllm_options
 from cenote.errors import BadRequest
 
 logger = logging.getLogger("cenote")
@@ -39,12 +40,25 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MIN_CACHE_DISK_BYTES = 1024**2
 # replicas of a model, and processes of a replica
 MAX_PROCESSES = 128
-# older names of vLLM that `from_kwargs` translates
-DEPRECATED_OPTIONS = ("task", "override_pooler_config")
+# options of vLLM that `from_kwargs` translates
+TRANSLATED_OPTIONS = ("task", "override_pooler_config", "device_ids")
 # of a model, or its first digits
 FINGERPRINT = re.compile("[0-9a-fA-F]{12,40}")
 # images per input; vLLM's default
 DEFAULT_MAX_IMAGES = 999
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """How files are downloaded from the hub."""
+
+    token: str | None = None  # None: HF_TOKEN
+    download_dir: str | None = None
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The folder for files of the hub; None if the hub library selects it."""
+        return self.download_dir or os.environ.get("HF_HUB_CACHE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,9 @@ class EngineConfig:
     tokenizer_revision: str | None = option("branch, tag or commit of the tokenizer on the hub", default=None)
     revision: str | None = option("branch, tag or commit of the model on the hub", default=None)
     hf_token: str | None = option("access token for the hub; the variable HF_TOKEN if unset", default=None)
+    download_dir: str | None = option(
+        "folder for files of the hub, in the layout of its cache; the variable HF_HUB_CACHE if unset", default=None
+    )
     dtype: DType = option(
         "auto: the checkpoint's dtype on a GPU; on a CPU bfloat16 if it has bfloat16 instructions, else float32. "
         "A 16-bit dtype without native instructions on the CPU is computed in float32",
@@ -255,6 +272,11 @@ class EngineConfig:
             raise BadRequest(f"device={self.device!r} is not the first of devices={self.devices}; remove device")
 
     @property
+    def hub(self) -> HubAccess:
+        """How the files of the model, its tokenizer and adapters are downloaded."""
+        return HubAccess(self.hf_token, self.download_dir)
+
+    @property
     def num_replicas(self) -> int:
         """The number of engine processes that `cenote serve` starts for this model."""
         return len(self.devices) // self.tensor_parallel_size or self.data_parallel_size
@@ -273,9 +295,9 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineConfig:
-        """Return a config from the keywords of `LLM`, including deprecated names and ignored options of vLLM."""
+        """Return a config from the keywords of `LLM`, including those of vLLM that it translates or that do nothing."""
         # callers pass None for options that they leave at the default
-        kwargs = {name: value for name, value in kwargs.items() if value is not None and not is_ignored(name, value)}
+        kwargs = {name: value for name, value in remove_vllm_options(kwargs).items() if value is not None}
         if type(kwargs.get("dtype")).__module__ == "torch":
             kwargs["dtype"] = str(kwargs["dtype"]).removeprefix("torch.")
         kwargs["pooler_config"] = _resolve_pooler_config(kwargs)
@@ -285,13 +307,22 @@ class EngineConfig:
         for name in ("result_cache_bytes", "result_cache_disk_bytes"):
             if isinstance(kwargs.get(name), str):
                 kwargs[name] = parse_bytes(kwargs[name])
+        if (device_ids := kwargs.pop("device_ids", None)) is not None:
+            if "devices" in kwargs:
+                raise BadRequest("`device_ids` is another form of `devices`; both were given", param="device_ids")
+            kwargs["devices"] = [f"cuda:{item}" for item in _split_items(device_ids)]
         if "devices" in kwargs:
-            given = [kwargs["devices"]] if isinstance(kwargs["devices"], str) else kwargs["devices"]
-            kwargs["devices"] = tuple(name for item in given for name in str(item).split(","))
+            kwargs["devices"] = tuple(_split_items(kwargs["devices"]))
         if isinstance(names := kwargs.get("served_model_name"), list | tuple):
             kwargs["served_model_name"] = names[0] if names else None
         check_known_names(kwargs, {item.name for item in fields(cls)}, "engine option")
         return _apply_deprecated_task(cls(model=model, **kwargs), task)
+
+
+def _split_items(given: Any) -> list[str]:
+    """Return the items of a list, or of a text in which commas separate them."""
+    items = given if isinstance(given, list | tuple) else [given]
+    return [part.strip() for item in items for part in str(item).split(",")]
 
 
 def _resolve_pooler_config(kwargs: dict[str, Any]) -> PoolerConfig:

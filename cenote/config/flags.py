@@ -7,22 +7,38 @@ from dataclasses import Field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cenote.config.ignored_options import IGNORED_OPTIONS
 from cenote.config.options import option_fields
-from cenote.utils.argparse_utils import MultiValue, clean_errors, parse_json_or_text
+from cenote.config.vllm_options import VLLM_OPTIONS, Switch, Values
+from cenote.utils.argparse_utils import EnableDisable, MultiValue, clean_errors, parse_json_or_text
 from cenote.utils.arguments import parse_json_object
 
-IGNORED_FLAG_OPTIONS: dict[str, dict[str, Any]] = {
-    "switch": {"action": argparse.BooleanOptionalAction},
-    "value": {"type": parse_json_or_text},
-    "values": {"action": MultiValue, "nargs": "+"},
-}
-# vLLM's short flags
-SHORT_FLAGS = {
+# other flags of an option in vLLM
+OTHER_FLAGS = {
+    "api_server_count": "-asc",
     "quantization": "-q",
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
+    "decode_context_parallel_size": "-dcp",
+    "prefill_context_parallel_size": "-pcp",
     "data_parallel_size": "-dp",
+    "data_parallel_rank": "-dpn",
+    "data_parallel_start_rank": "-dpr",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_address": "-dpa",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_external_lb": "-dpe",
+    "data_parallel_multi_port_external_lb": "-dpm",
+    "enable_expert_parallel": "-ep",
+    "nnodes": "-n",
+    "node_rank": "-r",
+    "optimization_level": "-O",
+    "compilation_config": "-cc",
+    "attention_config": "-ac",
+    "speculative_config": "-sc",
+    "diffusion_config": "-dc",
+    "gpu_memory_utilization": "--device-memory-utilization",
 }
 
 
@@ -35,12 +51,20 @@ def add_flags(group: argparse._ActionsContainer, config: type, *, without: tuple
             group.add_argument(*_flags(option.name), dest=option.name, default=argparse.SUPPRESS, **argument_options)
 
 
-def add_ignored_flags(group: argparse._ActionsContainer) -> None:
-    """Add the flags of vLLM that are accepted and ignored, and the deprecated `--task`, hidden from the help."""
+def add_vllm_flags(group: argparse._ActionsContainer) -> None:
+    """Add the flags of vLLM that have no effect, one accepted value or a translation, hidden from the help."""
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     group.add_argument("--task", **hidden)
-    for name, option in IGNORED_OPTIONS.items():
-        group.add_argument(*_flags(name), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
+    group.add_argument("--device-ids", **hidden)
+    for name, hint in VLLM_OPTIONS.items():
+        if _flags(name)[0] in group._option_string_actions:
+            continue  # an option of the server, or the opposite of another flag
+        if hint == Switch:
+            group.add_argument(*_flags(name), dest=name, action=EnableDisable, **hidden)
+        elif hint == Values:
+            group.add_argument(*_flags(name), dest=name, action=MultiValue, nargs="+", **hidden)
+        else:
+            group.add_argument(*_flags(name), dest=name, type=parse_json_or_text, **hidden)
 
 
 def add_deprecated_pooler_flag(group: argparse._ActionsContainer) -> None:
@@ -55,8 +79,8 @@ def add_deprecated_pooler_flag(group: argparse._ActionsContainer) -> None:
 
 
 def _flags(name: str) -> list[str]:
-    """Return the flag of an option, and the short one if it has one."""
-    return ["--" + name.replace("_", "-"), *([SHORT_FLAGS[name]] if name in SHORT_FLAGS else [])]
+    """Return the flag of an option, and its other one."""
+    return ["--" + name.replace("_", "-"), *([OTHER_FLAGS[name]] if name in OTHER_FLAGS else [])]
 
 
 def _argument_options(option: Field[Any], hint: Any) -> dict[str, Any]:
@@ -65,7 +89,7 @@ def _argument_options(option: Field[Any], hint: Any) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         return {"action": MultiValue, "nargs": "+", "help": text, "metavar": option.name.rpartition("_")[2].upper()}
     if types == [bool]:
-        return {"action": argparse.BooleanOptionalAction, "help": text}
+        return {"action": EnableDisable, "help": text}
     if option.metadata["choices"]:
         return {"choices": option.metadata["choices"], "type": option.metadata["parse"], "help": text}
     if option.metadata["parse"] is not None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from cenote.config.engine import Convert, DType, Quantization, Runner
 from cenote.config.pooler import PoolerConfig
+from cenote.config.vllm_options import VLLMOptions
 
 
 class EngineOptions(TypedDict, total=False):
@@ -18,6 +19,7 @@ class EngineOptions(TypedDict, total=False):
     tokenizer_revision: str | None
     revision: str | None
     hf_token: str | None
+    download_dir: str | None
     dtype: DType | Any  # a torch.dtype as well
     quantization: Quantization | None
     device: str | None
@@ -61,45 +63,8 @@ class EngineOptions(TypedDict, total=False):
     trust_remote_code: bool
     task: str | None  # deprecated name of vLLM
     override_pooler_config: PoolerConfig | Mapping[str, Any] | None  # deprecated name of vLLM
+    device_ids: str | Sequence[int | str] | None  # vLLM's form of devices
 
 
-class LLMOptions(EngineOptions, total=False):
-    """The options of the engine, and those of vLLM that are ignored."""
-
-    pipeline_parallel_size: Any
-    distributed_executor_backend: Any
-    disable_custom_all_reduce: Any
-    gpu_memory_utilization: Any
-    swap_space: Any
-    cpu_offload_gb: Any
-    kv_cache_dtype: Any
-    block_size: Any
-    enforce_eager: Any
-    compilation_config: Any
-    max_seq_len_to_capture: Any
-    enable_prefix_caching: Any
-    enable_chunked_prefill: Any
-    enable_flash_late_interaction: Any
-    load_format: Any
-    config_format: Any
-    download_dir: Any
-    code_revision: Any
-    use_tqdm_on_load: Any
-    tokenizer_mode: Any
-    skip_tokenizer_init: Any
-    max_loras: Any
-    max_lora_rank: Any
-    media_io_kwargs: Any
-    mm_processor_cache_gb: Any
-    enable_mm_embeds: Any
-    seed: Any
-    max_logprobs: Any
-    renderer_num_workers: Any
-    middleware: Any
-    enable_request_id_headers: Any
-    enable_server_load_tracking: Any
-    enable_log_requests: Any
-    disable_log_requests: Any
-    disable_log_stats: Any
-    log_error_stack: Any
-    max_log_len: Any
+class LLMOptions(EngineOptions, VLLMOptions, total=False):
+    """The options of the engine, and those of vLLM that have no effect or only one accepted value."""

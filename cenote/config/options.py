@@ -28,7 +28,9 @@ def option(help_text: str, *, default: Any = MISSING, choices: tuple[str, ...] =
 
 
 def parse_token_count(text: str | int) -> int:
-    """Parse 4096, "8k" (8000), "8K" (8192), "1M", or "-1" for automatic."""
+    """Parse 4096, "8k" (8000), "8K" (8192), "1M", or "auto" or "-1" for automatic."""
+    if text == "auto":
+        return -1
     if isinstance(text, int):
         return text
     units = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}

@@ -147,6 +147,10 @@ class ServerConfig:
     disable_docs: bool = option("do not serve /docs and /openapi.json", default=False)
     disable_ui: bool = option("do not serve the playground at /", default=False)
     disable_access_log: bool = option("do not log requests", default=False)
+    disable_access_log_for_endpoints: str = option(
+        "paths whose requests are not logged, separated by commas; health probes are logged at level debug only",
+        default="",
+    )
     log_format: Literal["text", "json"] = option("format of log lines", default="text", choices=("text", "json"))
     log_level: str = option(
         "minimum level of log lines",

@@ -63,7 +63,7 @@ class AdapterManager:
                     param="lora_name",
                 )
             try:
-                checkpoint = find_adapter(path, token=self.registry.hf_token)
+                checkpoint = find_adapter(path, hub=self.registry.hub)
             except LoadError as error:
                 raise UnknownModel(
                     f"Loading lora {name} failed: No adapter found for {path}: {error.message}", param="lora_path"

@@ -6,10 +6,10 @@ import argparse
 from dataclasses import field, fields, make_dataclass
 from typing import Any, Self, TypeVar
 
-from cenote.config.engine import DEPRECATED_OPTIONS, EngineConfig
-from cenote.config.flags import add_deprecated_pooler_flag, add_flags, add_ignored_flags
-from cenote.config.ignored_options import IGNORED_OPTIONS, IgnoredOption
+from cenote.config.engine import TRANSLATED_OPTIONS, EngineConfig
+from cenote.config.flags import add_deprecated_pooler_flag, add_flags, add_vllm_flags
 from cenote.config.options import option_fields
+from cenote.config.vllm_options import REFUSAL_REASONS, VLLM_OPTIONS, list_accepted_values
 from cenote.utils.argparse_utils import MultiValue
 
 ParserT = TypeVar("ParserT", bound=argparse.ArgumentParser)
@@ -24,7 +24,7 @@ class _EngineArgsMethods:
         names = "model names in messages and responses; LLM takes the first"
         group.add_argument("--served-model-name", nargs="+", action=MultiValue, metavar="NAME", help=names)
         add_deprecated_pooler_flag(group)
-        add_ignored_flags(group)
+        add_vllm_flags(group)
         parser.set_defaults(**_get_defaults())
         return parser
 
@@ -38,20 +38,14 @@ class _EngineArgsMethods:
 def _get_defaults() -> dict[str, Any]:
     """Return the default of every option; LLM gives the same result with and without them."""
     defaults = {item.name: item.default for item in option_fields(EngineConfig)}
-    ignored = {name: _get_ignored_default(option) for name, option in IGNORED_OPTIONS.items()}
-    return {**defaults, "pooler_config": None, **dict.fromkeys(DEPRECATED_OPTIONS), **ignored}
-
-
-def _get_ignored_default(option: IgnoredOption) -> object:
-    if option.accepted_values:
-        return option.accepted_values[0]
-    return False if option.arity == "switch" else None
+    refused = {name: list_accepted_values(name)[0] for name in REFUSAL_REASONS}
+    return {**defaults, "pooler_config": None, **dict.fromkeys((*TRANSLATED_OPTIONS, *VLLM_OPTIONS)), **refused}
 
 
 EngineArgs = make_dataclass(
     "EngineArgs",
     [(name, Any, field(default=default)) for name, default in _get_defaults().items()],
     bases=(_EngineArgsMethods,),
-    namespace={"__doc__": "Options of `LLM`, including those of vLLM that are ignored: `LLM(**asdict(args))`."},
+    namespace={"__doc__": "Options of `LLM`, including those of vLLM without effect: `LLM(**asdict(args))`."},
 )
 EngineArgs.__module__ = __name__

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cenote.config.engine import HubAccess
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Checkpoint, find_checkpoint
 from cenote.loading.peft_files import check_lora_config, open_adapter_weights, read_full_tensors
@@ -25,7 +26,7 @@ CLASSIFIER_WEIGHTS = ("score.weight", "classifier.weight", "classifier.out_proj.
 
 
 def with_base_model(
-    checkpoint: Checkpoint, overrides: Any, token: str | None, *, needs_weights: bool = True
+    checkpoint: Checkpoint, overrides: Any, hub: HubAccess, *, needs_weights: bool = True
 ) -> Checkpoint:
     """Return the checkpoint of an adapter with its base model; another checkpoint unchanged."""
     if checkpoint.find_file(ADAPTER_CONFIG) is None:
@@ -40,7 +41,7 @@ def with_base_model(
     if not isinstance(name, str) or not name:
         raise LoadError(f"{source} has no {BASE_KEY}; {_way_out('the base model')}")
     revision = None if override else config.get("revision")
-    return replace(checkpoint, base=_find_base(checkpoint, name, revision, token, needs_weights=needs_weights))
+    return replace(checkpoint, base=_find_base(checkpoint, name, revision, hub, needs_weights=needs_weights))
 
 
 def find_adapter_doubts(checkpoint: Checkpoint) -> list[str]:
@@ -104,13 +105,11 @@ def _class_of_task(adapter: Mapping[str, Any], names: Any) -> str | None:
     return next((name.removesuffix(known) for known, _ in KIND_SUFFIXES if name.endswith(known)), name) + suffix
 
 
-def _find_base(
-    checkpoint: Checkpoint, name: str, revision: Any, token: str | None, *, needs_weights: bool
-) -> Checkpoint:
+def _find_base(checkpoint: Checkpoint, name: str, revision: Any, hub: HubAccess, *, needs_weights: bool) -> Checkpoint:
     try:
         commit = revision if isinstance(revision, str) else None
         base = find_checkpoint(
-            find_model_folder(checkpoint, name), revision=commit, token=token, needs_weights=needs_weights
+            find_model_folder(checkpoint, name), revision=commit, hub=hub, needs_weights=needs_weights
         )
     except LoadError as error:
         raise LoadError(
@@ -118,7 +117,7 @@ def _find_base(
             f"({error.message}); {_way_out(name)}"
         ) from error
     logger.info("%s is an adapter, merged into the weights of %s", checkpoint.name, base.folder)
-    return with_base_model(base, None, token, needs_weights=needs_weights)
+    return with_base_model(base, None, hub, needs_weights=needs_weights)
 
 
 def find_model_folder(checkpoint: Checkpoint, name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cenote.config.engine import DEFAULT_MODEL, HUB_SCHEME
+from cenote.config.engine import DEFAULT_MODEL, HUB_SCHEME, HubAccess
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
 from cenote.loading.object_store import S3_SCHEME, download_from_s3
@@ -37,6 +37,7 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # folders of Sentence Transformers modules with weights of their own
 WEIGHTED_MODULES = ("*_Dense", "*_LayerNorm", "*_Transformer", "*_CLIPModel", "*_*StaticEmbedding")
 LFS_POINTER = b"version https://git-lfs"
+DEFAULT_HUB = HubAccess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def find_checkpoint(
     model: str,
     *,
     revision: str | None = None,
-    token: str | None = None,
+    hub: HubAccess = DEFAULT_HUB,
     needs_config: bool = True,
     needs_weights: bool = True,
 ) -> Checkpoint:
@@ -133,15 +134,15 @@ def find_checkpoint(
     if model == SHORT_NAME:  # not a hub name
         model = DEFAULT_MODEL
     if not needs_config:
-        return Checkpoint(model, _download_snapshot(model, revision, token, DOWNLOAD_PATTERNS))
+        return Checkpoint(model, _download_snapshot(model, revision, hub, DOWNLOAD_PATTERNS))
     if not needs_weights:
         # the files of the heads of bge-m3 tell what it is
         patterns = [*DOWNLOAD_PATTERNS, *HEAD_FILES]
-        return _require_config(Checkpoint(model, _download_snapshot(model, revision, token, patterns)))
-    return _require_config(Checkpoint(model, _download_model(model, revision, token)))
+        return _require_config(Checkpoint(model, _download_snapshot(model, revision, hub, patterns)))
+    return _require_config(Checkpoint(model, _download_model(model, revision, hub)))
 
 
-def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
+def find_adapter(name: str, *, hub: HubAccess = DEFAULT_HUB) -> Checkpoint:
     """Return a local folder, or download an adapter from the hub or S3."""
     if name.startswith(S3_SCHEME):
         return Checkpoint(name, _download_from_s3(name, needs_weights=True))
@@ -152,7 +153,7 @@ def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
     if not HUB_NAME.fullmatch(name):
         raise LoadError(f"folder {name!r} does not exist; expected a folder with adapter_config.json or a hub name")
     return Checkpoint(
-        name, _download_snapshot(name, None, token, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, ADAPTER_WEIGHTS[1]])
+        name, _download_snapshot(name, None, hub, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, ADAPTER_WEIGHTS[1]])
     )
 
 
@@ -202,9 +203,9 @@ def _parse_json_file(path: Path) -> Any:
         raise LoadError(f"{path} is not valid JSON ({first_line(error)}; {size} bytes); download it again") from error
 
 
-def _download_model(name: str, revision: str | None, token: str | None) -> Path:
+def _download_model(name: str, revision: str | None, hub: HubAccess) -> Path:
     patterns = [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, *HEAD_FILES]
-    folder = _download_snapshot(name, revision, token, patterns)
+    folder = _download_snapshot(name, revision, hub, patterns)
     missing = [PICKLE_PATTERN] if not any(folder.glob("model*.safetensors")) else []
     missing += [
         f"{module.name}/{PICKLE_PATTERN}"
@@ -214,7 +215,7 @@ def _download_model(name: str, revision: str | None, token: str | None) -> Path:
     ]
     if (folder / ADAPTER_CONFIG).exists() and not (folder / ADAPTER_WEIGHTS[0]).exists():
         missing.append(ADAPTER_WEIGHTS[1])
-    return _download_snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
+    return _download_snapshot(name, revision, hub, [*patterns, *missing]) if missing else folder
 
 
 def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
@@ -226,16 +227,16 @@ def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
     )
 
 
-def _download_snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
+def _download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    cache, offline = os.environ.get("HF_HUB_CACHE"), is_offline()
+    cache, offline = hub.cache_dir, is_offline()
     try:
         return Path(
             snapshot_download(
                 name,
                 revision=revision,
-                token=token,
+                token=hub.token,
                 cache_dir=cache,
                 allow_patterns=patterns,
                 ignore_patterns=IGNORE_PATTERNS,

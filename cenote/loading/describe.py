@@ -60,7 +60,7 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
     `route` is that of a model with a Router, None: its default.
     """
     checkpoint = locate_encoder(_find_checkpoint(options, needs_weights), route)
-    if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hf_token)) is not None:
+    if (values := read_gliner_config(checkpoint, options.hf_overrides, options.hub)) is not None:
         config = read_config(checkpoint, options.hf_overrides, values, GLINER_CONFIG)
     else:
         values = (
@@ -242,12 +242,10 @@ def _weigh_card(options: EngineConfig, model: ModelDescription, card: ModelCard)
 
 def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
     if options.model is not None:
-        found = find_checkpoint(
-            options.model, revision=options.revision, token=options.hf_token, needs_weights=needs_weights
-        )
-        return with_base_model(found, options.hf_overrides, options.hf_token, needs_weights=needs_weights)
+        found = find_checkpoint(options.model, revision=options.revision, hub=options.hub, needs_weights=needs_weights)
+        return with_base_model(found, options.hf_overrides, options.hub, needs_weights=needs_weights)
     try:
-        return find_checkpoint(find_default_model(), token=options.hf_token)
+        return find_checkpoint(find_default_model(), hub=options.hub)
     except LoadError as error:
         raise add_install_hint(error) from error
 

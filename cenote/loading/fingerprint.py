@@ -123,7 +123,7 @@ def _collect_default_adapter(options: EngineConfig) -> list[tuple[str, str]]:
     paths = [path for name, path in map(parse_lora_module, options.lora_modules) if name == options.default_adapter]
     if not paths:
         return []
-    checkpoint = find_adapter(paths[0], token=options.hf_token)
+    checkpoint = find_adapter(paths[0], hub=options.hub)
     settings = json.dumps(checkpoint.read_json(ADAPTER_CONFIG), sort_keys=True)
     return [*iter_digests(checkpoint, list_weight_files(checkpoint)), (ADAPTER_CONFIG, settings)]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from cenote.config.engine import HubAccess
 from cenote.errors import LoadError
 from cenote.layers.span_head import SpanHeadSpec
 from cenote.loading.adapter_base import WEIGHT_FILES, find_model_folder
-from cenote.loading.checkpoint import GLINER_CONFIG, Checkpoint, find_checkpoint
+from cenote.loading.checkpoint import DEFAULT_HUB, GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.weights import open_weights
 from cenote.models.architecture import HFConfig
 from cenote.models.gliner import ENCODER_PREFIX
@@ -40,7 +41,7 @@ def is_gliner(checkpoint: Checkpoint) -> bool:
     return checkpoint.find_file(GLINER_CONFIG) is not None
 
 
-def read_gliner_config(checkpoint: Checkpoint, overrides: Any, token: str | None) -> dict[str, Any] | None:
+def read_gliner_config(checkpoint: Checkpoint, overrides: Any, hub: HubAccess) -> dict[str, Any] | None:
     """Return the config of the encoder with gliner_config.json as `gliner`; None for other models."""
     if not is_gliner(checkpoint):
         return None
@@ -57,7 +58,7 @@ def read_gliner_config(checkpoint: Checkpoint, overrides: Any, token: str | None
         settings = {**settings, BASE_KEY: overrides[BASE_KEY]}
     encoder = settings.get("encoder_config")
     if encoder is None:
-        encoder = find_base_model(checkpoint, settings, token).read_json_object("config.json")
+        encoder = find_base_model(checkpoint, settings, hub).read_json_object("config.json")
     kind = encoder.get("model_type", "deberta-v2")
     if kind != "deberta-v2":
         raise LoadError(
@@ -69,13 +70,13 @@ def read_gliner_config(checkpoint: Checkpoint, overrides: Any, token: str | None
     return values if rows is None else {**values, "vocab_size": rows}
 
 
-def find_base_model(checkpoint: Checkpoint, settings: Mapping[str, Any], token: str | None) -> Checkpoint:
+def find_base_model(checkpoint: Checkpoint, settings: Mapping[str, Any], hub: HubAccess) -> Checkpoint:
     """Return the encoder that the model was trained from, with its configuration and tokenizer files only."""
     source, name = checkpoint.folder / GLINER_CONFIG, settings.get(BASE_KEY)
     if not isinstance(name, str) or not name:
         raise LoadError(f'{source} has no {BASE_KEY}; pass the folder with hf_overrides={{"{BASE_KEY}": "FOLDER"}}')
     try:
-        return find_checkpoint(find_model_folder(checkpoint, name), token=token, needs_weights=False)
+        return find_checkpoint(find_model_folder(checkpoint, name), hub=hub, needs_weights=False)
     except LoadError as error:
         raise LoadError(
             f"{source}: config and tokenizer are those of {name!r}, which was not found ({error.message}); "
@@ -83,11 +84,11 @@ def find_base_model(checkpoint: Checkpoint, settings: Mapping[str, Any], token: 
         ) from error
 
 
-def find_tokenizer_checkpoint(checkpoint: Checkpoint, config: HFConfig, token: str | None = None) -> Checkpoint:
+def find_tokenizer_checkpoint(checkpoint: Checkpoint, config: HFConfig, hub: HubAccess = DEFAULT_HUB) -> Checkpoint:
     """Return the checkpoint with the tokenizer files: of GLiNER without its own, the base model."""
     if not is_gliner(checkpoint) or any(checkpoint.find_file(file) is not None for file in TOKENIZER_FILES):
         return checkpoint
-    return find_base_model(checkpoint, config.gliner, token)
+    return find_base_model(checkpoint, config.gliner, hub)
 
 
 def add_prompt_tokens(tokenizer: Tokenizer, config: HFConfig, spec: SpanHeadSpec) -> None:

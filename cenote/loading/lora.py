@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cenote.config.engine import EngineConfig
+from cenote.config.engine import EngineConfig, HubAccess
 from cenote.errors import LoadError
 from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
@@ -111,7 +111,7 @@ class LoRARegistry:
     context: LoRAContext
     loader: LoRALoader
     default_name: str | None  # for requests without an adapter
-    hf_token: str | None  # for downloads
+    hub: HubAccess
     builtin: tuple[str, ...]  # adapters that come with the checkpoint
     added_paths: dict[str, str] = field(default_factory=dict)  # other adapters -> their paths
     generations: dict[str, int] = field(default_factory=dict)  # how often weights were loaded under a name
@@ -124,7 +124,7 @@ class LoRARegistry:
         """Load an adapter from a folder or the hub; replace one of the same name."""
         if name in self.builtin:
             raise LoadError(f"{name!r} is an adapter of the checkpoint; use another name for {path}")
-        self.load(name, find_adapter(path, token=self.hf_token))
+        self.load(name, find_adapter(path, hub=self.hub))
 
     def load(self, name: str, checkpoint: Checkpoint) -> None:
         self.context.adapters[name] = self.loader.load(checkpoint)
@@ -153,7 +153,7 @@ def load_adapters(
         adapters.adapters |= loader.load_stored(stored, architecture.backbone.num_layers)
     for name, folder in folders.items():
         adapters.adapters[name] = loader.load(folder)
-    loaded = LoRARegistry(adapters, loader, None, options.hf_token, tuple(adapters.adapters))
+    loaded = LoRARegistry(adapters, loader, None, options.hub, tuple(adapters.adapters))
     for name, path in map(parse_lora_module, options.lora_modules):
         if name in loaded.added_paths:
             raise LoadError(

@@ -11,7 +11,5 @@ from cenote.loading.model_description import ModelDescription
 def find_tokenizer(options: EngineConfig, description: ModelDescription) -> Checkpoint:
     """Return the checkpoint of the option `tokenizer`, or else that of the model."""
     if options.tokenizer is None:
-        return find_tokenizer_checkpoint(description.checkpoint, description.config, options.hf_token)
-    return find_checkpoint(
-        options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
-    )
+        return find_tokenizer_checkpoint(description.checkpoint, description.config, options.hub)
+    return find_checkpoint(options.tokenizer, revision=options.tokenizer_revision, hub=options.hub, needs_config=False)

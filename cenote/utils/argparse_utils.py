@@ -44,6 +44,27 @@ class DottedFlag(NamedTuple):
         return known_flags[self.flag].dest if self.flag in known_flags else self.path[0]
 
 
+class EnableDisable(argparse.BooleanOptionalAction):
+    """A switch `--enable-x` with its opposites `--disable-x` and `--no-enable-x`, or `--x` with `--no-x`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, **options)
+        opposites = {"--enable-": "--disable-", "--disable-": "--enable-"}
+        inverses = [
+            opposite + flag.removeprefix(prefix)
+            for flag in option_strings
+            for prefix, opposite in opposites.items()
+            if flag.startswith(prefix)
+        ]
+        self.option_strings = [*self.option_strings, *inverses]
+        self.positive_flags = option_strings
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, option_string in self.positive_flags)
+
+
 class MultiValue(argparse.Action):
     """A flag with several values, given once or repeatedly; a JSON list counts as its items."""
 
@@ -116,6 +137,7 @@ def read_flags(argv: Sequence[str], known_flags: KnownFlags) -> Iterator[str | D
     remaining = iter(argv)
     for word in remaining:
         name, equals, value = word.partition("=")
+        name = _expand_short(name, known_flags)
         if not FLAG.fullmatch(name) or name in known_flags:
             yield word
             continue
@@ -131,6 +153,14 @@ def read_flags(argv: Sequence[str], known_flags: KnownFlags) -> Iterator[str | D
         path[-1] = path[-1].removesuffix("+")
         parsed = value.split(",") if is_list else parse_json_or_text(value)
         yield DottedFlag([part.replace("-", "_") for part in (base, *path)], parsed)
+
+
+def _expand_short(name: str, known_flags: KnownFlags) -> str:
+    """Return `-cc.mode` as `--compilation-config.mode`, and any other word unchanged."""
+    short, dot, field = name.partition(".")
+    if not dot or name.startswith("--") or short not in known_flags:
+        return name
+    return next((flag for flag in known_flags[short].option_strings if flag.startswith("--")), short) + dot + field
 
 
 def parse_json_or_text(text: str) -> Any:

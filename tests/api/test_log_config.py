@@ -33,6 +33,7 @@ def restore_logging() -> Iterator[None]:
         get_logger(name).handlers, get_logger(name).filters, get_logger(name).propagate = handlers, filters, propagate
         get_logger(name).setLevel(level)
     get_logger("cenote.access").disabled = False
+    get_logger("cenote.access").filters = []
     logging.raiseExceptions = True
 
 
@@ -60,6 +61,18 @@ def test_lines_that_clients_cause_are_limited(
     assert sum("ZeroDivisionError" in line for line in lines) == 20
     assert sum("similar lines are suppressed" in line for line in lines) == 2  # of the engine and of the server
     assert sum("POST /v1/embeddings 500" in line for line in lines) == 50  # the access log is complete
+
+
+def test_requests_of_some_paths_are_not_logged_if_an_option_names_them(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = make_logged_client(llm, disable_access_log_for_endpoints="/v1/models, /tokenize", log_level="debug")
+
+    for path in ("/v1/models", "/v1/models?a=/version", "/version", "/health"):
+        assert client.get(path).status_code == 200
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("GET ")[1].split()[0] for line in lines if "GET " in line] == ["/version", "/health"]
 
 
 def test_a_json_access_line_has_all_fields(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

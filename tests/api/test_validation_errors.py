@@ -152,3 +152,27 @@ def test_a_truncation_length_above_max_embed_len_is_refused_with_that_number(tmp
         reply = make_client(llm).post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 101})
 
     assert_refused(reply, "100. Please request a smaller truncation size.", "truncate_prompt_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/pooling", {"input": "a", "task": "token_embed"}),
+        ("/classify", {"input": "a"}),
+        ("/score", {"queries": "a", "documents": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+@pytest.mark.parametrize("salt", ["a/b", "a@b", "a\\b", "a\0b", "a" * 129, "", "a" * 128])
+def test_a_cache_salt_is_limited_as_in_vllm(
+    client: TestClient, cross_encoder: TestClient, path: str, body: dict[str, Any], salt: str
+) -> None:
+    reply = (cross_encoder if path == "/classify" else client).post(path, json=body | {"cache_salt": salt})
+
+    if salt == "a" * 128:
+        assert reply.status_code == 200
+        return
+    message = "must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+    message = message if salt else "must be a non-empty string if provided."
+    assert_refused(reply, f"Parameter 'cache_salt' {message}", "cache_salt")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from cenote.api.http.request_head import MAX_HEADER_BYTES, MAX_HEADERS
 from cenote.config.engine import EngineConfig
-from cenote.config.ignored_options import IGNORED_OPTIONS
 from cenote.config.options import option_fields, parse_token_count
 from cenote.config.pooler import PoolerConfig
+from cenote.config.vllm_options import REFUSAL_REASONS, VLLM_OPTIONS, Values, list_accepted_values
 from cenote.errors import BadRequest, LoadError
 
 # numbers
@@ -180,24 +181,54 @@ def test_the_first_served_model_name_is_used() -> None:
     assert EngineConfig.from_kwargs("m", served_model_name=[]).served_model_name is None
 
 
+def test_the_limit_of_the_model_may_be_called_auto_as_in_vllm() -> None:
+    assert EngineConfig.from_kwargs("m", max_model_len="auto").max_model_len == -1
+
+
 @pytest.mark.parametrize("given", ["8k", 8000])
 def test_max_model_len_may_have_a_unit(given: str | int) -> None:
     assert EngineConfig.from_kwargs("m", max_model_len=given).max_model_len == 8000
 
 
-def test_vllm_options_without_effect_are_accepted_and_ignored() -> None:
-    ignored = {
-        name: option.accepted_values[0] if option.accepted_values else "anything"
-        for name, option in IGNORED_OPTIONS.items()
-    }
+def test_vllm_options_without_effect_are_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    unused = dict.fromkeys((name for name in VLLM_OPTIONS if name not in REFUSAL_REASONS), "anything")
 
-    assert EngineConfig.from_kwargs("m", **ignored) == EngineConfig.from_kwargs("m")
+    configs = [EngineConfig.from_kwargs("m", **unused, model_weights=None) for _ in range(2)]
+
+    assert configs == [EngineConfig.from_kwargs("m")] * 2
+    names = ", ".join(unused)
+    note = f"a request may have up to {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all"
+    assert caplog.messages == [f"options of vLLM without effect: {names}; {note}"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("pipeline_parallel_size", 2), ("kv_cache_dtype", "fp8")])
-def test_vllm_options_that_would_change_results_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(LoadError, match=f"{name}={value!r} is not supported"):
-        EngineConfig.from_kwargs("m", **{name: value})
+@pytest.mark.parametrize("name", REFUSAL_REASONS)
+def test_vllm_options_that_would_change_something_have_their_default_value_or_are_refused(name: str) -> None:
+    accepted = [*list_accepted_values(name), None, "", {}, []]
+    other: Any = ("other",) if VLLM_OPTIONS[name] == Values else "other"
+
+    for value in accepted:
+        assert EngineConfig.from_kwargs("m", **{name: value}) == EngineConfig.from_kwargs("m")
+    with pytest.raises(LoadError) as caught:
+        EngineConfig.from_kwargs("m", **{name: other})
+    assert caught.value.message.startswith(f"{name}={other!r} is not supported: {REFUSAL_REASONS[name]}; remove it")
+
+
+def test_a_refused_vllm_option_is_one_line_with_the_value_that_is_accepted() -> None:
+    reason = "the processes of a model run on one machine and share its layers by tensor_parallel_size"
+
+    with pytest.raises(LoadError) as caught:
+        EngineConfig.from_kwargs("m", nnodes=2)
+
+    assert caught.value.message == f"nnodes=2 is not supported: {reason}; remove it or use 1"
+
+
+@pytest.mark.parametrize("given", ["0, 2", [0, 2], ["0", "2"]])
+def test_device_ids_of_vllm_are_devices(given: Any) -> None:
+    config = EngineConfig.from_kwargs("m", device_ids=given, tensor_parallel_size=2)
+
+    assert config.devices == ("cuda:0", "cuda:2")
+    with pytest.raises(BadRequest, match="both were given"):
+        EngineConfig.from_kwargs("m", device_ids=given, devices="cuda:0")
 
 
 def test_an_unknown_quantization_is_refused_with_the_known_ones() -> None:

@@ -7,15 +7,15 @@ from dataclasses import fields
 from typing import get_type_hints
 
 from cenote import LLM
-from cenote.config.engine import DEPRECATED_OPTIONS, EngineConfig
-from cenote.config.ignored_options import IGNORED_OPTIONS
+from cenote.config.engine import TRANSLATED_OPTIONS, EngineConfig
 from cenote.config.llm_options import EngineOptions, LLMOptions
+from cenote.config.vllm_options import REFUSAL_REASONS, VLLM_OPTIONS
 
 
 def test_every_option_of_the_engine_has_a_type() -> None:
     expected = {field.name for field in fields(EngineConfig)} - {"model"}
 
-    assert set(get_type_hints(EngineOptions)) == expected | set(DEPRECATED_OPTIONS)
+    assert set(get_type_hints(EngineOptions)) == expected | set(TRANSLATED_OPTIONS)
 
 
 def test_the_types_are_those_of_the_engine_or_wider() -> None:
@@ -27,8 +27,9 @@ def test_the_types_are_those_of_the_engine_or_wider() -> None:
         assert typed[name] == engine[name], name
 
 
-def test_ignored_options_of_vllm_have_types_as_well() -> None:
-    assert set(get_type_hints(LLMOptions)) == set(get_type_hints(EngineOptions)) | set(IGNORED_OPTIONS)
+def test_options_of_vllm_without_effect_have_types_as_well() -> None:
+    assert set(get_type_hints(LLMOptions)) == set(get_type_hints(EngineOptions)) | VLLM_OPTIONS.keys()
+    assert VLLM_OPTIONS.keys() > REFUSAL_REASONS.keys()
 
 
 def test_the_signature_of_llm_names_them() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cenote import EngineArgs, LoadError, PoolerConfig
-from cenote.config.engine import DEPRECATED_OPTIONS, EngineConfig
-from cenote.config.ignored_options import IGNORED_OPTIONS
+from cenote.config.engine import TRANSLATED_OPTIONS, EngineConfig
+from cenote.config.vllm_options import VLLM_OPTIONS
 from cenote.utils import FlexibleArgumentParser
 
 
@@ -21,7 +21,7 @@ def parse(*argv: str, **defaults: object) -> argparse.Namespace:
 
 
 def test_its_fields_are_the_options_of_llm() -> None:
-    names = {item.name for item in fields(EngineConfig)} | IGNORED_OPTIONS.keys() | set(DEPRECATED_OPTIONS)
+    names = {item.name for item in fields(EngineConfig)} | VLLM_OPTIONS.keys() | set(TRANSLATED_OPTIONS)
 
     assert {item.name for item in fields(EngineArgs)} == names
     assert EngineArgs("a model").model == "a model"

@@ -148,14 +148,12 @@ def test_results_are_shared_only_between_requests_of_the_same_salt(shared: bool,
     tiny_bert(tmp_path)
     with load_llm(tmp_path, result_cache_bytes=MIB, result_cache_shared=shared) as llm:
         client, num_hits = make_client(llm), []
-        for salt in (None, "a", "b", "a", None, "b" * 100_000):
+        for salt in (None, "a", "b", "a", None, "b" * 128):
             body = {"input": "the cat"} | ({} if salt is None else {"cache_salt": salt})
             assert client.post("/v1/embeddings", json=body).status_code == 200
             num_hits.append(cache_counts(llm)[0])
-        reply = client.post("/v1/embeddings", json={"input": "the cat", "cache_salt": ""})
 
         assert num_hits == [0, 0, 0, 1, 2, 2]
-        assert_refused(reply, "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
 
 
 def test_salts_of_prompts_in_python_separate_calls(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
+from cenote.config.engine import HubAccess
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,8 +153,10 @@ def test_a_broken_link_is_an_error(tmp_path: Path, refused: Any) -> None:
         Checkpoint("x", tmp_path).find_file("model.safetensors")
 
 
-def test_a_cached_model_is_found_offline(offline_cache: Path) -> None:
-    repository = offline_cache / "models--org--name"
+@pytest.mark.parametrize("folder", [None, "models"])
+def test_a_cached_model_is_found_offline(folder: str | None, offline_cache: Path, tmp_path: Path) -> None:
+    hub = HubAccess(download_dir=folder and str(tmp_path / folder))
+    repository = (tmp_path / folder if folder else offline_cache) / "models--org--name"
     snapshot = repository / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
@@ -161,8 +164,8 @@ def test_a_cached_model_is_found_offline(offline_cache: Path) -> None:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
 
-    assert find_checkpoint("org/name").folder == snapshot
-    assert find_checkpoint("org/name", revision=COMMIT).folder == snapshot
+    assert find_checkpoint("org/name", hub=hub).folder == snapshot
+    assert find_checkpoint("org/name", revision=COMMIT, hub=hub).folder == snapshot
 
 
 def test_offline_and_not_cached_tells_both_ways_on(offline_cache: Path, refused: Any) -> None:

@@ -128,7 +128,7 @@ def find_folder(entry: ModelEntry) -> Path | None:
 
     with suppress(Exception):  # not a hub name
         config = try_to_load_from_cache(
-            source, "config.json", cache_dir=os.environ.get("HF_HUB_CACHE"), revision=entry.config.revision
+            source, "config.json", cache_dir=entry.config.hub.cache_dir, revision=entry.config.revision
         )
         return Path(config).parent if isinstance(config, str) else None
     return None
