@@ -33,12 +33,19 @@ class PoolingError(Exception):
     code: str | None = None  # field `error.code` of HTTP responses, if it is not the status
     http_detail: str | None = None  # field `detail` of HTTP responses, if it is not the message
 
-    def __init__(self, message: str, *, param: str | None = None, value: object = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, value: object = None, parameter: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = param or parameter
         self.value = value
         self.index: int | None = None  # of the input that failed, in requests with several
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of `param` in vLLM."""
+        return self.param
 
     def __str__(self) -> str:
         details = [

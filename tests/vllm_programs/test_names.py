@@ -7,6 +7,10 @@ import sys
 from importlib import import_module
 
 import pytest
+import torch
+
+from cenote.entrypoints.pooling.scoring.utils import compute_maxsim_score
+from cenote.exceptions import VLLMValidationError
 
 NAMES = {
     "vllm": "LLM EngineArgs PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput "
@@ -15,12 +19,15 @@ NAMES = {
     "vllm.config": "PoolerConfig VllmConfig",
     "vllm.config.pooler": "PoolerConfig",
     "vllm.engine.arg_utils": "EngineArgs",
-    "vllm.entrypoints.chat_utils": "load_chat_template",
+    "vllm.entrypoints.chat_utils": "load_chat_template ChatCompletionMessageParam",
     "vllm.entrypoints.llm": "LLM",
     "vllm.entrypoints.openai.protocol": "EMBED_DTYPE_TO_TORCH_DTYPE IOProcessorRequest IOProcessorResponse",
     "vllm.entrypoints.pooling.score.utils": "ScoreMultiModalParam ScoreContentPartParam",
+    "vllm.entrypoints.pooling.scoring.typing": "ScoreMultiModalParam ScoreContentPartParam",
+    "vllm.entrypoints.pooling.scoring.utils": "compute_maxsim_score",
     "vllm.entrypoints.pooling.utils": "MetadataItem build_metadata_items decode_pooling_output",
     "vllm.entrypoints.score_utils": "ScoreMultiModalParam ScoreContentPartParam",
+    "vllm.exceptions": "VLLMValidationError",
     "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt DataPrompt PromptType SingletonPrompt",
     "vllm.inputs.data": "TextPrompt TokensPrompt EmbedsPrompt DataPrompt PromptType SingletonPrompt",
     "vllm.lora.request": "LoRARequest",
@@ -31,6 +38,9 @@ NAMES = {
     "vllm.plugins.io_processors.interface": "IOProcessor IOProcessorInput IOProcessorOutput",
     "vllm.pooling_params": "PoolingParams",
     "vllm.renderers": "BaseRenderer",
+    "vllm.renderers.chat_utils": "load_chat_template ChatCompletionMessageParam ChatCompletionContentPartTextParam "
+    "ChatCompletionContentPartImageParam",
+    "vllm.tasks": "PoolingTask POOLING_TASKS",
     "vllm.transformers_utils.repo_utils": "hf_api",
     "vllm.utils": "FlexibleArgumentParser",
     "vllm.utils.argparse_utils": "FlexibleArgumentParser",
@@ -46,6 +56,18 @@ def test_a_module_of_vllm_has_its_names_here(module: str) -> None:
     ours = import_module(module.replace("vllm", "cenote", 1))
 
     assert [name for name in NAMES[module].split() if not hasattr(ours, name)] == []
+
+
+def test_an_error_has_the_parameter_of_vllms() -> None:
+    error = VLLMValidationError("invalid", parameter="dimensions", value=3)
+
+    assert (error.parameter, error.value, str(error)) == ("dimensions", 3, "invalid (parameter=dimensions, value=3)")
+
+
+def test_maxsim_of_two_matrices_is_that_of_vllm() -> None:
+    query, document = torch.eye(2, 3), torch.tensor([[0.5, 0.25, 9.0], [0.125, 2.0, 0.0]])
+
+    assert compute_maxsim_score(query.half(), document.half()).item() == 0.5 + 2.0
 
 
 def test_argument_parsers_and_prompt_types_need_no_torch() -> None:
