@@ -80,6 +80,24 @@ def test_a_short_text_overtakes_the_chunks_of_a_long_one() -> None:
         engine.stop()
 
 
+def test_a_default_device_of_the_program_changes_nothing_and_stays(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path, num_labels=1)
+
+    def run() -> list[Any]:
+        with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+            (matrix,) = llm.encode("a b c", pooling_task="token_classify")
+            (score,) = llm.score("a b", "c")
+            return [llm.classify("a b c")[0].outputs.probs, matrix.outputs.data.tolist(), score.outputs.score]
+
+    expected = run()
+    torch.set_default_device("meta")
+    try:
+        assert run() == expected
+        assert torch.get_default_device() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+
+
 def test_none_is_the_default_of_an_option_and_torch_dtypes_are_accepted() -> None:
     config = EngineConfig.from_kwargs(
         max_num_seqs=None, io_processor_plugin=None, kv_cache_dtype="auto", dtype=torch.bfloat16

@@ -51,6 +51,7 @@ from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
+from cenote.kernels.default_device import ignore_default_device
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
@@ -217,6 +218,7 @@ class PoolingEngine:
         ).run()
 
     @classmethod
+    @ignore_default_device
     def load(cls, config: EngineConfig, *, trust_callers: bool = False) -> PoolingEngine:
         if config.num_replicas > 1:
             raise LoadError(
@@ -285,6 +287,7 @@ class PoolingEngine:
         convert = partial(to_pool_results, extra_tasks=request.extra_tasks)
         return self.pool_as(request, lambda _: convert, on_progress, query_embeddings)
 
+    @ignore_default_device
     def pool_as(
         self,
         request: PoolRequest,
@@ -318,6 +321,7 @@ class PoolingEngine:
         """Return a score for every pair, in the order of the documents."""
         return await self.scoring.score(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
 
+    @ignore_default_device
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
         return run_coroutine_sync(self.scoring.score(request, self._blocking_calls(on_progress)))
 
@@ -327,6 +331,7 @@ class PoolingEngine:
             request, EngineCalls(self.pool, self.executors.scoring.make_runner())
         )
 
+    @ignore_default_device
     def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
         return run_coroutine_sync(self._get_recognizer().recognize(request, self._blocking_calls(on_progress)))
 
