@@ -16,10 +16,10 @@ from cenote.cli.parser import CommandParser
 from cenote.config.engine import EngineConfig
 from cenote.config.flags import add_flags, add_vllm_flags
 from cenote.config.model_table import ModelTable
-from cenote.config.options import normalize_log_level, option_fields
+from cenote.config.options import normalize_log_level, option_fields, parse_token_count
 from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
-from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError
+from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError, clean_errors
 from cenote.utils.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _add_vllm_flags(parser: CommandParser) -> None:
     for flag, name in VLLM_SWITCHES.items():
         parser.add_argument(f"--{flag}", dest=name, action=EnableDisable, **hidden)
     parser.add_argument("--shutdown-timeout", dest="shutdown_timeout_s", type=float, **hidden)
-    parse_tokens = parser.options_by_flag()["--max-queue-tokens"].type
+    parse_tokens = clean_errors(parse_token_count)
     parser.add_argument("--max-num-queued-tokens", dest="max_queue_tokens", type=parse_tokens, **hidden)
     parser.add_argument("--max-waiting-chars", type=int, **hidden)
     levels = parser.options_by_flag()["--log-level"].choices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from cenote.cli.parser import CommandParser
 from cenote.cli.serve import make_parser
+from cenote.config.engine import TRANSLATED_OPTIONS, EngineConfig
+from cenote.config.server import ServerConfig
 from cenote.config.vllm_options import REFUSAL_REASONS, REFUSED_OPTIONS, VLLM_OPTIONS, remove_vllm_options
 from cenote.errors import LoadError
 
@@ -65,6 +68,16 @@ def test_the_docs_name_the_refused_options_with_the_reason(reason: str) -> None:
     names = ", ".join(f"`{name}`" for name in REFUSED_OPTIONS[reason])
 
     assert f"| {names} | {reason} |" in DOCS
+
+
+def test_the_options_of_vllm_are_keywords_of_llm_except_those_of_the_server() -> None:
+    names = {flag[2:].replace("-", "_") for _, flag, *_ in LINES}
+    keywords = {*VLLM_OPTIONS, *TRANSLATED_OPTIONS, *(field.name for field in fields(EngineConfig))}
+    of_server = {field.name for field in fields(ServerConfig)}
+
+    assert names - keywords - of_server == {
+        "config", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_fastapi_docs"
+    }  # fmt: skip
 
 
 def test_options_without_effect_that_are_not_of_this_version_are_of_older_ones_or_keywords(

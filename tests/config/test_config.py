@@ -222,6 +222,15 @@ def test_a_refused_vllm_option_is_one_line_with_the_value_that_is_accepted() -> 
     assert caught.value.message == f"nnodes=2 is not supported: {reason}; remove it or use 1"
 
 
+def test_the_keywords_of_vllms_own_test_runner_are_accepted() -> None:
+    keywords = {"tokenizer_mode": "auto", "trust_remote_code": True, "seed": 0, "enforce_eager": False}
+    keywords |= {"disable_log_stats": True, "block_size": 16, "enable_chunked_prefill": False}
+
+    config = EngineConfig.from_kwargs("m", **keywords, kernel_config={"enable_jit_warmup": False})
+
+    assert config == EngineConfig.from_kwargs("m", trust_remote_code=True)
+
+
 @pytest.mark.parametrize("given", ["0, 2", [0, 2], ["0", "2"]])
 def test_device_ids_of_vllm_are_devices(given: Any) -> None:
     config = EngineConfig.from_kwargs("m", device_ids=given, tensor_parallel_size=2)

@@ -10,7 +10,7 @@ import torch
 
 from cenote import LLM, LoadError, PoolingParams
 from cenote.protocol.results import PoolResult
-from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.app_client import load_llm, make_client
 from tests.engine.conftest import MakeEngine, echoed_token_ids, make_request
 from tests.tiny import TEXTS, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
