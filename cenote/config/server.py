@@ -66,7 +66,10 @@ class ServerConfig:
         parse=parse_bytes,
     )
     gpu_memory_budget: int | None = option("the same for the memory of GPUs", default=None, parse=parse_bytes)
-    api_key: tuple[str, ...] = option("API keys; they protect every route except the health endpoints", default=())
+    api_key: tuple[str, ...] = option(
+        "API keys; they protect every route except health checks, the pages / and /docs, and /v1/cluster/auth",
+        default=(),
+    )
     api_key_file: str | None = option(
         "file with one API key per line and its settings, such as weight=2, or a folder of such files", default=None
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from cenote import LLM
@@ -27,6 +28,18 @@ def make_client(llm: LLM, **settings: Any) -> TestClient:
     app_state = AppState(ServerConfig(**settings))
     app_state.set_engine(llm.engine)
     return TestClient(build_app(app_state))
+
+
+def list_served_routes(client: TestClient) -> dict[str, set[str]]:
+    """Return the methods of every path that the app serves, as the OpenAPI document writes them."""
+    app: Any = client.app
+    while not hasattr(app, "routes"):
+        app = app.app
+    served: dict[str, set[str]] = {}
+    for route in app.routes:
+        assert isinstance(route, Route) and route.methods is not None
+        served.setdefault(route.path.replace(":path}", "}"), set()).update(route.methods)
+    return served
 
 
 def load_llm(folder: Path, **options: Any) -> LLM:

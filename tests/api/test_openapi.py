@@ -11,22 +11,18 @@ from typing import Any
 import pytest
 import schemathesis
 from jsonschema import Draft202012Validator
-from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.admin_routes import make_admin_routes
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.auth import PUBLIC_ROUTES
+from cenote.api.auth import PAGE_FILES, PLAYGROUND, PUBLIC_ROUTES
 from cenote.api.dialects import DIALECTS
-from cenote.api.docs import make_docs_routes
 from cenote.api.openapi import build_document
 from cenote.api.replies import encode_default_error
 from cenote.api.route_table import RouteTable
-from cenote.api.system_routes import make_system_routes
 from cenote.config.server import ServerConfig
-from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.api.app_client import add_chat_template, list_served_routes, load_llm, make_client
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
 pytestmark = pytest.mark.usefixtures("shared_event_loop")
@@ -125,11 +121,10 @@ def test_the_document_is_valid(models: Models, name: str) -> None:
     assert len(set(identifiers)) == len(identifiers)
 
 
-def test_the_document_is_valid_while_the_model_is_loading_and_lists_all_routes() -> None:
+def test_the_document_is_valid_while_the_model_is_loading() -> None:
     document = get_document(TestClient(build_app(AppState(ServerConfig()))))
 
     schemathesis.openapi.from_dict(document).validate()
-    assert set(PATHS) <= document["paths"].keys()
     assert document["info"]["description"] == "The model is loading."
 
 
@@ -145,21 +140,31 @@ def test_documented_routes_respond_and_others_are_not_found(models: Models, name
         assert ("does not support" not in reply.text) == (path in documented), path
 
 
-def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
-    for settings in (ServerConfig(), ServerConfig(enable_tokenizer_info_endpoint=True)):
-        app_state = AppState(settings)
-        client = make_client(llm, enable_tokenizer_info_endpoint=settings.enable_tokenizer_info_endpoint)
-        served = {}
-        system_routes = make_system_routes(app_state) + make_admin_routes(app_state)
-        for route in (*system_routes, *make_docs_routes(app_state, RouteTable([]))):
-            assert isinstance(route, Route) and route.methods is not None
-            served[route.path.replace(":path", "")] = {method.lower() for method in route.methods} - {"head"}
-        get_paths = [path for dialect in DIALECTS for get_route in dialect.get_routes for path in get_route.paths]
-        served |= {path: {"get"} for path in get_paths if path not in PATHS}
+def list_operations(client: TestClient) -> set[tuple[str, str]]:
+    """Return path and method of everything that the app serves, except the playground and the files of pages."""
+    served = {(path, method.lower()) for path, methods in list_served_routes(client).items() for method in methods}
+    pages = {(path, "get") for path, _ in served if path == PLAYGROUND or path.startswith(PAGE_FILES)}
+    return {(path, method) for path, method in served if method != "head"} - pages
 
-        listed = {path: set(entry) for path, entry in get_document(client)["paths"].items()}
-        listed = {path: methods for path, methods in listed.items() if path not in PATHS and "{model}" not in path}
-        assert listed == served
+
+def list_documented(client: TestClient) -> set[tuple[str, str]]:
+    return {(path, method) for path, entry in get_document(client)["paths"].items() for method in entry}
+
+
+@pytest.mark.parametrize("option", ["disable_ui", "enable_tokenizer_info_endpoint", "allow_runtime_lora_updating"])
+def test_the_document_has_every_route_of_the_app_while_the_model_is_loading(option: str) -> None:
+    client = TestClient(build_app(AppState(ServerConfig(**{option: True}))))
+
+    assert list_documented(client) == list_operations(client)
+
+
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder"])
+def test_only_routes_that_the_model_does_not_support_are_left_out(models: Models, name: str) -> None:
+    left_out = list_operations(models[name]) - list_documented(models[name])
+
+    assert left_out and list_documented(models[name]) <= list_operations(models[name])
+    for path, method in left_out:
+        assert "does not support" in models[name].request(method, path, json={}).text, path
 
 
 def test_docs_can_be_disabled(llm: LLM) -> None:
