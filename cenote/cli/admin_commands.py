@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cenote.cli.admin_client import DEFAULT_URL, KEY_VARIABLES
 from cenote.cli.flags import add_engine_flags, engine_keywords
 from cenote.cli.parser import CommandParser
+from cenote.utils.argparse_utils import option_errors
 
 STOP_TIMEOUT_S = 60.0
 
@@ -121,7 +122,9 @@ def pull(argv: Sequence[str]) -> int:
     from cenote.cli.pull import pull_model
     from cenote.config.engine import EngineConfig
 
-    return pull_model(EngineConfig.from_kwargs(**engine_keywords(args)), as_json=args.json)
+    with option_errors():
+        config = EngineConfig.from_kwargs(**engine_keywords(args))
+    return pull_model(config, as_json=args.json)
 
 
 def _add_server_flags(parser: CommandParser) -> None:

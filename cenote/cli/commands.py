@@ -10,6 +10,7 @@ from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
+from cenote.utils.argparse_utils import option_errors
 from cenote.utils.arguments import parse_positive_int
 
 # commands in modules of their own
@@ -106,7 +107,8 @@ def inspect(argv: Sequence[str]) -> int:
     from cenote.cli.inspect import inspect_model, inspect_model_as_json
     from cenote.config.engine import EngineConfig
 
-    config = EngineConfig.from_kwargs(**engine_keywords(args))
+    with option_errors():
+        config = EngineConfig.from_kwargs(**engine_keywords(args))
     return (inspect_model_as_json if args.json else inspect_model)(config, with_checksums=args.checksums)
 
 
@@ -201,9 +203,10 @@ def models(argv: Sequence[str]) -> int:
     if (args.json and not args.word) or (args.task, args.max_size, args.language) != (None, None, None):
         from cenote.cli.models import list_recommended_models
 
-        return list_recommended_models(
-            args.task, args.max_size, args.language, json_output=args.json, markdown=args.markdown
-        )
+        with option_errors():
+            return list_recommended_models(
+                args.task, args.max_size, args.language, json_output=args.json, markdown=args.markdown
+            )
 
     from cenote.cli.models import list_models
 

@@ -17,7 +17,7 @@ from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
 from cenote.protocol.scheduling import SchedulingParams
-from cenote.utils.argparse_utils import UsageError
+from cenote.utils.argparse_utils import UsageError, option_errors
 
 BULK = SchedulingParams(lane="bulk")
 ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
@@ -29,7 +29,8 @@ RowSender: TypeAlias = (
 def load_llm(args: argparse.Namespace) -> Any:
     from cenote import LLM  # here: imports torch, which takes seconds
 
-    return LLM(**engine_keywords(args))
+    with option_errors():
+        return LLM(**engine_keywords(args))
 
 
 def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:

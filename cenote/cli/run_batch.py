@@ -22,7 +22,7 @@ from cenote.config.server import ServerConfig
 from cenote.files.columns import ColumnOptions
 from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.sources import STDIN, FileSource, open_input
-from cenote.utils.argparse_utils import UsageError
+from cenote.utils.argparse_utils import UsageError, option_errors
 from cenote.utils.progress import print_note
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ NumberedLine = tuple[int, bytes]
 
 def run_batch_file(args: argparse.Namespace) -> int:
     """Run the command; errors of the files are reported before the model is loaded."""
-    settings = ServerConfig(**{name: getattr(args, name) for name in SERVER_OPTIONS if hasattr(args, name)})
-    config = EngineConfig.from_kwargs(**{**engine_keywords(args), "served_model_name": settings.served_model_name})
+    with option_errors():
+        settings = ServerConfig(**{name: getattr(args, name) for name in SERVER_OPTIONS if hasattr(args, name)})
+        config = EngineConfig.from_kwargs(**{**engine_keywords(args), "served_model_name": settings.served_model_name})
     if args.input_file == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no requests; pass them with -i FILE, or through a pipe")
     source = FileSource(args.input_file, ColumnOptions(), "jsonl")

@@ -19,7 +19,7 @@ from cenote.config.model_table import ModelTable
 from cenote.config.options import normalize_log_level, option_fields, parse_token_count
 from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
-from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError, clean_errors
+from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError, clean_errors, option_errors
 from cenote.utils.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ VLLM_SWITCHES = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access
 
 
 def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    settings, options = parse_config(argv, environment)
-    ray_config = take_ray_config(options)
+    with option_errors():
+        settings, options = parse_config(argv, environment)
+        ray_config = take_ray_config(options)
     if ray_config.is_ray:
         from cenote.ray.serve import run_serve
 
-        run_serve(settings, make_table(settings, options), ray_config)
+        with option_errors():
+            table = make_table(settings, options)
+        run_serve(settings, table, ray_config)
         return 0
 
     from cenote.api.app_state import AppState
@@ -50,7 +53,8 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     from cenote.api.supervisor.replica_plan import plan_replicas
 
     configure_logging(settings)
-    table = make_table(settings, options)  # reports invalid options before the socket is opened
+    with option_errors():  # before the socket is opened
+        table = make_table(settings, options)
     for entry in table.entries:
         plan_replicas(entry.config)
     listener = open_socket(settings)

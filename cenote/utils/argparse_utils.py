@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,17 @@ JSONFields = dict[str, dict[str, Any]]  # by option
 
 class UsageError(BadRequest):
     """Invalid command line; exit status 2."""
+
+
+@contextmanager
+def option_errors() -> Iterator[None]:
+    """Report a value that the classes of the options refuse as an invalid command line, as one that a flag refuses."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except BadRequest as error:
+        raise UsageError(error.message) from None
 
 
 class DottedFlag(NamedTuple):
@@ -201,6 +212,8 @@ def read_yaml_options(path: str) -> dict[str, Any]:
 
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{CONFIG_FLAG} {path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{CONFIG_FLAG} {path} is not YAML: {' '.join(str(error).split())}") from None
     except UnicodeDecodeError:

@@ -295,14 +295,20 @@ def test_a_quoted_value_is_kept_as_text(tmp_path: Path) -> None:
     assert (given.api_key, given.served_model_name) == (("007", '["a"]'), ("1.10",))
 
 
+def test_the_deprecated_limit_in_characters_becomes_one_in_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    assert server_config("--max-waiting-chars", "3000").max_queue_tokens == 1000
+    assert "use --max-queue-tokens, which is about a third of it" in caplog.text
+
+
 def test_an_empty_key_in_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="api_key must not be empty"):
         server_config("--config", write_yaml(tmp_path, "api-key:"))
 
 
 def test_a_missing_file_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--config", "/nowhere.yaml"]) == 1
-    assert capsys.readouterr().err == "cenote: no such file or directory: /nowhere.yaml\n"
+    error = usage_error(capsys, "--config", "/nowhere.yaml")
+
+    assert error == "cenote: --config /nowhere.yaml cannot be read: No such file or directory\n"
 
 
 # the environment
