@@ -136,11 +136,11 @@ def measure_quality(
         if pairs is not None:
             first, second, gold = read_pairs(pairs)
             values = [similarity_correlation(first, second, gold, embed) for embed in engines]
-            figures.append(_make_result(f"Spearman, {len(gold)} pairs", values))
+            figures.append(_make_result(f"Spearman, {len(gold)} pairs of {pairs.name}", values))
         if retrieval is not None:
             data = read_retrieval(retrieval, max_queries=max_queries)
             values = [mean_ndcg(data, rank_by_vectors(data, embed)) for embed in engines]
-            figures.append(_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries", values))
+            figures.append(_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries of {retrieval.name}", values))
         return figures
     if retrieval is None:
         raise BadRequest("a reranker requires a retrieval data set; pass --retrieval FOLDER")
@@ -149,7 +149,8 @@ def measure_quality(
         ranked = rank_by_vectors(data, make_cenote_embed(embedder))
     scorers = [make_cenote_score(llm), *([make_reference_score(folder, device)] if compare else [])]
     values = [mean_ndcg(data, rerank(data, ranked, score)) for score in scorers]
-    return [_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries, top {NDCG_DEPTH} reranked", values)]
+    name = f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries of {retrieval.name}, top {NDCG_DEPTH} reranked"
+    return [_make_result(name, values)]
 
 
 def _make_result(name: str, values: list[float]) -> QualityResult:

@@ -77,7 +77,7 @@ def _iter_differences(entry: CheckedModel, rows: Mapping[str, Mapping[str, Any]]
         row = rows.get(key, {"value": None, "source": "missing"})
         found = "none" if row["value"] is None else row["value"]
         if found != expected:
-            yield f"{key} is {found} here (from {row['source']}), {expected} in the published {entry.name}"
+            yield f"{key} is {found} here (from {row['source']}), {expected} in the table entry {entry.name}"
 
 
 def _iter_architecture_evidence(model: ModelDescription, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -100,4 +100,5 @@ def _has_same_layout(entry: CheckedModel, architecture: str, settings: Mapping[s
 
 
 def _describe_entry(entry: CheckedModel, role: str) -> str:
-    return f"{role}: {entry.name} ({entry.check}; outputs compared with {entry.compared_with})"
+    evidence = f"{entry.check}, files from {entry.files}; outputs compared with {entry.compared_with}"
+    return f"{role}: {entry.name} ({evidence})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,19 +43,23 @@ because its CPU kernel misreads their tensors.
 CHECKED_HEADER = """
 ## Checked models
 
-The files of these models (config.json, modules, tokenizer, prompts) were rebuilt as published, and the settings that
-`cenote inspect` resolves from them are tested. The last column tells how outputs were compared:
+"Checked" means that the files of a model (config.json, modules, tokenizer, prompts) were rebuilt with tiny random
+weights, and that the settings which `cenote inspect` resolves from them are tested. Only {num_real} of the {num_models}
+models were run with their published weights. The column of files tells what they were rebuilt from: public sources,
+which are copies of the published files, model cards and code that reads them ({num_public} models); the files of a
+similar model ({num_similar}); or, for some of the files, memory ({num_recalled}). The last two may differ from what is
+published. The last column tells how outputs were compared:
 
 - real weights: on the published weights
-- true layout: on tiny random weights in the published layout, with the library that the model is made for
+- true layout: on tiny random weights in this layout, with the library that the model is made for
 - architecture only: by the tests of its architecture, with an independent implementation
 - refused: the model does not load; the error names the file and what to do
 
 Models that are listed above and not here were checked by architecture only. `cenote models --check MODEL` compares the
 files of a model with this table.
 
-| model | architecture | used as | outputs | max tokens | checked by |
-|---|---|---|---|---|---|
+| model | architecture | used as | outputs | max tokens | files | checked by |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -91,9 +96,17 @@ def format_page(rows: Sequence[SupportedModel]) -> str:
 
 
 def format_checked_models(models: Sequence[CheckedModel]) -> str:
-    return CHECKED_HEADER + "".join(
+    files = Counter(model.files for model in models)
+    header = CHECKED_HEADER.format(
+        num_models=len(models),
+        num_real=sum(model.check == "real weights" for model in models),
+        num_public=files["public sources"],
+        num_similar=files["a similar model"],
+        num_recalled=files["memory"],
+    )
+    return header + "".join(
         f"| {model.name} | `{model.architecture}` | {model.settings.get('kind', '')} | {_describe_outputs(model)} "
-        f"| {model.settings.get('max_tokens', '')} | {model.check} |\n"
+        f"| {model.settings.get('max_tokens', '')} | {model.files} | {model.check} |\n"
         for model in models
     )
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 # how outputs were compared: on the published weights; on random weights in the published layout, with the library that
 # the model is made for; by tests of its architecture; or the layout is refused with an error that says what to do
 Check = Literal["real weights", "true layout", "architecture only", "refused"]
+# what the files were rebuilt from: public copies, cards and code; the files of another model, with changes; or, some of
+# them, memory
+Source = Literal["public sources", "a similar model", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class CheckedModel:
     architecture: str
     check: Check
     compared_with: str
+    files: Source
     settings: Mapping[str, Any]  # values of `cenote inspect --json`
 
     @property

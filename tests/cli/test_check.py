@@ -38,7 +38,10 @@ def test_a_model_of_the_table_is_right_by_test(capsys: pytest.CaptureFixture[str
     status, verdict, lines = check(capsys, published)
 
     assert (status, verdict) == (0, "right by test")
-    assert lines[0] == f"  table entry: {MODEL} (true layout; outputs compared with Sentence Transformers)"
+    assert (
+        lines[0]
+        == f"  table entry: {MODEL} (true layout, files from public sources; outputs compared with Sentence Transformers)"
+    )
     assert "  pooling       CLS" in lines
 
 
@@ -50,7 +53,7 @@ def test_a_model_of_that_name_with_other_settings_is_doubtful(
     status, verdict, lines = check(capsys, published)
 
     assert (status, verdict) == (1, "doubtful")
-    assert lines[0] == f"  pooling is MEAN here (from 1_Pooling/config.json), CLS in the published {MODEL}"
+    assert lines[0] == f"  pooling is MEAN here (from 1_Pooling/config.json), CLS in the table entry {MODEL}"
 
 
 def test_another_model_with_the_same_layout_is_right_by_architecture(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from tests.layouts.table import PublishedModel, read_table
 
 TARGET = Path(__file__).parents[2] / "cenote" / "models" / "checked_models.json"
+RECALLED = re.compile("memory|assumed|not seen")  # in the sources of the table
 CHECKS = {
     "sentence-transformers": ("true layout", "Sentence Transformers"),
     "transformers": ("true layout", "Transformers"),
@@ -36,6 +38,7 @@ def _make_row(model: PublishedModel) -> dict[str, Any]:
         "architecture": model.expect.get("architecture", names[0]),
         "check": "real weights" if model.real else model.checked or check,
         "compared_with": compared,
+        "files": "memory" if RECALLED.search(model.source) else "a similar model" if model.like else "public sources",
         "settings": model.expect,
     }
 

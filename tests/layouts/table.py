@@ -20,7 +20,7 @@ LABEL_KEYS = ("id2label", "label2id")
 class PublishedModel:
     name: str
     truth: Truth
-    source: str  # where the layout was seen, or "memory"
+    source: str  # where the layout was seen; what was not says "memory", "assumed" or "not seen"
     builder: str | None = None  # a function of tests/layouts/builders, if `layout` cannot describe the folder
     layout: Mapping[str, Any]
     expect: Mapping[str, Any]  # values of `cenote inspect --json`
@@ -28,6 +28,7 @@ class PublishedModel:
     message: str | None = None  # of truth "refused": a pattern of the error
     real: str | None = None  # a test with the real weights
     checked: str | None = None  # how, if it is not what truth and builder say
+    like: str | None = None  # the model whose source it has
     area: str = ""  # the name of the TOML file
 
 
@@ -69,5 +70,5 @@ def _inherit(entry: Mapping[str, Any], earlier: Mapping[str, Mapping[str, Any]])
     if "like" not in entry:
         return dict(entry)
     other = earlier[entry["like"]]
-    own = {key: value for key, value in entry.items() if key != "like"}
-    return merge({key: value for key, value in other.items() if key not in ("area", "real")}, own)
+    own = {key: value for key, value in entry.items() if key != "like" or "source" not in entry}
+    return merge({key: value for key, value in other.items() if key not in ("area", "like", "real")}, own)

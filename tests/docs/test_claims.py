@@ -1,0 +1,112 @@
+"""Figures that pages repeat are those of the table or the data that they come from."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cenote.models.checked_models import read_checked_models
+from cenote.models.recommended_models import read_recommended_models
+
+ROOT = Path(__file__).parents[2]
+PERFORMANCE = (ROOT / "docs/performance.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PAIRS = "375 pairs of two genres of the STS benchmark"
+
+
+def read_words(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def read_table(first_cell: str) -> list[list[str]]:
+    """Return the rows of the table of performance.md whose header begins with this cell."""
+    lines = PERFORMANCE[PERFORMANCE.index(f"| {first_cell} |") :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def read_numbers(pattern: str, page: str) -> list[float]:
+    match = re.search(pattern, read_words(page))
+    assert match is not None, f"{page} has no {pattern}"
+    return [float(number.replace(",", "")) for number in match.groups()]
+
+
+def test_figures_over_http_are_those_of_the_table() -> None:
+    rows = {
+        tuple(row[:4]): (float(row[4].partition(" ")[0].replace(",", "")), float(row[5]))
+        for row in read_table("tokens per text")
+        if row[5]
+    }
+    single, short, long = (
+        rows[key] for key in (("48", "1", "256", "4"), ("48", "32", "384", "4"), ("480", "32", "32", "4"))
+    )
+
+    readme = read_numbers(
+        r"front-end processes ([\d.]+) M at 480, ([\d.]+) M at 48, and ([\d,]+) requests/s of one", "README.md"
+    )
+    sizing = read_numbers(
+        r"HTTP \| ([\d.]+) M \|.* connections \| ([\d.]+) M \(([\d,]+) requests/s\)", "docs/sizing.md"
+    )
+
+    assert readme == pytest.approx([long[1], short[1], single[0]], rel=0.02)
+    assert sizing == pytest.approx([long[1], single[1], single[0]], rel=0.02)
+
+
+def test_figures_of_batches_are_those_of_the_table() -> None:
+    executor, llm = [row for row in read_table("shape") if row[0] == "BERT-base bfloat16"]
+    expected = [float(row[column].partition(" ")[0]) for row in (executor, llm) for column in (5, 3)]
+
+    found = read_numbers(
+        r"host: ([\d.]+) M tokens/s at 512 tokens per text, ([\d.]+) M at 50; "
+        r"through `LLM.embed` ([\d.]+) M and ([\d.]+) M;",
+        "README.md",
+    )
+
+    assert (executor[1], llm[1]) == ("executor", "LLM")
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_the_quality_of_the_default_model_is_that_of_the_table() -> None:
+    (retrieval, pairs) = next(
+        row[1:] for row in read_table("MiniLM-L6, `cenote bench quality --retrieval FOLDER --pairs FILE.tsv`")
+    )
+
+    found = read_numbers(
+        rf"nDCG@10 ([\d.]+) \(Sentence Transformers ([\d.]+)\); Spearman ([\d.]+) \(([\d.]+)\) on {PAIRS}", "README.md"
+    )
+
+    assert found == [float(retrieval), float(retrieval), float(pairs), float(pairs)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_figure_reads_as_one_of_the_whole_benchmark(page: Path) -> None:
+    text = page.read_text()
+
+    assert re.search(r"\bSTS-?B\b", text) is None
+    assert "0.907" not in text or PAIRS in " ".join(text.split())
+
+
+def test_the_numbers_of_checked_models_are_those_of_the_table() -> None:
+    models = read_checked_models()
+    files = Counter(model.files for model in models)
+    num_real = sum(model.check == "real weights" for model in models)
+    counts = [len(models), num_real, files["public sources"], files["a similar model"], files["memory"]]
+
+    readme = read_numbers(
+        r"Of the (\d+) published models in its table, (\d+) were run with their published weights, the others with "
+        r"tiny random weights in files rebuilt from public sources \((\d+)\), from those of a similar model \((\d+)\) or "
+        r"partly from memory \((\d+)\)",
+        "README.md",
+    )
+
+    assert readme == counts and sum(files.values()) == len(models)
+
+
+def test_the_page_of_models_to_begin_with_tells_how_many_have_run_with_their_weights() -> None:
+    with_weights = {model.name for model in read_checked_models() if model.check == "real weights"}
+
+    found = read_numbers(r"checked with tiny random weights, (\d+) of them with their own", "docs/choosing.md")
+
+    assert found == [sum(model.name in with_weights for model in read_recommended_models())]
