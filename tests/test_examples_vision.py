@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,20 @@ def test_pages_are_ranked_by_what_is_on_them(llm: LLM, question: str, best: str,
 
     assert max(scores, key=scores.__getitem__) == best
     assert scores[worst] == min(scores.values())
+
+
+def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs/vision.md").read_text()
+    line, *expected = page.partition("```\n$ python examples/visual_rerank.py ")[2].partition("\n```")[0].splitlines()
+
+    import_module("visual_rerank").main(shlex.split(line))
+
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(expected) == 5 and printed[0] == expected[0]
+    for row, expected_row in zip(printed[1:], expected[1:], strict=True):
+        (number, score, *name), (expected_number, expected_score, *expected_name) = row.split(), expected_row.split()
+        assert (number, name) == (expected_number, expected_name)
+        assert float(score) == pytest.approx(float(expected_score), abs=0.02)
 
 
 def test_files_are_ranked_as_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,8 +96,8 @@ def test_the_numbers_of_checked_models_are_those_of_the_table() -> None:
 
     readme = read_numbers(
         r"Of the (\d+) published models in its table, (\d+) were run with their published weights, the others with "
-        r"tiny random weights in files rebuilt from public sources \((\d+)\), from those of a similar model \((\d+)\) or "
-        r"partly from memory \((\d+)\)",
+        r"tiny random weights in files rebuilt from public sources \((\d+)\), from those of a similar model \((\d+)\) "
+        r"or partly from memory \((\d+)\)",
         "README.md",
     )
 

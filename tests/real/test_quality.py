@@ -38,6 +38,14 @@ def test_people_and_model_agree_on_similarity_as_much_as_with_the_library(name: 
     assert abs(actual - similarity_correlation(*pairs, make_reference_embed(str(folder), "cpu"))) < 1e-3
 
 
+def test_the_pairs_are_those_of_two_genres_that_the_documentation_names() -> None:
+    file = shared_folder("data", "stsb-ccbysa") / "stsb_images_track5.tsv"
+    genres = {line.split("\t")[1] for line in file.read_text().splitlines()[1:]}
+
+    assert len(read_pairs(file)[0]) == 375
+    assert genres == {"images", "track5.en-en"}
+
+
 def test_a_small_collection_is_searched_and_reranked_as_well_as_by_the_library() -> None:
     whole = read_retrieval(shared_folder("data", "scifact"), max_queries=12)
     relevant = {name for query in whole.queries for name in whole.relevant[query]}

@@ -11,7 +11,6 @@ from cenote.api.wire.messages import (
     EncodedConversation,
     EncodedDocument,
     EncodedInput,
-    EncodedListwise,
     EncodedPair,
     EncodedParts,
     EntitiesCall,
@@ -183,8 +182,6 @@ def encode_input(item: Input) -> EncodedInput:
         return item
     if isinstance(item, TextPair):
         return EncodedPair(item.query, item.document, item.template, to_json(item.template_kwargs))
-    if isinstance(item, ListwiseInput):
-        return EncodedListwise(item.query, list(item.documents), item.instruction)
     if isinstance(item, ChunkedDocument):
         return EncodedDocument(item.chunks)
     if isinstance(item, Conversation):
@@ -198,9 +195,9 @@ def encode_input(item: Input) -> EncodedInput:
         )
     if isinstance(item, ContentParts):
         return _encode_parts(item)
-    assert not isinstance(item, MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds), (
-        "no HTTP route makes inputs of these types"
-    )
+    assert not isinstance(
+        item, ListwiseInput | MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds
+    ), "no HTTP route makes inputs of these types"
     return encode_token_ids(item)
 
 
@@ -231,8 +228,6 @@ def decode_input(item: EncodedInput) -> Input:
         return item
     if isinstance(item, EncodedPair):
         return TextPair(item.query, item.document, item.template, from_json(item.template_kwargs))
-    if isinstance(item, EncodedListwise):
-        return ListwiseInput(item.query, item.documents, item.instruction)
     if isinstance(item, EncodedDocument):
         return ChunkedDocument(item.chunks)
     if isinstance(item, EncodedConversation):

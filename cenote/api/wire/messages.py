@@ -22,12 +22,6 @@ class EncodedPair(msgspec.Struct, tag="pair"):
     template_kwargs: JSONBytes
 
 
-class EncodedListwise(msgspec.Struct, tag="ranking"):
-    query: str
-    documents: list[str]
-    instruction: str | None
-
-
 class EncodedDocument(msgspec.Struct, tag="document"):
     chunks: tuple[str, ...]
 
@@ -52,16 +46,7 @@ class OutOfRangeIds(msgspec.Struct, tag="ids"):
     token_ids: JSONBytes
 
 
-EncodedInput = (
-    str
-    | list[int]
-    | EncodedPair
-    | EncodedListwise
-    | EncodedDocument
-    | EncodedConversation
-    | EncodedParts
-    | OutOfRangeIds
-)
+EncodedInput = str | list[int] | EncodedPair | EncodedDocument | EncodedConversation | EncodedParts | OutOfRangeIds
 
 
 class SerializedError(msgspec.Struct, array_like=True):
