@@ -74,7 +74,7 @@ SPECS: dict[str, dict[str, Any]] = {
             ),
             "containers": make_list(ANY_OBJECT),
         },
-        {"annotations": STRINGS, "protocolVersions": make_list(STRING), "volumes": make_list(ANY_OBJECT)},
+        {"annotations": STRINGS, "volumes": make_list(ANY_OBJECT)},
     ),
     "serving.kserve.io/v1beta1 InferenceService": make_object(
         {

@@ -14,6 +14,8 @@ import httpx
 import pytest
 import yaml
 
+from cenote.api.dialects import DIALECTS
+from cenote.api.route_table import RouteTable
 from cenote.cli.serve import make_table, parse_config
 from tests.deploy.chart import DEPLOY, read_all_yaml, read_yaml
 from tests.deploy.container import Container
@@ -98,6 +100,14 @@ def wait_for_models(container: Container) -> int:
         except httpx.TransportError:
             time.sleep(0.02)
     raise AssertionError(container.output)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_a_kserve_runtime_names_no_protocol_as_the_server_has_none_of_kserve(name: str) -> None:
+    spec = read_yaml(DEPLOY / "kserve" / f"runtime-{name}.yaml")["spec"]
+
+    assert "protocolVersions" not in spec
+    assert not {"/v2", "/v2/models/{model}/infer", "/v1/models/{model}:predict"} & RouteTable(DIALECTS).by_path.keys()
 
 
 @pytest.mark.parametrize("name", ["deployment", "cpu", "gpu"])

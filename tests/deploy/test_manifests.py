@@ -42,7 +42,7 @@ def find_pod_specs(value: Any) -> Iterator[dict[str, Any]]:
             yield from find_pod_specs(part)
 
 
-RUNTIME_FIELDS = ("annotations", "supportedModelFormats", "protocolVersions")  # of KServe, beside those of a pod
+RUNTIME_FIELDS = ("annotations", "supportedModelFormats")  # of KServe, beside those of a pod
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -19,6 +19,7 @@ from tests.serving.server_process import ServerProcess
 
 MONITORING = DEPLOY / "monitoring"
 OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
+RUNBOOKS = "{{ with $externalLabels.runbooks }}{{ . }}{{ else }}docs/operations.md{{ end }}"
 # of Prometheus and Kubernetes, not of the server
 TARGET_LABELS = {"job", "instance", "namespace", "service"}
 # words of PromQL that look like names of metrics
@@ -151,7 +152,7 @@ def test_every_alert_is_tested_and_has_a_runbook() -> None:
     for rule in read_rules():
         assert rule["alert"] in expected, "no test in which it fires"
         assert rule["alert"] in headings
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
     assert not {name for name in headings if name.startswith("Cenote")} - {rule["alert"] for rule in read_rules()}
 
 
