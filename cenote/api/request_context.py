@@ -183,7 +183,9 @@ class RequestContext:
             request = self.add_truncation(request)
         ticket = self._admit(estimate_score(request, self.model_info), request.scheduling)
         request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
-        return self._record_usage(await self._await_engine(ticket, self.engine.score(request)))
+        results = self._record_usage(await self._await_engine(ticket, self.engine.score(request)))
+        self.num_tokens -= sum([result.num_repeated_tokens for result in results])
+        return results
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         pool = request.pool_request

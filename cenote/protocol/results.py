@@ -57,6 +57,7 @@ class ScoreResult(TokenUsage):
     num_tokens: int
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True
+    num_repeated_tokens: int = 0  # of a query that was computed once and is counted by an earlier result
 
     @classmethod
     def from_pool(cls, score: float, result: PoolResult) -> ScoreResult:

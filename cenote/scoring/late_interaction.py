@@ -10,7 +10,7 @@ from cenote.errors import PoolingError
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
 from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
-from cenote.scoring.separate_encoding import label_query_error, make_score_result
+from cenote.scoring.separate_encoding import label_query_error, make_score_result, mark_repeated_query
 
 
 @register_scorer("late-interaction")
@@ -28,7 +28,9 @@ async def score_late_interaction(
     encoded = {index: query for index, query in enumerate(per_document) if isinstance(query, PoolResult)}
     scores = await _score_documents(request, context, model, encoded)
     results: dict[int, ScoreResult | PoolingError] = {**failed, **scores}
-    return [results[index] for index in range(len(per_document))]
+    ordered = [results[index] for index in range(len(per_document))]
+    mark_repeated_query(ordered, queries)
+    return ordered
 
 
 async def _score_documents(

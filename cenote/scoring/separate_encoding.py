@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,7 @@ async def score_separately(
     timing = request.timing
     started_at = timing.mark_delivered()
     scores = await context.run_in_thread(lambda: list(map(score, queries, documents)))
+    mark_repeated_query(scores, results[: len(request.queries)])
     timing.answered_at = time.monotonic()
     timing.inference_s += timing.answered_at - started_at
     timing.device_s += timing.answered_at - started_at
@@ -64,16 +65,24 @@ async def _encode(
 
 
 def make_score_result(query: PoolResult, document: PoolResult, model: ScoringModel, score: Tensor) -> ScoreResult:
-    # vLLM reports the pair as query and document joined by a padding token
+    # vLLM shows the pair as query and document joined by a padding token, which is not computed and not counted
     separator = [] if model.pad_token_id is None else [model.pad_token_id]
-    ids = np.concatenate((query.token_ids, np.array(separator, dtype=np.int32), document.token_ids))
     return ScoreResult(
         score.item(),
-        ids,
-        len(ids),
-        query.num_input_tokens + len(separator) + document.num_input_tokens,
+        np.concatenate((query.token_ids, np.array(separator, dtype=np.int32), document.token_ids)),
+        query.num_tokens + document.num_tokens,
+        query.num_input_tokens + document.num_input_tokens,
         query.is_input_count_exact and document.is_input_count_exact,
     )
+
+
+def mark_repeated_query(
+    scores: Sequence[ScoreResult | PoolingError], queries: Sequence[PoolResult | PoolingError]
+) -> None:
+    """Let the first result alone count a query that was encoded once for all documents."""
+    if len(queries) == 1 and isinstance(queries[0], PoolResult):
+        for score in [score for score in scores if isinstance(score, ScoreResult)][1:]:
+            score.num_repeated_tokens = queries[0].num_tokens
 
 
 def label_query_error(error: PoolingError, num_queries: int) -> None:

@@ -142,8 +142,9 @@ def test_the_response_format_suits_every_client(client: TestClient, name: str) -
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_scores_and_usage_equal_llm_score(client: TestClient, llm: LLM, path: str) -> None:
+def test_scores_equal_llm_score_and_usage_counts_every_input_once(client: TestClient, llm: LLM, path: str) -> None:
     expected = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    inputs = llm.embed([QUERY, *DOCUMENTS], use_tqdm=False)
 
     found = rerank(client, path)
 
@@ -151,7 +152,7 @@ def test_scores_and_usage_equal_llm_score(client: TestClient, llm: LLM, path: st
     assert [scores[index] for index in range(3)] == pytest.approx(
         [output.outputs.score for output in expected], abs=1e-6
     )
-    assert found["usage"]["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in expected)
+    assert found["usage"]["prompt_tokens"] == sum(output.num_prompt_tokens for output in inputs)
 
 
 def test_a_cross_encoder_scores_query_and_document_together(cross_encoder: LLM) -> None:

@@ -199,7 +199,7 @@ def test_a_template_in_the_request_is_refused_unless_trusted(cross_client: TestC
 
 def test_a_response_has_an_id_the_model_name_and_usage(client: TestClient, llm: LLM) -> None:
     body = {"text_1": QUERY, "text_2": DOCUMENTS}
-    num_tokens = sum(len(output.prompt_token_ids) for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False))
+    num_tokens = sum(output.num_prompt_tokens for output in llm.embed([QUERY, *DOCUMENTS], use_tqdm=False))
 
     replies = [client.post(path, json=body, headers={"x-request-id": "r-3"}) for path in ("/score", "/v1/score")]
 
@@ -211,6 +211,20 @@ def test_a_response_has_an_id_the_model_name_and_usage(client: TestClient, llm: 
     assert reply["usage"]["completion_tokens"] == 0
     assert replies[0].headers["x-prompt-tokens"] == str(num_tokens)
     assert replies[1].json()["data"] == reply["data"]
+
+
+@pytest.mark.parametrize("score_type", ["bi-encoder", "late-interaction"])
+def test_usage_counts_a_query_once_and_queries_of_their_own_each(client: TestClient, score_type: str) -> None:
+    def count(queries: Any, documents: Any) -> int:
+        body = {"queries": queries, "documents": documents, "score_type": score_type}
+        usage: dict[str, int] = client.post("/score", json=body).json()["usage"]
+        return usage["prompt_tokens"]
+
+    one = count("two two", "two")
+
+    assert one == 4 + 3
+    assert count("two two", ["two"] * 10) == one + 9 * 3
+    assert count(["two two"] * 10, ["two"] * 10) == 10 * one
 
 
 def test_every_field_but_queries_and_documents_may_be_null(client: TestClient) -> None:

@@ -220,7 +220,7 @@ def test_template_kwargs_override_the_instruction_variable() -> None:
 
 @pytest.mark.parametrize("kind", ["bi-encoder", "late-interaction"])
 @pytest.mark.parametrize(("pad", "separator"), [(0, [0]), (7, [7]), (None, [])])
-def test_tokens_are_those_of_query_and_document_with_padding_between(
+def test_the_ids_of_a_pair_are_joined_by_padding_which_is_not_counted(
     kind: Any, pad: int | None, separator: list[int]
 ) -> None:
     model = ScoringModel("m", ("embed", "token_embed"), 2, pad_token_id=pad)
@@ -231,8 +231,8 @@ def test_tokens_are_those_of_query_and_document_with_padding_between(
     assert isinstance(first, ScoreResult)
     assert isinstance(second, ScoreResult)
     assert first.token_ids.tolist() == [0, 1, 2, 3, *separator, 0, 1, 2, 3, 4]
-    assert first.num_tokens == 9 + len(separator)
-    assert second.num_tokens == 8 + len(separator)  # the query counts for every pair, though it is encoded once
+    assert (first.num_tokens, first.num_repeated_tokens) == (9, 0)
+    assert (second.num_tokens, second.num_repeated_tokens) == (8, 4)  # the query is computed and counted once
 
 
 # errors

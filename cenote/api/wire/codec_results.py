@@ -85,13 +85,18 @@ def encode_score_results(call_id: int, timing: Timing, results: Sequence[ScoreRe
         encode_timing(timing),
         [result.score for result in scored],
         encode_lengths(scored),
+        [result.num_repeated_tokens for result in scored],
         encode_errors(results),
     )
 
 
 def decode_score_results(message: ScoreResponse) -> list[ScoreResult | PoolingError]:
-    columns = zip(message.scores, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    results = [ScoreResult(score, NO_IDS, num_tokens, num_input) for score, num_tokens, num_input in columns]
+    lengths = message.lengths
+    columns = (message.scores, lengths.num_tokens, lengths.num_input_tokens, message.num_repeated_tokens)
+    results = [
+        ScoreResult(score, NO_IDS, num_tokens, num_input, num_repeated_tokens=num_repeated)
+        for score, num_tokens, num_input, num_repeated in zip(*columns, strict=True)
+    ]
     return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 

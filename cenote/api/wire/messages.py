@@ -206,6 +206,7 @@ class ScoreResponse(Message):
     timing: TimingTuple
     scores: list[float]
     lengths: TokenLengths
+    num_repeated_tokens: list[int]
     errors: list[tuple[int, SerializedError]]
 
 

@@ -236,7 +236,7 @@ def test_scores_keep_every_bit_and_their_order() -> None:
     results: list[ScoreResult | PoolingError] = [
         ScoreResult(1 / 3, np.zeros(2, dtype=np.int32), 2, 9, False),
         NumericalError("no"),
-        ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2),
+        ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2, num_repeated_tokens=1),
     ]
 
     one, two, three = decode_score_results(roundtrip(encode_score_results(1, Timing(), results), EngineMessage))
@@ -244,7 +244,7 @@ def test_scores_keep_every_bit_and_their_order() -> None:
     assert isinstance(one, ScoreResult) and isinstance(three, ScoreResult)
     assert (one.score, one.num_tokens, one.num_input_tokens, one.is_input_count_exact) == (1 / 3, 2, 9, False)
     assert isinstance(two, NumericalError)
-    assert three.score == 5e-324
+    assert (three.score, one.num_repeated_tokens, three.num_repeated_tokens) == (5e-324, 0, 1)
 
 
 @pytest.mark.parametrize("error_class", ERROR_CLASSES, ids=lambda error_class: error_class.__name__)
