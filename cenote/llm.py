@@ -49,13 +49,14 @@ from cenote.outputs import (
     SparseEmbeddingRequestOutput,
 )
 from cenote.protocol.input_types import ChunkedDocument
-from cenote.protocol.late_chunking import get_offsets
+from cenote.protocol.late_chunking import describe_chunks, find_late_chunking_params, get_offsets
 from cenote.protocol.names import resolve_role, resolve_task_names
-from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task
+from cenote.protocol.params import AggregationStrategy, LateChunkingParams, PoolingParams, ScoreType, Task
+from cenote.protocol.prompt_selection import select_prompt
+from cenote.protocol.requests import PoolRequest
 from cenote.utils.progress import UseTqdm, progress_bar
 from cenote.utils.request_ids import RequestIdCounter
 
-ResultT = TypeVar("ResultT")
 RequestOutputT = TypeVar("RequestOutputT", bound=RequestOutput[Any])
 
 
@@ -122,6 +123,9 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return one embedding per prompt, as `outputs.embedding`.
 
+        With a model that is restricted to `token_embed`, or with `PoolingParams(late_chunking_params=)`, the outputs
+        are those of `encode` with `pooling_task="token_embed"`: a matrix per prompt, as `outputs.data`.
+
         `prompt` is prepended to every text. Prompts of the model's configuration are selected by `prompt_name` or by
         `input_type` ("query"). `task` selects the adapter and the prompt of models with one adapter per task.
 
@@ -140,6 +144,10 @@ class LLM:
         is_late = late_chunking or (isinstance(pooling_params, PoolingParams) and bool(pooling_params.late_chunking))
         if is_late or chunk_size is not None:
             return self._embed_documents(make_documents(prompts, chunk_size), *args[1:], **selection)
+        if self._embeds_tokens(pooling_params):
+            make_output = partial(self._make_output, ("token_embed",))
+            outputs: Any = self._pool(PoolingRequestOutput, make_output, ("token_embed",), *args, **selection)
+            return outputs  # type: ignore[no-any-return]  # PoolingRequestOutput, of those who ask for matrices
         return self._pool(EmbeddingRequestOutput, EmbeddingOutput, ("embed",), *args, **selection)
 
     def classify(
@@ -286,8 +294,9 @@ class LLM:
         """
         args = (pooling_params, lora_request, tokenization_kwargs, chat_template, score_type, instruction)
         request = make_score_request(self.engine, data_1, data_2, *args)
+        request = replace(request, return_exceptions="computed")
         with progress_bar(use_tqdm) as on_progress:
-            results = _without_errors(self.engine.score_sync(request, on_progress))
+            results = self.engine.score_sync(request, on_progress)
         native_type = self.engine.scoring_model.score_types[0]
         is_listwise = native_type == "listwise"
         request_ids = self._request_ids.score_ids(
@@ -297,9 +306,19 @@ class LLM:
             is_single_prompt=is_listwise and len(request.queries) == 1,
         )
         return [
-            ScoringRequestOutput(request_id, ScoringOutput(result.score), result.token_ids)
+            ScoringRequestOutput(request_id, result)
+            if isinstance(result, PoolingError)
+            else ScoringRequestOutput(request_id, ScoringOutput(result.score), result.token_ids)
             for request_id, result in zip(request_ids, results, strict=True)
         ]
+
+    def _embeds_tokens(self, params: PoolingParamsArg) -> bool:
+        """Return whether `embed` gives matrices: for lack of the task `embed`, or for chunks of a number of tokens."""
+        tasks = self.engine.plan.tasks
+        if "token_embed" in tasks and "embed" not in tasks:
+            return self.engine.scoring_model.preferred_score_type != "listwise"
+        items = params if isinstance(params, list | tuple) else [params]
+        return any(getattr(item, "late_chunking_params", None) is not None for item in items)
 
     def _pool(
         self,
@@ -315,10 +334,12 @@ class LLM:
     ) -> list[RequestOutputT]:
         """Run a request; results are wrapped in output objects while others are still computed."""
         args = (prompts, params, lora_request, tokenization_kwargs)
-        request = make_pool_request(self.engine, tasks, *args, **request_kwargs)
+        request = make_pool_request(self.engine, tasks, *args, return_exceptions="computed", **request_kwargs)
+        first_ids: list[int] = []  # of the request, or of its consecutive sub-requests
 
         def make_wrapper(num_inputs: int) -> Callable[[GroupResult], list[RequestOutputT]]:
             first_id = self._request_ids.reserve(num_inputs)
+            first_ids.append(first_id)
 
             def wrap(result: GroupResult) -> list[RequestOutputT]:
                 return output_type.from_lazy(
@@ -328,7 +349,29 @@ class LLM:
             return wrap
 
         with progress_bar(use_tqdm) as on_progress:
-            return _without_errors(self.engine.pool_as(request, make_wrapper, on_progress))
+            results = self.engine.pool_as(request, make_wrapper, on_progress)
+        outputs = [
+            output_type(str(first_ids[0] + position), result) if isinstance(result, PoolingError) else result
+            for position, result in enumerate(results)
+        ]
+        if late_chunking_params := find_late_chunking_params(request):
+            self._describe_chunks(outputs, request, late_chunking_params)
+        return outputs
+
+    def _describe_chunks(
+        self,
+        outputs: Sequence[RequestOutput[Any]],
+        request: PoolRequest,
+        late_chunking_params: Sequence[LateChunkingParams | None],
+    ) -> None:
+        """Set the places of the chunks of every text that has chunks of a number of tokens."""
+        prompt = select_prompt(request, self.engine.model_info).prompt
+        for output, text, late in zip(outputs, request.inputs, late_chunking_params, strict=True):
+            if late is not None and output.error is None:
+                assert isinstance(text, str), "checked at admission"
+                token_ids = output.prompt_token_ids
+                offsets = self.engine.tokenizer.find_offsets((prompt or "") + text, token_ids)
+                output.late_chunking = describe_chunks(text, prompt, late.chunk_size, len(token_ids), offsets)
 
     def _embed_documents(
         self,
@@ -344,10 +387,18 @@ class LLM:
             raise BadRequest(f"late_chunking takes one PoolingParams for all chunks, got {type(params).__name__}")
         params = replace(params or PoolingParams(), late_chunking=True)
         args = (documents, params, lora_request, tokenization_kwargs)
-        request = make_pool_request(self.engine, ("embed",), *args, **request_kwargs)
+        request = make_pool_request(self.engine, ("embed",), *args, return_exceptions="computed", **request_kwargs)
         with progress_bar(use_tqdm) as on_progress:
             results = self.engine.pool_as(request, lambda _: partial(_make_chunk_outputs, documents), on_progress)
-        outputs = [output for chunks in _without_errors(results) for output in chunks]
+        outputs = [
+            output
+            for document, result in zip(documents, results, strict=True)
+            for output in (
+                [EmbeddingRequestOutput("", result) for _ in document.chunks]
+                if isinstance(result, PoolingError)
+                else result
+            )
+        ]
         first_id = self._request_ids.reserve(len(outputs))
         for number, output in enumerate(outputs):
             output.request_id = str(first_id + number)
@@ -411,8 +462,3 @@ def _make_chunk_outputs(
             ]
         )
     return outputs
-
-
-def _without_errors(results: Sequence[ResultT | PoolingError]) -> list[ResultT]:
-    """Narrow the type of results: without `return_exceptions`, the first error is raised."""
-    return [result for result in results if not isinstance(result, PoolingError)]

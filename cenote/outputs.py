@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.errors import BadRequest
-from cenote.protocol.results import Entity
+from cenote.errors import BadRequest, Overloaded, PoolingError
+from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata
+
+__all__ = [
+    "ChunkEmbeddingOutput",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CombinedOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EntitiesOutput",
+    "EntitiesRequestOutput",
+    "LateChunk",
+    "LateChunkingMetadata",
+    "LazyResults",
+    "PluginRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestError",
+    "RequestOutput",
+    "ResolvedOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "SparseEmbeddingOutput",
+    "SparseEmbeddingRequestOutput",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -158,17 +183,39 @@ class EntitiesOutput:
     truncated: bool  # the text was longer than max_model_len, and entities in its rest are missing
 
 
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why one prompt failed while the others of its call did not."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+    @classmethod
+    def from_exception(cls, error: PoolingError) -> RequestError:
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
+        code = "validation_error" if isinstance(error, BadRequest) else error.code or name
+        return cls(code, str(error), retryable=isinstance(error, Overloaded))
+
+    def to_exception(self) -> PoolingError:
+        if self.code == "validation_error":
+            return BadRequest(self.message)
+        return Overloaded(self.message) if self.retryable else PoolingError(self.message)
+
+
 OutputT = TypeVar("OutputT")
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)
 class ResolvedOutput(Generic[OutputT]):
     """The output objects of one prompt."""
 
-    outputs: OutputT
+    outputs: OutputT | PoolingError  # the error of a prompt that failed
     token_ids: TokenIds
     num_input_tokens: int  # before truncation
+    late_chunking: LateChunkingMetadata | None = None
 
 
 @dataclass(frozen=True)
@@ -203,11 +250,16 @@ class RequestOutput(Generic[OutputT]):
     _index: int
 
     def __init__(
-        self, request_id: str, outputs: OutputT, token_ids: TokenIds, num_input_tokens: int | None = None
+        self,
+        request_id: str,
+        outputs: OutputT | PoolingError,
+        token_ids: TokenIds = NO_IDS,
+        num_input_tokens: int | None = None,
+        late_chunking: LateChunkingMetadata | None = None,
     ) -> None:
         self.request_id = request_id
         num_input_tokens = len(token_ids) if num_input_tokens is None else num_input_tokens
-        self._resolved = ResolvedOutput(outputs, token_ids, num_input_tokens)
+        self._resolved = ResolvedOutput(outputs, token_ids, num_input_tokens, late_chunking)
 
     @classmethod
     def from_lazy(cls, results: LazyResults[OutputT], request_ids: Iterable[int]) -> list[Self]:
@@ -224,7 +276,8 @@ class RequestOutput(Generic[OutputT]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         resolved = self._resolve()  # pickling the shared arrays would save the results of other prompts
-        return _restore, (type(self), self.request_id, resolved.outputs, resolved.token_ids, resolved.num_input_tokens)
+        values = resolved.outputs, resolved.token_ids, resolved.num_input_tokens, resolved.late_chunking
+        return _restore, (type(self), self.request_id, *values)
 
     def _resolve(self) -> ResolvedOutput[OutputT]:
         if self._resolved is None:
@@ -233,11 +286,30 @@ class RequestOutput(Generic[OutputT]):
 
     @property
     def outputs(self) -> OutputT:
-        return self._resolve().outputs
+        """The output; raises the error of a prompt that failed."""
+        outputs = self._resolve().outputs
+        if isinstance(outputs, PoolingError):
+            raise outputs
+        return outputs
 
     @outputs.setter
     def outputs(self, outputs: OutputT) -> None:
         self._resolve().outputs = outputs
+
+    @property
+    def error(self) -> RequestError | None:
+        """Why this prompt failed, though the others of the call did not."""
+        outputs = self._resolve().outputs
+        return RequestError.from_exception(outputs) if isinstance(outputs, PoolingError) else None
+
+    @property
+    def late_chunking(self) -> LateChunkingMetadata | None:
+        """The places of the chunks, of prompts with `late_chunking_params`."""
+        return self._resolve().late_chunking
+
+    @late_chunking.setter
+    def late_chunking(self, metadata: LateChunkingMetadata | None) -> None:
+        self._resolve().late_chunking = metadata
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -258,9 +330,10 @@ class RequestOutput(Generic[OutputT]):
         return self._resolve().num_input_tokens
 
     def __repr__(self) -> str:
+        error = "" if self.error is None else f", error={self.error!r}"
         return (
-            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
-            f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens=0, finished=True)"
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self._resolve().outputs!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens=0, finished=True{error})"
         )
 
 
@@ -280,7 +353,7 @@ class PluginRequestOutput(PoolingRequestOutput):
     __slots__ = ()
 
     def __init__(self, outputs: Any) -> None:
-        super().__init__("", outputs, np.zeros(0, dtype=np.int32))
+        super().__init__("", outputs)
 
     @property
     def num_cached_tokens(self) -> int:  # type: ignore[override]

@@ -1,5 +1,5 @@
-"""PoolingParams under its name in `vllm.pooling_params`."""
+"""The parameters of pooling under their names in `vllm.pooling_params`."""
 
-from cenote.protocol.params import PoolingParams
+from cenote.protocol.params import LateChunkingParams, PoolingParams
 
-__all__ = ["PoolingParams"]
+__all__ = ["LateChunkingParams", "PoolingParams"]

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
-from cenote.outputs import ChunkEmbeddingOutput
+from cenote import LLM, BadRequest, InputTooLong, PoolingParams, PoolingRequestOutput, Unsupported
+from cenote.outputs import ChunkEmbeddingOutput, LateChunk
+from cenote.pooling_params import LateChunkingParams
 from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.late_chunking import get_offsets, split_text
 from cenote.protocol.requests import PoolRequest
@@ -24,6 +25,7 @@ from tests.tiny import (
     compute_hidden_states,
     tiny_bert,
     tiny_bert_classifier,
+    tiny_bge_m3,
     tiny_modernbert,
     tiny_qwen3,
     tiny_splade,
@@ -254,3 +256,96 @@ def test_white_space_is_no_chunk_of_its_own() -> None:
     text = " " * 20 + "one" + "\n" * 20 + "two" + " " * 20
     places = split_text(text, 8)
     assert [text[start:end].split() for start, end in places] == [["one"], ["two"]]
+
+
+# chunks of a number of tokens, as in vLLM
+
+
+def encode(llm: LLM, texts: Any, *sizes: int | None, **options: Any) -> list[PoolingRequestOutput]:
+    params = [
+        PoolingParams(late_chunking_params=LateChunkingParams(size) if size else None, use_activation=False)
+        for size in sizes
+    ]
+    return llm.encode(texts, params, pooling_task="token_embed", use_tqdm=False, **options)
+
+
+def split_means(tokens: Tensor, size: int) -> Tensor:
+    return torch.stack([part.mean(0) for part in tokens.split(min(size, len(tokens)))])
+
+
+def test_chunks_of_tokens_have_the_means_of_the_states_of_their_tokens(family: tuple[LLM, PreTrainedModel]) -> None:
+    llm, reference = family
+    ids = [llm.get_tokenizer().encode(text) for text in (TEXT, *OTHER, TEXT)]
+    states = [rows for text_ids in ids for rows in compute_hidden_states(reference, [text_ids])]
+
+    outputs = encode(llm, [TEXT, *OTHER, TEXT], 5, None, 3, 2**63 - 1)
+
+    for output, rows, size in zip(outputs, states, (5, 1, 3, len(ids[-1])), strict=True):
+        assert_close(output.outputs.data, split_means(rows, size), atol=1e-5, rtol=0)
+    assert outputs[1].late_chunking is None
+    normalized = llm.embed(TEXT, pooling_params=PoolingParams(late_chunking_params=LateChunkingParams(5)))
+    assert_close(normalized[0].outputs.data, F.normalize(split_means(states[0], 5), dim=-1), atol=1e-5, rtol=0)
+
+
+def test_chunks_of_tokens_tell_their_places(llm: LLM) -> None:
+    (output,) = encode(llm, "  the cat, CAFÉ ", 3)
+
+    assert output.late_chunking is not None
+    (offsets,) = (llm.get_tokenizer()(["  the cat, CAFÉ "], return_offsets_mapping=True)["offset_mapping"],)
+    spans = [[span for span in offsets[0][start : start + 3] if span[0] < span[1]] for start in (0, 3)]
+    assert output.late_chunking.chunks[:2] == [
+        LateChunk((0, 3), (spans[0][0][0], spans[0][-1][1])),
+        LateChunk((3, 6), (spans[1][0][0], spans[1][-1][1])),
+    ]
+    assert output.late_chunking.input_tokens == output.num_prompt_tokens
+    assert pickle.loads(pickle.dumps(output)).late_chunking == output.late_chunking
+
+
+def test_bge_m3_keeps_the_first_token_in_its_chunk_and_projects_the_mean(tmp_path: Path) -> None:
+    tiny_bge_m3(tmp_path)
+    with load(tmp_path) as llm:
+        tokens, chunks, plain = encode(llm, [TEXT] * 3, 1, 4, None)
+
+    assert len(tokens.outputs.data) == tokens.num_prompt_tokens == len(plain.outputs.data) + 1
+    assert_close(plain.outputs.data, tokens.outputs.data[1:])
+    assert_close(chunks.outputs.data, split_means(tokens.outputs.data, 4), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**63, True, 2.0, "5", None])
+def test_a_chunk_size_that_is_no_positive_integer_is_refused(llm: LLM, size: Any) -> None:
+    with pytest.raises(BadRequest, match="chunk_size must be a positive integer less than 2\\*\\*63, got"):
+        LateChunkingParams(size)
+    late = LateChunkingParams(1)
+    late.chunk_size = size
+    with pytest.raises(BadRequest, match="positive integer"):
+        llm.encode(TEXT, PoolingParams(late_chunking_params=late), pooling_task="token_embed", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kwargs", "words"),
+    [
+        ("", {}, "plain-text"),
+        ([7, 8], {}, "plain-text"),
+        ({"prompt_token_ids": [7, 8]}, {}, "plain-text"),
+        ("abc", {"truncate_prompt_tokens": 2}, "does not support"),
+        ("abc", {"truncation": True}, "does not support"),
+        ("abc", {"pad_prompt_tokens": 8}, "does not support"),
+        ("abc", {"padding": "max_length"}, "does not support"),
+        ("abc", {"do_lower_case": True}, "does not support"),
+        ("   ", {"add_special_tokens": False}, "cannot be empty"),
+    ],
+)
+def test_inputs_without_such_chunks_are_refused(llm: LLM, prompt: Any, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        encode(llm, [prompt], 5, tokenization_kwargs=kwargs)
+
+
+def test_chunks_of_tokens_are_an_option_of_token_embed_alone(llm: LLM) -> None:
+    params = PoolingParams(late_chunking_params=LateChunkingParams(5))
+
+    with pytest.raises(BadRequest, match="Task 'embed' only supports .* does not support \\['late_chunking_params'\\]"):
+        llm.encode(TEXT, params, pooling_task="embed", use_tqdm=False)
+    with pytest.raises(BadRequest, match="Task 'embed' only supports"):
+        llm.score("the cat", "a dog", pooling_params=params, use_tqdm=False)
+    with pytest.raises(BadRequest, match="cannot be combined with late-interaction scoring"):
+        llm.score("the cat", "a dog", pooling_params=params, score_type="late-interaction", use_tqdm=False)

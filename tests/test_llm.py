@@ -347,10 +347,12 @@ def test_a_task_in_the_pooler_config_disables_other_tasks(tiny: MakeTiny) -> Non
     with pytest.raises(
         Unsupported, match=r'^Try switching the model\'s pooling_task via `PoolerConfig\(task="embed"\)`'
     ):
-        llm.embed("a")
+        llm.encode("a", pooling_task="embed")
     with pytest.raises(Unsupported, match="^Classification API is not supported by this model."):
         llm.encode("a", pooling_task="classify")
-    assert len(llm.encode("a", pooling_task="token_embed")) == 1
+    (tokens,), (embedded,) = llm.encode("a", pooling_task="token_embed"), llm.embed("a")
+    assert isinstance(embedded, PoolingRequestOutput)
+    assert embedded.outputs.data.equal(tokens.outputs.data)
     with pytest.raises(LoadError, match="Unsupported task: 'classify'"):
         tiny(pooler_config={"task": "classify"})
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import pytest
 import torch
 
-from cenote.outputs import EmbeddingOutput, EmbeddingRequestOutput, LazyResults
+from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
+from cenote.outputs import EmbeddingOutput, EmbeddingRequestOutput, LazyResults, RequestError
 
 ROWS = torch.arange(3000.0).reshape(3, 1000)
 
@@ -48,3 +50,30 @@ def test_an_output_is_pickled_without_the_other_results() -> None:
     assert isinstance(restored, EmbeddingRequestOutput)
     assert restored.outputs.embedding == output.outputs.embedding
     assert (restored.request_id, restored.prompt_token_ids, restored.num_input_tokens) == ("1", [6, 7], 9)
+
+
+def test_the_output_of_a_prompt_that_failed_has_its_error_and_no_data() -> None:
+    failed = EmbeddingRequestOutput("4", NumericalError("not finite"))
+
+    for output in (failed, pickle.loads(pickle.dumps(failed))):
+        assert output.error == RequestError("numerical_error", "not finite", retryable=False)
+        assert (output.request_id, output.finished, output.prompt_token_ids) == ("4", True, [])
+        with pytest.raises(NumericalError, match="not finite"):
+            _ = output.outputs
+    assert "error=RequestError(code='numerical_error'" in repr(failed)
+    (fine, *_) = EmbeddingRequestOutput.from_lazy(make_lazy_results(), range(3))
+    assert fine.error is None and fine.late_chunking is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RequestError("validation_error", "no"), BadRequest),
+        (RequestError("engine_paused", "later", retryable=True), Overloaded),
+        (RequestError("numerical_error", "nan"), PoolingError),
+    ],
+)
+def test_the_error_of_a_prompt_is_raised_as_the_class_of_its_code(error: RequestError, expected: type) -> None:
+    raised = error.to_exception()
+
+    assert (type(raised), raised.message) == (expected, error.message)

@@ -1,22 +1,35 @@
-"""Embeddings of the chunks of one document, computed in one sequence."""
+"""Embeddings of the chunks of one document, computed in one sequence; matrices of token vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-from cenote.api.embedding_types import EmbeddingTypeFields
+import msgspec
+from msgspec import Meta
+
 from cenote.api.encoding import QuantizedType
 from cenote.api.replies import Reply
 from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import EncodingFields
 from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import ChunkedDocument
-from cenote.protocol.late_chunking import get_offsets, make_document, split_document
-from cenote.protocol.params import PoolingParams
+from cenote.protocol.late_chunking import (
+    check_late_chunking,
+    describe_chunks,
+    get_offsets,
+    make_document,
+    split_document,
+)
+from cenote.protocol.params import LateChunkingParams, PoolingParams
+from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
+
+if TYPE_CHECKING:
+    from cenote.api.embedding_types import EmbeddingTypeFields
 
 
 async def late_chunking_reply(
@@ -38,8 +51,58 @@ async def late_chunking_reply(
     params = replace(cast("PoolingParams | None", request.params) or PoolingParams(), late_chunking=True)
     (result,) = await context.pool(replace(request, inputs=[document], params=params))
     results = cast("Sequence[PoolResult]", split_result(result, document))
-    offsets = get_offsets(document.chunks) if body.chunk_size is not None else None
-    return await vector_reply(context, body, results, vector_format, dtype, offsets)
+    if body.chunk_size is None:
+        return await vector_reply(context, body, results, vector_format, dtype)
+    places = [{"start": start, "end": end} for start, end in get_offsets(document.chunks)]
+    return await vector_reply(context, body, results, vector_format, dtype, places)
+
+
+class TokenChunks(msgspec.Struct, forbid_unknown_fields=True):
+    """Late chunking with chunks of a fixed number of tokens, as in vLLM."""
+
+    chunk_size: Annotated[
+        int, Meta(ge=1, le=2**63 - 1, description="Tokens per chunk, with the special tokens of the text.")
+    ]
+
+
+TOKEN_CHUNKS_DOC = Meta(
+    description="Return the mean of every chunk of this many tokens, of the task token_embed, and where the chunks are."
+)
+
+
+async def token_matrix_reply(
+    body: EncodingFields,
+    request: PoolRequest,
+    context: RequestContext,
+    vector_format: VectorFormat,
+    token_chunks: TokenChunks | None,
+) -> Reply:
+    """Return a matrix for every input: vectors of its tokens, or of chunks of a number of tokens and their places."""
+    if body.encoding_format not in (None, "float"):
+        raise BadRequest(
+            f"encoding_format={body.encoding_format} is not supported here: matrices of token vectors are returned as "
+            "float; /pooling has other formats",
+            param="encoding_format",
+        )
+    if token_chunks is None:
+        return await vector_reply(context, body, await context.pool(request), vector_format)
+    late = LateChunkingParams(token_chunks.chunk_size)
+    params = replace(cast("PoolingParams | None", request.params) or PoolingParams(), late_chunking_params=late)
+    request = replace(request, params=params)
+    check_late_chunking(request)
+    context.auto_truncates = False
+    results = await context.pool(request)
+    prompt = select_prompt(request, context.model_info).prompt
+    places = []
+    for text, result in zip(cast("Sequence[str]", request.inputs), results, strict=True):
+        tokenized = await context.tokenize(
+            (prompt or "") + text,
+            add_special_tokens=request.tokenization.add_special_tokens,
+            return_offsets=True,
+        )
+        metadata = describe_chunks(text, prompt, late.chunk_size, result.num_tokens, tokenized.offsets)
+        places.append({"late_chunking": metadata})
+    return await vector_reply(context, body, results, vector_format, chunk_fields=places)
 
 
 def check_fields(body: EmbeddingTypeFields, num_inputs: int) -> None:

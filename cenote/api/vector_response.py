@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +22,6 @@ from cenote.api.encoding import (
 from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
-from cenote.protocol.late_chunking import Offsets
 from cenote.protocol.results import PoolResult
 
 # encoded in a millisecond or two; then control returns to the event loop
@@ -51,9 +50,9 @@ async def vector_reply(
     results: Sequence[PoolResult],
     vector_format: VectorFormat,
     dtype: QuantizedType | None = None,
-    offsets: Sequence[Offsets] | None = None,
+    chunk_fields: Sequence[Mapping[str, object]] | None = None,
 ) -> Reply:
-    """Return the vectors as floats, or as integers of type `dtype`; `offsets` are the places of chunks in a text."""
+    """Return the vectors as floats, or as integers of type `dtype`; `chunk_fields`: more fields of each entry."""
     if body.encoding_format in ("bytes", "bytes_only"):
         return _binary_reply(context, body, results, vector_format)
     quote = b'"' if body.encoding_format == "base64" else b""
@@ -69,9 +68,7 @@ async def vector_reply(
             if body.return_token_counts:
                 counts = context.make_token_counts(results[index], is_requested=True)
                 parts += (b',"token_counts":', msgspec.json.encode(counts))
-            if offsets is not None:
-                parts.append(b',"start":%d,"end":%d' % offsets[index])
-            parts.append(b"}")
+            parts.append(b"}" if chunk_fields is None else b"," + msgspec.json.encode(chunk_fields[index])[1:])
             index += 1
         if index < len(results):
             await asyncio.sleep(0)

@@ -19,6 +19,7 @@ from cenote.inputs.listwise_prompt import parse_listwise_input
 from cenote.loading.model_description import ModelDescription
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.input_types import ChunkedDocument, ListwiseInput
+from cenote.protocol.late_chunking import check_late_chunking
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Task
 from cenote.protocol.prompt_selection import select_prompt
@@ -64,6 +65,7 @@ class Admission:
         ):
             request = replace(request, inputs=[parse_listwise_input(request.inputs, model_info.architecture)])
         check_documents(request)
+        check_late_chunking(request)
         limits = self.resolve_request_limits(request)
         check_tokenization_params(request.tokenization, limits)
         specs = self.build_pooling_specs(request)

@@ -155,7 +155,8 @@ class RequestState:
     def fail(self, index: int, error: PoolingError) -> None:
         if error.index is None:
             error.index = index
-        if self.request.return_exceptions:
+        kept = self.request.return_exceptions
+        if kept is True or (kept == "computed" and error.status == 500):
             self._errors[index] = error
             self._add_progress(1)
         else:

@@ -90,8 +90,14 @@ class PoolingPlan:
             use_activation = self.uses_activation(task)
             if task == "embed" and defaults.use_activation is None and self.matryoshka.is_layer_normed(dimensions):
                 use_activation = True  # the values of a layer norm grow with the full size
+        chunk_size = None if params.late_chunking_params is None else params.late_chunking_params.chunk_size
         if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
-            return PoolingOptions(use_activation, dimensions, late_chunking=bool(params.late_chunking))
+            is_late = bool(params.late_chunking) or chunk_size is not None
+            return PoolingOptions(use_activation, dimensions, late_chunking=is_late, chunk_size=chunk_size)
+        if chunk_size is not None:
+            raise Unsupported(
+                f"Late chunking requires all token rows; {self.model} has STEP pooling", param="late_chunking_params"
+            )
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
         columns = params.returned_token_ids or defaults.returned_token_ids
         return PoolingOptions(use_activation, dimensions, tag, tuple(columns) if columns else None)

@@ -102,9 +102,16 @@ class Pooler(nn.Module):
     def _pool_chunks(
         self, hidden: Tensor, batch: PackedBatch, spec: PoolingSpec, seq_indices: list[int]
     ) -> PooledGroup:
-        """Pool every chunk of the sequences as a sequence of its own."""
-        states, chunks, counts = split_chunks(hidden, batch, seq_indices)
-        rows = self._apply_head(self._pool(states, chunks), spec.task, spec.options)
+        """Pool every chunk of the sequences as a sequence of its own.
+
+        `embed` pools a chunk as it pools a text; `token_embed` returns the mean of all tokens in the place of tokens.
+        """
+        states, chunks, counts = split_chunks(hidden, batch, seq_indices, spec.options.chunk_size)
+        if spec.task == "token_embed":
+            pooled = POOLING_METHODS["MEAN"](states, chunks).to(self.dtype)
+        else:
+            pooled = self._pool(states, chunks)
+        rows = self._apply_head(pooled, spec.task, spec.options)
         return PooledGroup(spec, seq_indices, rows, counts)
 
     def _pool_sparse(

@@ -20,6 +20,7 @@ from cenote.protocol.input_types import (
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import (
     AggregationStrategy,
+    LateChunkingParams,
     LoRARequest,
     PoolingOptions,
     PoolingParams,
@@ -54,6 +55,7 @@ __all__ = [
     "Input",
     "InputImages",
     "InvalidInput",
+    "LateChunkingParams",
     "ListwiseInput",
     "LoRARequest",
     "ModelInfo",

@@ -1,4 +1,4 @@
-"""Late chunking: documents in chunks, and where a long text is split into them."""
+"""Late chunking: documents in chunks, where a long text is split into them, and chunks of a number of tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from cenote.errors import BadRequest
+from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import ChunkedDocument
+from cenote.protocol.params import LateChunkingParams, PoolingParams
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import LateChunk, LateChunkingMetadata
 
 DEFAULT_CHUNK_SIZE = 1000
 
@@ -79,3 +82,54 @@ def split_document(text: object, chunk_size: int, param: str = "input") -> Chunk
 def check_chunk_size(chunk_size: int) -> None:
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise BadRequest(f"chunk_size is a number of characters, at least 1, got {chunk_size!r}", param="chunk_size")
+
+
+def find_late_chunking_params(request: PoolRequest) -> list[LateChunkingParams | None]:
+    """Return the late chunking params of each input, or an empty list if no input has any."""
+    params = request.params
+    if isinstance(params, PoolingParams):
+        late = params.late_chunking_params
+        return [] if late is None else [late] * len(request.inputs)
+    found = [getattr(item, "late_chunking_params", None) for item in params or ()]
+    return found if any(item is not None for item in found) else []
+
+
+def check_late_chunking(request: PoolRequest) -> None:
+    """Raise if an input has chunks of a number of tokens and is not a text that is computed as it is."""
+    if not (found := find_late_chunking_params(request)):
+        return
+    tokenization = request.tokenization
+    if (
+        tokenization.truncate_prompt_tokens is not None
+        or tokenization.pad_prompt_tokens not in (None, 0)
+        or tokenization.do_lower_case
+    ):
+        raise BadRequest(
+            "Late chunking does not support input padding, truncation or renderer text normalization",
+            param="late_chunking_params",
+        )
+    for late, item in zip(found, request.inputs, strict=False):
+        if late is not None and not (isinstance(item, str) and item):
+            raise BadRequest("Late chunking requires nonempty plain-text input", param="input")
+
+
+def describe_chunks(
+    text: str, prompt: str | None, chunk_size: int, num_tokens: int, offsets: Sequence[Offsets | None] | None
+) -> LateChunkingMetadata:
+    """Return the places of the chunks of a text; `offsets` are those of the tokens of the prompt and the text."""
+    if offsets is None or len(offsets) != num_tokens:
+        raise Unsupported(
+            "Late chunking requires offsets aligned to all input tokens; this model inserts tokens into its texts",
+            param="late_chunking_params",
+        )
+    num_before = len(prompt or "")
+    chunks = []
+    for start in range(0, num_tokens, chunk_size):
+        end = min(start + chunk_size, num_tokens)
+        spans = [span for span in offsets[start:end] if span is not None and max(span[0], num_before) < span[1]]
+        char_range = None
+        if spans:
+            first, last = min(first for first, _ in spans), max(last for _, last in spans)
+            char_range = max(0, first - num_before), last - num_before
+        chunks.append(LateChunk((start, end), char_range))
+    return LateChunkingMetadata(chunk_size, num_tokens, chunks)

@@ -34,8 +34,28 @@ DEPRECATED_ACTIVATION_NAMES = ("softmax", "activation")
 
 
 # fields of PoolingParams that only some tasks accept
-TASK_PARAMS = ("use_activation", "dimensions", "normalize", "step_tag_id", "returned_token_ids")
+TASK_PARAMS = (
+    *("use_activation", "dimensions", "normalize", "step_tag_id", "returned_token_ids"),
+    "late_chunking_params",
+)
 STEP_PARAMS = ("step_tag_id", "returned_token_ids")  # accepted by models with STEP pooling
+
+
+@dataclass(slots=True)
+class LateChunkingParams:
+    """Late chunking with chunks of a fixed number of tokens: `token_embed` returns the mean of each chunk."""
+
+    chunk_size: int  # tokens, with the special tokens of the text
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    def verify(self) -> None:
+        if type(self.chunk_size) is not int or not 0 < self.chunk_size < 2**63:
+            raise BadRequest(
+                f"chunk_size must be a positive integer less than 2**63, got {self.chunk_size!r}",
+                param="late_chunking_params",
+            )
 
 
 @dataclass(slots=True)
@@ -55,11 +75,13 @@ class PoolingParams:
     softmax: bool | None = None  # deprecated alias of use_activation
     activation: bool | None = None  # deprecated alias of use_activation
     late_chunking: bool | None = None  # the prompts are chunks of one document, computed in one sequence
+    late_chunking_params: LateChunkingParams | None = None  # of the task token_embed
 
     def __post_init__(self) -> None:
         for name in ("use_activation", "normalize", "late_chunking", *DEPRECATED_ACTIVATION_NAMES):
             check_type(name, getattr(self, name), (bool,))
         check_type("returned_token_ids", self.returned_token_ids, (list, tuple))
+        check_type("late_chunking_params", self.late_chunking_params, (LateChunkingParams,))
         for name in DEPRECATED_ACTIVATION_NAMES:
             self.use_activation = resolve_deprecated_alias(
                 name, getattr(self, name), "use_activation", self.use_activation
@@ -118,6 +140,8 @@ class PoolingParams:
                 f"Task {task!r} only supports {listed} parameters, does not support {unsupported} parameters",
                 param=unsupported[0],
             )
+        if self.late_chunking_params is not None:
+            self.late_chunking_params.verify()  # a caller may have changed it
 
 
 class PoolingOptions(NamedTuple):
@@ -128,6 +152,7 @@ class PoolingOptions(NamedTuple):
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] | None = None
     late_chunking: bool = False  # a row for each chunk of the sequence
+    chunk_size: int | None = None  # tokens per chunk, of token_embed with late chunking; None: the renderer marks them
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +200,7 @@ def valid_params(task: str, *, has_steps: bool = False) -> list[str]:
     """Return the names of the parameters that a task supports; `has_steps`: the model uses STEP pooling."""
     valid = {
         "embed": ["use_activation", "dimensions", "normalize"],
-        "token_embed": ["use_activation", "dimensions", "normalize"],
+        "token_embed": ["use_activation", "dimensions", "normalize", "late_chunking_params"],
         "sparse_embed": [],
     }.get(task, ["use_activation"])
     return [*valid, *STEP_PARAMS] if has_steps else valid

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, ScoreType, Task, TokenizationParams
 from cenote.protocol.scheduling import SchedulingParams
+
+# return the errors of inputs in the list instead of failing the request; "computed": only those of inputs that the
+# engine could not compute, while an invalid input fails the request at once
+ReturnExceptions = bool | Literal["computed"]
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class PoolRequest:
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # override the model's image processor files
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0  # monotonic time after which nobody waits for the results; 0.0: none
-    return_exceptions: bool = False  # return the errors of inputs in the list instead of failing the request
+    return_exceptions: ReturnExceptions = False
     call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
     # in a front-end that tokenizes: called with the tokens of all inputs, once they are known
@@ -119,7 +123,7 @@ class ScoreRequest:
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0
-    return_exceptions: bool = False
+    return_exceptions: ReturnExceptions = False
     call: CallRef | None = None
     timing: Timing = field(default_factory=Timing)
 

@@ -48,6 +48,24 @@ class PoolResultBatch(list[PoolResult | PoolingError]):
         self.rows = rows
 
 
+@dataclass(frozen=True)
+class LateChunk:
+    """Where a chunk of a fixed number of tokens is in its text."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None  # None: special tokens only
+
+
+@dataclass(frozen=True)
+class LateChunkingMetadata:
+    """The chunks of a text, in the order of their vectors."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: str = "fixed_tokens"
+
+
 @dataclass(slots=True)
 class ScoreResult(TokenUsage):
     """The score of one pair."""

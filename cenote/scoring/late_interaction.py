@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cenote.errors import PoolingError
+from cenote.errors import BadRequest, PoolingError
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
 from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
@@ -18,6 +18,10 @@ async def score_late_interaction(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel
 ) -> list[ScoreResult | PoolingError]:
     """Encode the queries, then the documents; MaxSim runs on the device, so only scores are copied back."""
+    if request.params is not None and request.params.late_chunking_params is not None:
+        raise BadRequest(
+            "Late chunking cannot be combined with late-interaction scoring", param="late_chunking_params"
+        )
     try:
         queries = await context.pool(replace(make_pool_request(request, "token_embed", request.queries), role="query"))
     except PoolingError as error:

@@ -372,7 +372,7 @@ def test_a_classifier_refuses_the_route(tmp_path: Path) -> None:
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         status, message, _ = get_error(make_client(llm), texts=["a"])
 
-    assert status == 400
+    assert status == 404
     assert message.startswith("The model does not support Embeddings API")
 
 

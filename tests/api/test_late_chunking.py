@@ -1,4 +1,5 @@
-"""Late chunking on /v1/embeddings: Jina's `late_chunking`, and `chunk_size` with the places of the chunks."""
+"""Late chunking on /v1/embeddings: Jina's `late_chunking`, `chunk_size` with the places of the chunks, and
+vLLM's `late_chunking_params` with the matrices of token vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.protocol.late_chunking import split_text
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
-from tests.tiny import change_config, tiny_bert
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 CHUNKS = ["the cat is in the city.", " a red bird, a blue fish", " who live in it?"]
 TEXT = "".join(CHUNKS)
@@ -110,3 +111,141 @@ def test_a_model_with_another_pooling_is_refused(tmp_path_factory: pytest.TempPa
     with load_llm(folder) as llm:
         reply = make_client(llm).post("/v1/embeddings", json={"input": CHUNKS, "late_chunking": True})
         assert_refused(reply, "late_chunking needs MEAN pooling", "late_chunking")
+
+
+# chunks of a number of tokens, as in vLLM
+
+
+@pytest.fixture(scope="module")
+def token_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("token_embedder")
+    tiny_bert(folder)
+    with load_llm(folder, pooler_config={"task": "token_embed"}) as llm:
+        yield make_client(llm)
+
+
+def post_tokens(client: TestClient, path: str = "/v1/embeddings", **fields: Any) -> dict[str, Any]:
+    reply = client.post(path, json={"input": [TEXT, "two"]} | fields)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def test_a_server_with_the_task_token_embed_returns_a_matrix_for_every_input(token_client: TestClient) -> None:
+    body = post_tokens(token_client)
+
+    pooled = post_tokens(token_client, "/pooling", task="token_embed")
+    assert [entry["embedding"] for entry in body["data"]] == [entry["data"] for entry in pooled["data"]]
+    assert [set(entry) for entry in body["data"]] == [{"index", "object", "embedding"}] * 2
+    assert body["usage"] == pooled["usage"]
+    ids = post_tokens(token_client, input=[2, 5, 3])
+    assert len(ids["data"][0]["embedding"]) == 3
+
+
+def test_chunks_have_the_means_of_their_tokens_and_their_places(token_client: TestClient) -> None:
+    tokens = post_tokens(token_client, use_activation=False)["data"]
+
+    body = post_tokens(token_client, use_activation=False, late_chunking_params={"chunk_size": 4})
+
+    assert body["usage"]["prompt_tokens"] == sum(len(entry["embedding"]) for entry in tokens)
+    for entry, raw in zip(body["data"], tokens, strict=True):
+        states = np.array(raw["embedding"])
+        expected = [states[start : start + 4].mean(0) for start in range(0, len(states), 4)]
+        np.testing.assert_allclose(entry["embedding"], expected, atol=1e-6)
+    found = body["data"][1]["late_chunking"]
+    assert found == {
+        "strategy": "fixed_tokens",
+        "chunk_size": 4,
+        "input_tokens": 3,
+        "chunks": [{"token_range": [0, 3], "char_range": [0, 3]}],
+    }
+    places = [chunk["char_range"] for chunk in body["data"][0]["late_chunking"]["chunks"]]
+    assert [TEXT[slice(*place)] for place in places[:2]] == ["the cat is", "in the city."]
+
+
+def test_a_chunk_of_special_tokens_has_no_place_in_the_text(token_client: TestClient) -> None:
+    body = post_tokens(token_client, input="two", late_chunking_params={"chunk_size": 1})
+
+    chunks = body["data"][0]["late_chunking"]["chunks"]
+    assert [chunk["char_range"] for chunk in chunks] == [None, [0, 3], None]
+
+
+def test_a_server_with_all_tasks_gives_chunks_where_a_request_asks_for_them(
+    client: TestClient, token_client: TestClient
+) -> None:
+    fields: dict[str, Any] = {"late_chunking_params": {"chunk_size": 5}}
+
+    expected = post_tokens(token_client, **fields)["data"]
+
+    assert post_tokens(client, **fields)["data"] == expected
+    pooled = post_tokens(client, "/pooling", **fields)["data"]
+    assert [entry["data"] for entry in pooled] == [entry["embedding"] for entry in expected]
+    assert [entry["late_chunking"] for entry in pooled] == [entry["late_chunking"] for entry in expected]
+    assert isinstance(post_tokens(client)["data"][0]["embedding"][0], float)
+
+
+def test_a_prompt_before_the_text_is_in_the_chunks_and_not_in_their_places(client: TestClient) -> None:
+    fields: dict[str, Any] = {"input": "a red bird", "prompt": "who: ", "late_chunking_params": {"chunk_size": 3}}
+
+    found = post_tokens(client, **fields)["data"][0]["late_chunking"]
+
+    assert found["input_tokens"] == 7
+    assert [chunk["char_range"] for chunk in found["chunks"]] == [None, [0, 10], None]
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1, 2**63, True, "5", 2.5, None])
+def test_a_chunk_size_is_a_positive_integer(client: TestClient, token_client: TestClient, chunk_size: object) -> None:
+    for server in (client, token_client):
+        for path in ("/v1/embeddings", "/pooling"):
+            body = {"input": TEXT, "late_chunking_params": {"chunk_size": chunk_size}}
+
+            reply = server.post(path, json=body)
+
+            assert reply.status_code == 400
+            assert "late_chunking_params.chunk_size" in reply.json()["error"]["message"]
+
+
+NO_TEXT = "Late chunking requires nonempty plain-text input"
+NO_CHANGES = "Late chunking does not support input padding, truncation or renderer text normalization"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "param"),
+    [
+        ({"input": [2, 5, 3]}, NO_TEXT, "input"),
+        ({"input": ["two", ""]}, NO_TEXT, "input"),
+        ({"truncate_prompt_tokens": 4}, NO_CHANGES, "late_chunking_params"),
+        ({"truncate": "END"}, NO_CHANGES, "late_chunking_params"),
+        ({"encoding_format": "base64"}, "encoding_format=base64 is not supported here", "encoding_format"),
+        ({"encoding_format": "int8"}, "encoding_format=int8 is not supported here", "encoding_format"),
+        ({"output_dtype": "int8"}, "returned as float, not as int8", "output_dtype"),
+        ({"late_chunking": True}, "set one of them", "late_chunking_params"),
+        ({"chunk_size": 20}, "set one of them", "late_chunking_params"),
+        ({"input": "two " * 600}, "maximum context length is", "input_text"),
+    ],
+)
+def test_requests_that_have_no_such_chunks_are_refused(
+    client: TestClient, token_client: TestClient, fields: dict[str, Any], words: str, param: str
+) -> None:
+    body = {"input": TEXT, "late_chunking_params": {"chunk_size": 5}} | fields
+
+    for server in (client, token_client):
+        assert_refused(server.post("/v1/embeddings", json=body), words, param)
+
+
+def test_other_tasks_have_no_chunks_of_tokens(client: TestClient, tmp_path: Any) -> None:
+    body: dict[str, Any] = {"input": TEXT, "late_chunking_params": {"chunk_size": 5}}
+    tiny_bert_classifier(tmp_path, num_labels=2)
+
+    reply = client.post("/pooling", json=body | {"task": "embed"})
+
+    assert_refused(reply, "Late chunking requires token_embed", "late_chunking_params")
+    with load_llm(tmp_path) as classifier:
+        refused = make_client(classifier).post("/v1/embeddings", json=body)
+        assert "does not support Embeddings API" in refused.json()["error"]["message"]
+
+
+def test_v2_embed_does_not_exist_with_the_task_token_embed(token_client: TestClient) -> None:
+    reply = token_client.post("/v2/embed", json={"model": "tiny", "texts": ["two"], "input_type": "search_query"})
+
+    assert reply.status_code == 404

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, NumericalError, Unsupported
+from cenote.outputs import RequestError
 from cenote.pooling import sparse
 from tests.layouts.builders import models_2026
 from tests.tiny import (
@@ -208,8 +209,12 @@ def test_a_nan_output_is_an_error_and_not_an_empty_vector(tmp_path: Path) -> Non
     tiny_bge_m3(tmp_path)
     torch.save({"weight": torch.full((1, 32), torch.nan), "bias": torch.zeros(1)}, tmp_path / "sparse_linear.pt")
 
-    with opened(tmp_path) as llm, pytest.raises(NumericalError):
-        llm.sparse_embed("the cat", use_tqdm=False)
+    with opened(tmp_path) as llm:
+        (output,) = llm.sparse_embed("the cat", use_tqdm=False)
+
+    assert output.error == RequestError("numerical_error", "the model output for this input contains NaN or infinity")
+    with pytest.raises(NumericalError):
+        _ = output.outputs
 
 
 # several tasks at once

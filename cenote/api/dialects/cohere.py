@@ -213,6 +213,7 @@ def _make_route(path: str, handler: Any, summary: str) -> Route:
         reply_type=Embedded,
         api_name="Embeddings",
         is_supported=lambda model_info: "embed" in model_info.tasks,
+        is_absent_if_unsupported=path == "/v2/embed",
         example={
             "texts": ["Hello, my name is", "The capital of France is"],
             "input_type": "search_document",

@@ -13,6 +13,7 @@ from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.entities import EntitiesAnswer, Stride, entities_reply
 from cenote.api.dialects.sparse import RETURN_TOKENS_DOC, make_plugin_result, supports_plugin_data
 from cenote.api.encoding import encode_json, to_float32_array
+from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, token_matrix_reply
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
@@ -31,7 +32,7 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import resolve_task_names
 from cenote.protocol.params import AggregationStrategy, Task
 from cenote.protocol.requests import PluginRequest
-from cenote.protocol.results import PoolResult
+from cenote.protocol.results import LateChunkingMetadata, PoolResult
 from cenote.protocol.score_inputs import parse_score_inputs
 
 # names of the query and document fields, in order of precedence
@@ -46,6 +47,7 @@ class PoolingBody(PromptTextFields, kw_only=True):
         str | None, doc("Pooling task. Default: that of the model. Several tasks are joined with &: embed&token_embed.")
     ] = None
     dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+    late_chunking_params: Annotated[TokenChunks | None, TOKEN_CHUNKS_DOC] = None
     return_tokens: Annotated[bool | None, RETURN_TOKENS_DOC] = None
     data: Annotated[Any, doc("Data for the IO processor plugin, instead of input.")] = None
     aggregation_strategy: Annotated[
@@ -64,6 +66,7 @@ class PoolingAnswer(msgspec.Struct, omit_defaults=True):
     data: list[float | list[float]] | str  # one row per token for token tasks; base64 string if requested
     object: str = msgspec.field(default_factory=lambda: "pooling")
     token_counts: TokenCounts | None = None
+    late_chunking: LateChunkingMetadata | None = None  # with late_chunking_params
 
 
 class SparseAnswer(msgspec.Struct, omit_defaults=True):
@@ -140,7 +143,10 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     if body.data is not None or body.task == "plugin":
         return await run_plugin(body, context)
-    tasks = resolve_tasks(body.task, context.model_info)
+    has_chunks = body.late_chunking_params is not None
+    tasks = resolve_tasks("token_embed" if has_chunks and body.task is None else body.task, context.model_info)
+    if has_chunks and tasks != ("token_embed",):
+        raise Unsupported("Late chunking requires token_embed", param="late_chunking_params")
     request = replace(body.to_pool_request(tasks[0], context, dimensions=body.dimensions), extra_tasks=tasks[1:])
     if request.extra_tasks or "sparse_embed" in tasks:
         check_not_binary(body)
@@ -156,6 +162,8 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
         return await entities_reply(
             context, request, strategy, body.ignore_labels, body.stride, return_token_counts=body.return_token_counts
         )
+    if has_chunks:
+        return await token_matrix_reply(body, request, context, VECTOR_FORMAT, body.late_chunking_params)
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
 

@@ -60,7 +60,7 @@ def encode_pool(call_id: int, request: PoolRequest, isolated: Sequence[int] = ()
         mm_processor_kwargs=to_json(request.mm_processor_kwargs),
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
-        return_exceptions=request.return_exceptions,
+        return_exceptions=request.return_exceptions is True,
         isolated=list(isolated),
     )
 
@@ -115,7 +115,7 @@ def encode_score(call_id: int, request: ScoreRequest, isolated: Sequence[int] = 
         mm_processor_kwargs=to_json(request.mm_processor_kwargs),
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
-        return_exceptions=request.return_exceptions,
+        return_exceptions=request.return_exceptions is True,
         isolated=list(isolated),
     )
 
