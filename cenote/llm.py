@@ -419,7 +419,7 @@ class LLM:
         data = prompts.get("data") if isinstance(prompts, Mapping) else None
         tokenization = None
         if tokenization_kwargs:
-            tokenization = parse_tokenization_kwargs(tokenization_kwargs, self.engine.max_model_len)
+            tokenization = parse_tokenization_kwargs(tokenization_kwargs)
         with progress_bar(use_tqdm) as on_progress:
             pool = partial(self.engine.pool_sync, on_progress=on_progress)
             result = self.engine.io_processor.process_sync(data, pool, params=params, tokenization=tokenization)

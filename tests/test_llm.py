@@ -29,6 +29,7 @@ from cenote.outputs import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    RequestError,
     ScoringOutput,
     ScoringRequestOutput,
 )
@@ -330,6 +331,26 @@ def test_the_deprecated_option_override_pooler_config_is_accepted(tiny: MakeTiny
     (row,) = (output.outputs.data for output in last.encode("the cat", pooling_task="token_embed"))
 
     assert_close(get_vectors(last.embed("the cat"))[0], row[-1])
+
+
+def test_an_input_without_a_finite_result_fails_alone(tmp_path: Path) -> None:
+    reference = tiny_bert(tmp_path)
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    with torch.no_grad():
+        reference.get_input_embeddings().weight[vocabulary["bird"]] = torch.nan
+    reference.save_pretrained(tmp_path)
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        outputs = llm.embed(["the cat", "a bird", "two"], use_tqdm=False)
+        scores = llm.score("the cat", ["two", "a bird"], use_tqdm=False)
+        with pytest.raises(InputTooLong):
+            llm.embed(["a bird", "two " * 5000], use_tqdm=False)
+
+    expected = RequestError("numerical_error", "the model output for this input contains NaN or infinity")
+    assert [output.error for output in outputs] == [None, expected, None]
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+    assert [output.error for output in scores] == [None, expected]
+    assert len(outputs[2].outputs.embedding) == 32
 
 
 def test_the_deprecated_task_option_is_accepted(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:

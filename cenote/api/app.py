@@ -170,9 +170,13 @@ class Endpoint:
             scope.get("model"),
         )
         context.timing.received_at = received_at
+        context.is_header_id = get_header(scope, b"x-request-id") is not None
         context.read_options(body)
         scope["context"] = context
-        return await run_until_disconnect(receive, route.handler(body, context), admission)
+        try:
+            return await run_until_disconnect(receive, route.handler(body, context), admission)
+        finally:
+            scope["request_id"] = context.request_id
 
     def _check_route(self, route: Route, admission: RequestAdmission) -> None:
         """Raise if the only model does not support the route, or the key may not use it."""

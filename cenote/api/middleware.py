@@ -18,11 +18,10 @@ from cenote.api.auth import AuthMiddleware, KnownPaths
 from cenote.api.log_config import log_reply
 from cenote.api.replies import error_reply, internal_error_reply, to_response
 from cenote.errors import NotReady
+from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 logger = logging.getLogger("cenote")
 
-# request ids sent by clients are written to logs and response headers
-SAFE_REQUEST_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
 REPEATED_SLASHES = re.compile("/{2,}")
 KNOWN_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))

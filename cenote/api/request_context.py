@@ -31,6 +31,7 @@ from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
+from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 if TYPE_CHECKING:
     from cenote.api.dialects.dialect import Route
@@ -73,6 +74,7 @@ class RequestContext:
         self.auto_truncates = settings.auto_truncate  # too long inputs, unless the request decides it
         self._use: EngineUse | None = None
         self.request_id = request_id
+        self.is_header_id = False  # whether a header of the request sets the id, whatever the body says
         self.admission = admission
         self.created = int(time.time())
         self.timing = Timing()
@@ -86,8 +88,11 @@ class RequestContext:
         self.role: Role | None = None  # whose prompt is used, by the name of the model
 
     def read_options(self, body: object) -> None:
-        """Read the fields of a parsed body that concern its admission."""
+        """Read the fields of a parsed body that concern its admission and its id."""
         self.encoding_format = getattr(body, "encoding_format", None)
+        request_id = getattr(body, "request_id", None)
+        if request_id is not None and not self.is_header_id and SAFE_REQUEST_ID.fullmatch(request_id):
+            self.request_id = request_id
         if (timeout_s := getattr(body, "timeout", None)) is not None:
             self.admission.set_timeout(timeout_s)
 

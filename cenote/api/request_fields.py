@@ -51,6 +51,14 @@ ADAPTER_DOC = doc(
     "Adapter name: a built-in adapter by its task, or a loaded LoRA adapter, which can also be given as model."
 )
 MM_PROCESSOR_KWARGS_DOC = doc("Overrides of the model's image processor settings, such as max_pixels.")
+PADDING_DOC = doc(
+    "max_length: compute inputs with padding tokens up to the maximum length, for models that were trained so; "
+    "do_not_pad: no padding, not even for such a model."
+)
+REQUEST_ID_DOC = doc(
+    "Id of the request in the response, its headers and the log, unless the header X-Request-Id sets it. Another id is "
+    "made if it is longer than 128 characters or has others than letters, digits and _.:/@+=-."
+)
 TIMEOUT_DOC = doc(
     "Seconds after which the request is cancelled with status 504. The header X-Request-Timeout-Ms also works."
 )
@@ -81,7 +89,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
         TokenCount | None, doc("Truncate inputs to this many tokens; -1 for the model maximum.")
     ] = None
     truncation_side: Annotated[Literal["left", "right"] | None, doc("Side that is truncated.")] = None
-    request_id: Annotated[str | None, doc("Accepted for compatibility, ignored. Use the header X-Request-Id.")] = None
+    padding: Annotated[Literal["max_length", "do_not_pad"] | None, PADDING_DOC] = None
+    request_id: Annotated[str | None, REQUEST_ID_DOC] = None
     priority: Annotated[Priority | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
     timeout: Annotated[Timeout | None, TIMEOUT_DOC] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
@@ -99,12 +108,14 @@ class CommonFields(msgspec.Struct, kw_only=True):
         return SchedulingParams(self.priority or 0, cache_salt=hash_cache_salt(self.cache_salt))
 
     def make_tokenization_params(self, *, add_special_tokens: bool = True) -> TokenizationParams:
-        if add_special_tokens and self.truncate_prompt_tokens is None and self.truncation_side is None:
+        given = (self.truncate_prompt_tokens, self.truncation_side, self.padding)
+        if add_special_tokens and given == (None, None, None):
             return DEFAULT_TOKENIZATION
         return TokenizationParams(
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side,
             add_special_tokens=add_special_tokens,
+            pad_prompt_tokens=None if self.padding is None else -1 if self.padding == "max_length" else 0,
         )
 
 

@@ -172,7 +172,8 @@ class Admission:
             return Limits(pooler.max_embed_len, "max_embed_len")
         if pooler.max_embed_len is None:
             return Limits(self.max_model_len, is_bounded=False, is_chunked=True)
-        return Limits(pooler.max_embed_len, "max_embed_len", is_chunked=True)
+        max_padded = min(self.max_model_len, pooler.max_embed_len)
+        return Limits(pooler.max_embed_len, "max_embed_len", is_chunked=True, max_padded_tokens=max_padded)
 
 
 def has_late_chunking(request: PoolRequest) -> bool:

@@ -65,7 +65,7 @@ def make_pool_request(
         extra_tasks=tuple(tasks[1:]),
         inputs=parse_prompts(prompts),
         params=params,
-        tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
+        tokenization=_parse_tokenization(tokenization_kwargs, params),
         adapter=_resolve_adapters(engine, lora_request),
         scheduling=DEFAULT_SCHEDULING if salt is None else SchedulingParams(cache_salt=hash_cache_salt(salt)),
         **request_kwargs,
@@ -112,7 +112,7 @@ def make_score_request(
         documents=parse_score_inputs(data_2, "data_2", engine.model_info),
         score_type=score_type,
         params=params,
-        tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
+        tokenization=_parse_tokenization(tokenization_kwargs, params),
         max_tokens_per_query=extra.get("max_tokens_per_query") or 0,
         max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
         template=template,
@@ -139,7 +139,7 @@ def make_entity_request(
     pool_request = PoolRequest(
         task="token_classify",
         inputs=parse_prompts(texts),
-        tokenization=_parse_tokenization(engine, tokenization_kwargs, None),
+        tokenization=_parse_tokenization(tokenization_kwargs, None),
         adapter=_resolve_adapters(engine, lora_request),
     )
     return EntityRequest(
@@ -152,15 +152,13 @@ def make_entity_request(
     )
 
 
-def _parse_tokenization(
-    engine: PoolingEngine, kwargs: Mapping[str, Any] | None, params: PoolingParamsArg
-) -> TokenizationParams:
+def _parse_tokenization(kwargs: Mapping[str, Any] | None, params: PoolingParamsArg) -> TokenizationParams:
     """Merge tokenization_kwargs with the `truncate_prompt_tokens` of (the first of) the PoolingParams."""
     first = params[0] if isinstance(params, list | tuple) and params else params
     truncate = getattr(first, "truncate_prompt_tokens", None)
     if truncate is not None:
         kwargs = {"truncate_prompt_tokens": truncate, **(kwargs or {})}
-    return parse_tokenization_kwargs(kwargs, engine.max_model_len)
+    return parse_tokenization_kwargs(kwargs)
 
 
 def _resolve_adapters(engine: PoolingEngine, lora_request: Any) -> str | list[str | None] | None:

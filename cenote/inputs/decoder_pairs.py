@@ -38,7 +38,7 @@ class DecoderPairs:
         texts: dict[str, None],
     ) -> BuildFn:
         """Add both texts to `texts` and return the function that builds the sequence; `max_tokens`: of a request."""
-        if tokenization.pad_prompt_tokens is not None:
+        if tokenization.pad_prompt_tokens:
             raise Unsupported("an encoder-decoder reranker reads no padding; remove the padding option")
         side = tokenization.truncation_side or self.tokenizer.truncation_side
         query = self._cut_query(pair.query)

@@ -19,6 +19,7 @@ class Limits:
     name: str = "max_model_len"  # max_embed_len if long texts are embedded in chunks
     is_bounded: bool = True  # False: inputs of any length are accepted
     is_chunked: bool = False  # longer texts are chunked: truncate_prompt_tokens=-1 does not truncate
+    max_padded_tokens: int | None = None  # to which padding fills up, if it is less than max_tokens
 
 
 UNLIMITED = Limits(0, is_bounded=False)
@@ -57,7 +58,8 @@ def resolve_padding_length(tokenization: TokenizationParams, limits: Limits) -> 
     requested = check_token_count("pad_prompt_tokens", tokenization.pad_prompt_tokens)
     if requested is None:
         return None
-    return limits.max_tokens if requested == -1 else min(requested, limits.max_tokens + 1)
+    max_padded = limits.max_tokens if limits.max_padded_tokens is None else limits.max_padded_tokens
+    return max_padded if requested == -1 else min(requested, limits.max_tokens + 1)
 
 
 def check_token_count(name: str, value: int | None) -> int | None:

@@ -126,7 +126,7 @@ def _parse_tensors(tensors: Mapping[str, Any]) -> TensorInput:
     return TensorInput(values)
 
 
-def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: int) -> TokenizationParams:
+def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None) -> TokenizationParams:
     """Convert `tokenization_kwargs`; unknown keys are logged and ignored."""
     if kwargs is None:
         return DEFAULT_TOKENIZATION
@@ -148,6 +148,4 @@ def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: i
     }
     if kwargs:
         logger.warning("ignoring unknown tokenization_kwargs: %s", ", ".join(sorted(kwargs)))
-    return TokenizationParams(
-        truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known
-    )
+    return TokenizationParams(truncate_prompt_tokens=truncate, pad_prompt_tokens=pad, **known)

@@ -1,9 +1,13 @@
-"""Number the requests of one `LLM`."""
+"""Number the requests of one `LLM`, and check the request ids of clients."""
 
 from __future__ import annotations
 
+import re
 import threading
 from itertools import cycle
+
+# request ids sent by clients are written to logs and response headers
+SAFE_REQUEST_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
 
 
 class RequestIdCounter:

@@ -12,10 +12,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
+from cenote.api.admission.cost import estimate_pool, estimate_score
 from cenote.api.admission.counters import BYTES, MODELS, QUEUED
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.config.server import ServerConfig
+from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest
 from tests.tiny import tiny_bert_classifier
 
 from .app_client import assert_refused, load_llm, make_client
@@ -55,6 +58,16 @@ def test_a_prompt_of_megabytes_before_thousands_of_inputs_is_refused_before_it_i
     assert "limit 2147483648" in reply.json()["message"] and reply.headers["x-should-retry"] == "false"
     assert time.process_time() - started_at < 10
     assert_nothing_in_flight(app_state)
+
+
+def test_padding_costs_the_maximum_length_of_every_input(llm: LLM, reranker: LLM) -> None:
+    padded = TokenizationParams(pad_prompt_tokens=-1)
+    pool = PoolRequest(task="embed", inputs=["a"] * 3, tokenization=padded)
+    score = ScoreRequest(queries=["a"], documents=["b"] * 3, tokenization=padded)
+
+    assert estimate_pool(pool, llm.engine.model_info, None).tokens == 3 * llm.engine.max_model_len
+    assert estimate_score(score, llm.engine.model_info).tokens == 4 * llm.engine.max_model_len
+    assert estimate_score(score, reranker.engine.model_info).tokens == 3 * reranker.engine.max_model_len
 
 
 def test_an_instruction_counts_once_per_document(reranker: LLM) -> None:

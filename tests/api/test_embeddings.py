@@ -119,7 +119,38 @@ def test_a_response_has_the_fields_of_openai(client: TestClient) -> None:
 
 
 def test_a_request_without_an_id_gets_one(client: TestClient) -> None:
-    reply = client.post("/v1/embeddings", json={"input": "a", "request_id": "mine"})
+    reply = client.post("/v1/embeddings", json={"input": "a"})
+
+    assert re.fullmatch(r"embd-[0-9a-f]{32}", reply.json()["id"])
+    assert reply.json()["id"] == f"embd-{reply.headers['x-request-id']}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "prefix"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "embd"),
+        ("/pooling", {"input": "a"}, "pooling"),
+        ("/score", {"queries": "a", "documents": "b"}, "score"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "score"),
+        ("/invocations", {"input": "a"}, "embd"),
+    ],
+)
+def test_the_body_sets_the_request_id_where_no_header_does(
+    client: TestClient, path: str, fields: dict[str, Any], prefix: str
+) -> None:
+    body = fields | {"request_id": "client-request-id"}
+
+    reply = client.post(path, json=body)
+
+    assert (reply.json()["id"], reply.headers["x-request-id"]) == (f"{prefix}-client-request-id", "client-request-id")
+    refused = client.post(path, json=body | {"priority": "x"})
+    assert refused.status_code == 400
+    assert client.post(path, json=body, headers={"x-request-id": "r-1"}).json()["id"] == f"{prefix}-r-1"
+
+
+@pytest.mark.parametrize("request_id", ["two words", "r\r\nset-cookie: a", "é", "", "x" * 129, None])
+def test_a_request_id_that_cannot_be_in_a_header_is_replaced(client: TestClient, request_id: str | None) -> None:
+    reply = client.post("/v1/embeddings", json={"input": "a", "request_id": request_id})
 
     assert re.fullmatch(r"embd-[0-9a-f]{32}", reply.json()["id"])
     assert reply.json()["id"] == f"embd-{reply.headers['x-request-id']}"
@@ -334,6 +365,31 @@ def test_a_text_is_truncated_and_the_response_reports_it(client: TestClient) -> 
     np.testing.assert_allclose(reply.json()["data"][0]["embedding"], embeddings(client, input=kept)[0], atol=1e-6)
 
 
+def test_padding_to_the_maximum_length_computes_and_counts_padding_tokens(client: TestClient, llm: LLM) -> None:
+    expected = llm.embed(TEXTS, tokenization_kwargs={"padding": "max_length"}, use_tqdm=False)
+    body = {"input": TEXTS, "padding": "max_length"}
+
+    reply = client.post("/v1/embeddings", json=body)
+
+    assert reply.json()["usage"]["prompt_tokens"] == 256 * len(TEXTS)
+    vectors = [item["embedding"] for item in reply.json()["data"]]
+    np.testing.assert_allclose(vectors, [output.outputs.embedding for output in expected], atol=1e-6)
+    plain = client.post("/v1/embeddings", json=body | {"padding": None}).json()
+    assert client.post("/v1/embeddings", json=body | {"padding": "do_not_pad"}).json()["usage"] == plain["usage"]
+    scored = client.post("/score", json={"queries": "a", "documents": ["b", "c"], "padding": "max_length"})
+    assert scored.json()["usage"]["prompt_tokens"] == 3 * 256
+
+
+@pytest.mark.parametrize(("chunked", "limit", "length"), [(True, 1000, 256), (True, 100, 100), (False, 100, 100)])
+def test_padding_ends_at_the_limit_of_embeddings(tmp_path: Path, chunked: bool, limit: int, length: int) -> None:
+    tiny_bert(tmp_path, max_position_embeddings=256)
+    config = {"enable_chunked_processing": chunked, "max_embed_len": limit, "pooling_type": "MEAN"}
+    with load_llm(tmp_path, pooler_config=config) as llm:
+        reply = make_client(llm).post("/v1/embeddings", json={"input": "two", "padding": "max_length"})
+
+    assert reply.json()["usage"]["prompt_tokens"] == length
+
+
 def test_the_truncation_side_can_be_chosen(client: TestClient) -> None:
     tokens = ids(client, LONG)
 
@@ -392,6 +448,8 @@ def test_a_text_over_the_maximum_length_is_refused_with_both_lengths(client: Tes
         ({"input": "a", "embed_dtype": "int4"}, "float16, bfloat16", "body.embed_dtype"),
         ({"input": "a", "endianness": "middle"}, "expected one of: native, big, little", "body.endianness"),
         ({"input": "a", "truncation_side": "top"}, "expected one of: left, right", "body.truncation_side"),
+        ({"input": "a", "padding": "longest"}, "expected one of: max_length, do_not_pad", "body.padding"),
+        ({"input": "a", "padding": True}, "padding: expected", "body.padding"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "expected int >= -1", "body.truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 257}, "request a smaller truncation", "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "prompt cannot be empty", "input"),

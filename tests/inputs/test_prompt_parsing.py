@@ -144,9 +144,9 @@ def test_invalid_images_are_refused_with_the_reason(prompt: dict[str, Any], mess
         ({"truncation": "do_not_truncate", "max_length": 7}, TokenizationParams()),
         ({"max_length": 7}, TokenizationParams()),
         ({"padding": "max_length", "max_length": 7}, TokenizationParams(pad_prompt_tokens=7)),
-        ({"padding": "max_length"}, TokenizationParams(pad_prompt_tokens=99)),
+        ({"padding": "max_length"}, TokenizationParams(pad_prompt_tokens=-1)),
         ({"pad_prompt_tokens": 7}, TokenizationParams(pad_prompt_tokens=7)),
-        ({"pad_prompt_tokens": -1}, TokenizationParams(pad_prompt_tokens=99)),
+        ({"pad_prompt_tokens": -1}, TokenizationParams(pad_prompt_tokens=-1)),
         ({"padding": False, "max_length": 7}, TokenizationParams(pad_prompt_tokens=0)),
         ({"padding": "do_not_pad", "max_length": 7}, TokenizationParams(pad_prompt_tokens=0)),
         (
@@ -157,14 +157,11 @@ def test_invalid_images_are_refused_with_the_reason(prompt: dict[str, Any], mess
     ids=str,
 )
 def test_tokenization_kwargs_are_parsed(kwargs: dict[str, Any] | None, expected: TokenizationParams) -> None:
-    assert parse_tokenization_kwargs(kwargs, max_model_len=99) == expected
+    assert parse_tokenization_kwargs(kwargs) == expected
 
 
 def test_unknown_tokenization_keywords_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cenote"):
-        assert (
-            parse_tokenization_kwargs({"return_tensors": "pt", "verbose": True}, max_model_len=99)
-            == TokenizationParams()
-        )
+        assert parse_tokenization_kwargs({"return_tensors": "pt", "verbose": True}) == TokenizationParams()
 
     assert "return_tensors, verbose" in caplog.text

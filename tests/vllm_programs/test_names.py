@@ -33,10 +33,11 @@ NAMES = {
     "vllm.lora.request": "LoRARequest",
     "vllm.multimodal.utils": "fetch_image encode_image_base64 encode_image_url",
     "vllm.outputs": "PoolingOutput PoolingRequestOutput EmbeddingRequestOutput ClassificationRequestOutput "
-    "ScoringRequestOutput EmbeddingOutput ClassificationOutput ScoringOutput",
+    "ScoringRequestOutput EmbeddingOutput ClassificationOutput ScoringOutput LateChunk LateChunkingMetadata "
+    "RequestError",
     "vllm.plugins.io_processors": "IOProcessor",
     "vllm.plugins.io_processors.interface": "IOProcessor IOProcessorInput IOProcessorOutput",
-    "vllm.pooling_params": "PoolingParams",
+    "vllm.pooling_params": "LateChunkingParams PoolingParams",
     "vllm.renderers": "BaseRenderer",
     "vllm.renderers.chat_utils": "load_chat_template ChatCompletionMessageParam ChatCompletionContentPartTextParam "
     "ChatCompletionContentPartImageParam",

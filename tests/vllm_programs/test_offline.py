@@ -165,6 +165,20 @@ def test_multi_vector_retrieval(tmp_path: Path) -> None:
     is_close(scores, [max_sim(query, document) for document in documents])
 
 
+def test_late_chunking(tmp_path: Path) -> None:
+    reference = tiny_qwen3(tmp_path)
+    documents = ["the cat is in the city. a red bird, a blue fish", "two"]
+    states = compute_hidden_states(reference, tokenize(tmp_path, documents))
+
+    found = run_program("late_chunking", "--model", str(tmp_path), "--dtype", "float32", "--chunk-size", "3")
+
+    for (vectors, num_tokens, texts), rows in zip(found, states, strict=True):
+        assert num_tokens == len(rows)
+        is_close(vectors, normalize(torch.stack([part.mean(0) for part in rows.split(3)]), dim=-1))
+        assert len(texts) == len(vectors)
+    assert (found[0][2][0], found[1][2]) == ("the cat is", ["two"])
+
+
 def max_sim(query: Tensor, document: Tensor) -> float:
     return (query @ document.T).amax(dim=-1).sum().item()
 

@@ -121,6 +121,17 @@ def test_multi_vector_retrieval(tmp_path: Path) -> None:
     is_close(scores, [output.outputs.score for output in outputs])
 
 
+def test_late_chunking(tmp_path: Path) -> None:
+    tiny_qwen3(tmp_path)
+    pooler = {"task": "token_embed", "pooling_type": "MEAN"}
+    with LLM(str(tmp_path), dtype="float32", pooler_config=pooler) as llm, serve(llm) as flags:
+        ranked = run_program("late_chunking_client", *flags, "--query", "two")
+
+    assert ranked[0][:3] == ("number", (0, 1), "two")
+    is_close(ranked[0][3], 1.0)
+    assert {name for name, *_ in ranked} == {"city", "number"}
+
+
 def test_classification(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Qwen2ForSequenceClassification", id2label={0: "good", 1: "bad"})
     with LLM(str(tmp_path), dtype="float32") as llm, serve(llm) as flags:

@@ -52,6 +52,8 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
     else:
         tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
         num_results = sum([len(item.chunks) if isinstance(item, ChunkedDocument) else 1 for item in inputs])
+    if request.tokenization.pad_prompt_tokens:
+        tokens = len(inputs) * max_tokens
     num_bytes = num_results * prompt_chars
     if request.task == "embed" and not request.extra_tasks:  # most requests, in one step
         bytes_per_number = BYTES_BY_FORMAT.get(encoding_format, JSON_BYTES)
@@ -129,8 +131,11 @@ def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:
     else:
         queries = query_chars * num_documents if num_queries == 1 else query_chars
         pairs = [query + document + extra_chars for query, document in zip(queries, document_chars, strict=False)]
+        chars = pairs
         tokens = sum([min(max_tokens, count // CHARS_PER_TOKEN + 1) for count in pairs])
         copies = sum(pairs) - sum(query_chars) - sum(document_chars)
+    if request.tokenization.pad_prompt_tokens:
+        tokens = len(chars) * max_tokens
     return RequestCost(tokens, max(0, copies) + num_documents * 2 * ENTRY_BYTES, num_documents)
 
 

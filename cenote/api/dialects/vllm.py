@@ -174,8 +174,8 @@ async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
     if body.data is not None and (body.input is not None or body.messages is not None):
         raise InvalidBody("data cannot be combined with input or messages", param="body.data")
     response_id = context.make_response_id("pooling")
-    truncates = body.truncate_prompt_tokens is not None or body.truncation_side is not None
-    tokenization = body.resolve_tokenization_params() if truncates else None
+    given = (body.truncate_prompt_tokens, body.truncation_side, body.padding)
+    tokenization = None if given == (None, None, None) else body.resolve_tokenization_params()
     if body.data is not None and supports_plugin_data(context.model_info):
         result: Any = await make_plugin_result(body.data, tokenization, context)
     else:

@@ -16,10 +16,10 @@ from cenote.api.dialects.dialect import Route
 from cenote.api.grpc.statuses import get_message, get_status_code, make_error_metadata
 from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
-from cenote.api.middleware import SAFE_REQUEST_ID
 from cenote.api.replies import logger
 from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.errors import BodyTooLarge, Overloaded, PoolingError, Unauthorized, make_internal_error
+from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 # requests of one stream that are computed at the same time; further ones are read when the first is answered
 MAX_STREAM_REQUESTS = 64

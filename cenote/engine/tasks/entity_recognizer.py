@@ -260,6 +260,8 @@ def make_sequence_request(
     request: PoolRequest, sequences: Sequence[TokenIds], text_indices: Sequence[int]
 ) -> PoolRequest:
     """Return the request for token ids, of which a text may have several sequences."""
+    if request.tokenization.pad_prompt_tokens:
+        raise Unsupported("entities are found in texts without padding; leave out padding", param="padding")
     adapter = request.adapter
     if adapter is not None and not isinstance(adapter, str):
         adapter = [adapter[index] for index in text_indices]
