@@ -33,7 +33,7 @@ PAGES = {
     "docs/quickstart.md": 3,
     "docs/offline.md": 1,
     "docs/prompts.md": 2,
-    "docs/long_texts.md": 4,
+    "docs/long_texts.md": 5,
     "docs/late_interaction.md": 3,
     "docs/sparse.md": 3,
     "docs/security.md": 1,
