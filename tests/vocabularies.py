@@ -30,6 +30,11 @@ PROBES = [
     "zero\x00width\x07bell",
     "an-unknown-word-𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ☃",
 ]
+# control characters, zero-width characters and spaces, alone and beside others
+_UNSEEN = [chr(code) for code in (1, 7, 0x1F, 0x7F, 0x85, 0xA0, 0xAD, 0x200B, 0x200D, 0x2028, 0x3000, 0xFE0F, 0xFEFF)]
+INVISIBLE = [
+    text for mark in (*_UNSEEN, "\t", "\n", " ") for text in (mark, f" {mark} ", f"{mark} {mark}", f"a {mark}b{mark}")
+]
 # special tokens inside a text
 SPECIAL_PROBES = [
     "a <s> b </s> c <mask> d<mask>e <pad> <unk>",

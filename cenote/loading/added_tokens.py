@@ -21,6 +21,7 @@ _ROBERTA_EDGES = {"bos_token": "<s>", "eos_token": "</s>"}
 _GPT2_TOKENS = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), BERT_NAMES),
+    "RoFormerTokenizer": BERT_NAMES,
     **dict.fromkeys(("DebertaTokenizer", "DebertaV2Tokenizer"), BERT_NAMES | _BERT_EDGES),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), ROBERTA_NAMES | _ROBERTA_EDGES),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), ROBERTA_NAMES | _ROBERTA_EDGES),

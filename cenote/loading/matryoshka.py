@@ -50,6 +50,8 @@ KNOWN_SIZES = (
     _published(r"jina-embeddings-v4.*", 128, 256, 512, 1024, 2048),
     _published(r"jina-embeddings-v5-text-small.*", 32, 64, 128, 256, 512, 768, 1024),
     _published(r"jina-embeddings-v5-text-nano.*", 32, 64, 128, 256, 512, 768),
+    _published(r"jina-code-embeddings-0\.5b", 64, 128, 256, 512, 896),
+    _published(r"jina-code-embeddings-1\.5b", 128, 256, 512, 1024, 1536),
     _published(r"granite-embedding-311m-multilingual-r2", 128, 256, 384, 512, 768),
     _published(r"bekko-embedding-v1-a(8|25)m", 64, 128, 256, 384),
     _published(r"mmbert-embed-32k-2d-matryoshka", 64, 128, 256, 512, 768),

@@ -27,6 +27,7 @@ REGISTERED_TYPES = {
     "CamembertTokenizer": "camembert",
     "T5Tokenizer": "mt5 switch_transformers t5",
     "AlbertTokenizer": "albert yoso",
+    "RoFormerTokenizer": "roformer",
     "DebertaV2Tokenizer": "deberta-v2",
     "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text t5gemma",
     "TokenizersBackend": "glm glm4 gpt_bigcode granite granitemoe granitemoehybrid internlm2 jamba llava llava_next "

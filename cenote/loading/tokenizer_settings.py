@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from cenote.loading.added_tokens import DEFAULT_TOKENS
 from cenote.loading.legacy_tokenizers.byte_level import QWEN_SPLIT_PATTERN
+from cenote.loading.legacy_tokenizers.chinese import use_jieba
 from cenote.loading.legacy_tokenizers.source import (
     TokenizerSettings,
     set_bert_template,
@@ -36,7 +37,7 @@ PROBE = "Caf\u00e9 WATER'S e\u0301, 2024 \u4e2d\u6587  end.\nLine ``x''"
 
 BERT_TEMPLATE_CLASSES = (
     *("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer"),
-    *("DebertaTokenizer", "DebertaV2Tokenizer"),
+    *("DebertaTokenizer", "DebertaV2Tokenizer", "RoFormerTokenizer"),
 )
 ROBERTA_TEMPLATE_CLASSES = (
     *("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "MPNetTokenizer"),
@@ -186,6 +187,7 @@ CLASSES: Mapping[str, ClassSettings] = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), _BERT),
     **dict.fromkeys(("LayoutLMTokenizer", "SqueezeBertTokenizer", "LxmertTokenizer", "MPNetTokenizer"), _BERT),
     **dict.fromkeys(("DPRContextEncoderTokenizer", "DPRQuestionEncoderTokenizer"), _BERT),
+    "RoFormerTokenizer": ClassSettings("WordPiece", _BERT_KEYS, use_jieba),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer"), _BYTE_LEVEL),
     **dict.fromkeys(("DebertaTokenizer", "GPT2Tokenizer"), _BYTE_LEVEL),
     "Qwen2Tokenizer": ClassSettings("BPE", ("add_prefix_space",), _apply_qwen2),

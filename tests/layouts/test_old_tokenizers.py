@@ -82,6 +82,21 @@ def test_phobert_embeddings(tmp_path: Path) -> None:
         assert_close(output.outputs.data, expected)
 
 
+@pytest.mark.parametrize(
+    ("build", "model_class"),
+    [(builders.albert_chinese, "AlbertModel"), (builders.roformer_chinese_char, "RoFormerModel")],
+)
+def test_chinese_models_with_a_vocabulary_of_bert(
+    tmp_path: Path, build: Callable[[Path], None], model_class: str
+) -> None:
+    llm, tokenizer, run = load(tmp_path, build, model_class)
+
+    assert tokenizer.encode("東京 the fox").ids == [2, 7, 6, 8, 11, 3]
+    for text, output in zip(TEXTS, llm.encode(TEXTS, pooling_task="token_embed"), strict=True):
+        expected = torch.nn.functional.normalize(run(text).last_hidden_state[0], dim=-1)
+        assert_close(output.outputs.data, expected)
+
+
 def test_esm2_embeddings(tmp_path: Path) -> None:
     llm, _, run = load(tmp_path, builders.esm2, "EsmModel")
 

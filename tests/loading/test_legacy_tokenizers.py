@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cenote.inputs import tokenizer as inputs
 from cenote.inputs.token_vocabulary import copy_tokenizer
@@ -21,7 +23,7 @@ from cenote.loading.legacy_tokenizers.sentencepiece_file import read_sentencepie
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
 from cenote.utils.install_commands import install_command
 from tests import vocabularies as vocabulary
-from tests.vocabularies import PAIR, PROBES, SPECIAL_PROBES, write_json
+from tests.vocabularies import INVISIBLE, PAIR, PROBES, SPECIAL_PROBES, write_json
 
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 DEBERTA_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -36,6 +38,11 @@ TWEETS = [
 needs_mecab = pytest.mark.skipif(not all(map(find_spec, ("fugashi", "ipadic"))), reason="needs fugashi and ipadic")
 needs_unidic = pytest.mark.skipif(find_spec("unidic_lite") is None, reason="needs unidic-lite")
 needs_emoji = pytest.mark.skipif(find_spec("emoji") is None, reason="needs emoji")
+needs_jieba = pytest.mark.skipif(find_spec("rjieba") is None, reason="needs rjieba")
+ROFORMER_TOKENS = str.split(
+    "[PAD] [UNK] [CLS] [SEP] [MASK] 今 天 气 非 常 好 。 the cat ##s caf é c ##c ##+ + a b ' t don x"
+)
+ROFORMER_TEXTS = ["今天天气非常好。", "the cats café don't", "THE [MASK] cat", "c++ xc++ A.B  мир\n😀", ""]
 
 
 def load(folder: Path) -> TokenizerFiles:
@@ -111,6 +118,90 @@ def test_albert_lowercases_and_removes_accents(tmp_path: Path, options: dict[str
     assert (encoding.ids[0], encoding.ids[-1]) == (2, 3)
     assert encoding.type_ids == [0] * encoding.type_ids.count(0) + [1] * encoding.type_ids.count(1)
     assert (files.pad_token_id, files.unk_token_id) == (0, 1)
+
+
+def test_albert_takes_special_tokens_that_only_a_list_has(tmp_path: Path) -> None:
+    vocabulary.train_sentencepiece(tmp_path / "spiece.model")
+    size = len(read_sentencepiece(tmp_path / "spiece.model").pieces)
+    write_json(tmp_path, "config.json", model_type="albert")
+    write_json(tmp_path, "added_tokens.json", **{"[CLS]": size, "[SEP]": size + 1, "<pad>": size + 2})
+
+    ids = load(tmp_path).tokenizer.encode("the fox").ids
+
+    assert (ids[0], ids[-1]) == (size, size + 1)
+    assert ids[1:-1] == sentencepiece_ids(tmp_path / "spiece.model")("the fox")
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "AlbertTokenizer"}], ids=["model type", "class"])
+def test_albert_with_a_vocabulary_of_bert_is_read_like_bert(tmp_path: Path, settings: dict[str, str]) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(ROFORMER_TOKENS))
+    write_json(tmp_path, "config.json", model_type="bert")
+    reference = auto_tokenizer(tmp_path)
+    write_json(tmp_path, "config.json", model_type="albert")
+    write_json(tmp_path, "tokenizer_config.json", **settings)
+
+    assert_same_ids(load(tmp_path).tokenizer, reference, [*PROBES, *ROFORMER_TEXTS])
+
+
+def write_roformer(folder: Path, *words: str) -> None:
+    (folder / "vocab.txt").write_text("\n".join([*ROFORMER_TOKENS, *words]))
+    write_json(folder, "config.json", model_type="roformer")
+    write_json(folder, "tokenizer_config.json", tokenizer_class="RoFormerTokenizer", do_lower_case=True)
+
+
+@needs_jieba
+@pytest.mark.parametrize("words", [(), ("非常", "天气", "c++")], ids=["characters", "words"])
+def test_roformer_splits_words_of_jieba(tmp_path: Path, words: Sequence[str]) -> None:
+    from transformers import RoFormerTokenizer
+
+    write_roformer(tmp_path, *words)
+    vocab = {token: row for row, token in enumerate([*ROFORMER_TOKENS, *words])}
+    reference = RoFormerTokenizer(vocab)  # type: ignore[no-untyped-call]
+    # Transformers 5 separates Chinese characters before Jieba sees them; the models were trained with words
+    reference.backend_tokenizer.normalizer = BertNormalizer(handle_chinese_chars=False)
+
+    tokenizer = load(tmp_path).tokenizer
+
+    assert_same_ids(tokenizer, reference, [*PROBES, *ROFORMER_TEXTS])
+    tokenizer.pre_tokenizer = BertPreTokenizer()  # as Transformers saves it
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert_same_ids(load(tmp_path).tokenizer, reference, [*PROBES, *ROFORMER_TEXTS])
+
+
+def test_roformer_without_chinese_words_needs_no_jieba(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", None)
+    write_roformer(tmp_path)
+
+    tokenizer = load(tmp_path).tokenizer
+
+    tokens = tokenizer.encode("The cats café 天气 XC++").tokens
+    assert " ".join(tokens[1:-1]) == "the cat ##s [UNK] 天 气 x c ##+ ##+"
+    assert tokenizer.encode(*PAIR).type_ids[-1] == 1
+
+
+def test_roformer_with_chinese_words_names_the_package_that_it_needs(
+    tmp_path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", None)
+    write_roformer(tmp_path, "非常")
+
+    with refused("RoFormerTokenizer", "'非常'", "rjieba", install_command("chinese")):
+        load(tmp_path)
+
+
+def test_deberta_v3_is_read_like_its_published_tokenizer(tmp_path: Path, shared: Path) -> None:
+    published = shared / "tokenizers" / "deberta-v3"
+    (tmp_path / "spm.model").symlink_to((published / "spm.model").resolve())
+    write_json(tmp_path, "config.json", model_type="deberta-v2")
+    reference = Tokenizer.from_file(str(published / "tokenizer.json"))
+    reference.no_padding()
+    reference.no_truncation()
+
+    tokenizer = load(tmp_path).tokenizer
+
+    for text in [*PROBES, *INVISIBLE]:
+        assert tokenizer.encode(text).ids == reference.encode(text).ids, repr(text)
+    assert tokenizer.encode("\u200b").tokens == ["[CLS]", "\u2581", "[SEP]"]
 
 
 def test_xlnet_ends_a_text_with_sep_and_cls(tmp_path: Path) -> None:

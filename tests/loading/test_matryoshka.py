@@ -34,6 +34,8 @@ def read_matryoshka(folder: Path, **overrides: object) -> Matryoshka:
         ("snowflake-arctic-embed-m-v1.5", 768, (256, 768), 1),
         ("snowflake-arctic-embed-l-v2.0", 1024, (256, 1024), 1),
         ("jina-embeddings-v5-text-nano", 768, (32, 64, 128, 256, 512, 768), 1),
+        ("jina-code-embeddings-0.5b", 896, (64, 128, 256, 512, 896), 1),
+        ("jina-code-embeddings-1.5b", 1536, (128, 256, 512, 1024, 1536), 1),
         ("granite-embedding-311m-multilingual-r2", 768, (128, 256, 384, 512, 768), 1),
         ("pplx-embed-v1-4b", 2560, (), 128),
         ("voyage-4-nano", 2048, (256, 512, 1024, 2048), 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.legacy_tokenizers import byte_level, japanese, llama, sentencepiece, word_bpe, wordpiece
+from cenote.loading.legacy_tokenizers import byte_level, chinese, japanese, llama, sentencepiece, word_bpe, wordpiece
 from cenote.loading.legacy_tokenizers.classes import find_tokenizer_class
 from cenote.loading.legacy_tokenizers.source import (
     WAY_OUT,
@@ -30,6 +30,7 @@ BUILDERS = {
     "MPNetTokenizer": wordpiece.build_mpnet,
     "EsmTokenizer": wordpiece.build_esm,
     "BertJapaneseTokenizer": japanese.build_bert_japanese,
+    "RoFormerTokenizer": chinese.build_roformer,
     "BertweetTokenizer": word_bpe.build_bertweet,
     "PhobertTokenizer": word_bpe.build_phobert,
     **dict.fromkeys(
@@ -67,6 +68,8 @@ def build_legacy_tokenizer(
             f"{checkpoint.folder}: the tokenizer class of {found[0]} is unknown: tokenizer_config.json and config.json "
             f"have no tokenizer_class, and model_type {config.get('model_type')!r} does not tell it; {WAY_OUT}"
         )
+    if chosen.name == "AlbertTokenizer" and "vocab.txt" in found and "spiece.model" not in found:
+        chosen = chosen._replace(name="BertTokenizer")  # Chinese ALBERT models have the vocabulary of BERT
     build = BUILDERS.get(chosen.name)
     if build is None:
         raise LoadError(

@@ -28,6 +28,7 @@ MODEL_TYPES = {
     "LlamaTokenizer": "llama mistral mixtral",
     "InternLM2Tokenizer": "internlm2",
     "EsmTokenizer": "esm",
+    "RoFormerTokenizer": "roformer",
 }
 CLASS_OF_MODEL_TYPE = {kind: name for name, kinds in MODEL_TYPES.items() for kind in kinds.split()}
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import Unigram
 
 from cenote.errors import LoadError
+from cenote.loading.added_tokens import add_listed_tokens
 from cenote.loading.legacy_tokenizers import sentencepiece_file
 from cenote.loading.legacy_tokenizers.sentencepiece_file import SentencePieceModel, read_sentencepiece
 from cenote.loading.legacy_tokenizers.source import (
@@ -80,7 +81,7 @@ def build_deberta_v2(source: TokenizerSource) -> LegacyTokenizer:
     with wrap_tokenizer_errors(source.require_vocabulary("spm.model")):
         model = _read_unigram(source, "spm.model")
         steps = [normalizers.Lowercase()] if source.settings.get("do_lower_case") else []
-        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps, strips_first=True)
         set_bert_template(tokenizer, names)
     return LegacyTokenizer(tokenizer, names)
 
@@ -103,6 +104,7 @@ def build_albert(source: TokenizerSource) -> LegacyTokenizer:
         model = _read_unigram(source, "spiece.model")
         steps = _clean_steps(source, lower_case=True)
         tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+        add_listed_tokens(tokenizer, source.checkpoint, source.settings)  # [CLS] and [SEP] may not be in the file
         set_bert_template(tokenizer, names)
     return LegacyTokenizer(tokenizer, names)
 
@@ -154,13 +156,18 @@ def _clean_steps(source: TokenizerSource, *, lower_case: bool) -> list[Any]:
 
 
 def _build_unigram(
-    model: SentencePieceModel, vocab: list[tuple[str, float]], *, unk_id: int, steps: Iterable[Any] = ()
+    model: SentencePieceModel,
+    vocab: list[tuple[str, float]],
+    *,
+    unk_id: int,
+    steps: Iterable[Any] = (),
+    strips_first: bool = False,
 ) -> Tokenizer:
+    """Return the tokenizer; `strips_first`: a space that the character map writes at an end of a text is a token."""
     tokenizer = Tokenizer(Unigram(vocab, unk_id=unk_id, byte_fallback=False))
-    charsmap = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
-    tokenizer.normalizer = normalizers.Sequence(
-        [*steps, *charsmap, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
+    charsmap: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    cleaned = [normalizers.Strip(), *charsmap] if strips_first else [*charsmap, normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence([*steps, *cleaned, normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     add_special_pieces(tokenizer, model)

@@ -33,13 +33,13 @@ ESM_NAMES = {
 
 
 def build_bert(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer, names = _build_wordpiece(source, BERT_NAMES | source.special_tokens)
+    tokenizer, names = build_wordpiece(source, BERT_NAMES | source.special_tokens)
     set_bert_template(tokenizer, names)
     return LegacyTokenizer(tokenizer, names)
 
 
 def build_mpnet(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer, names = _build_wordpiece(source, MPNET_NAMES | source.special_tokens)
+    tokenizer, names = build_wordpiece(source, MPNET_NAMES | source.special_tokens)
     set_roberta_template(tokenizer, names)
     return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
 
@@ -83,7 +83,7 @@ def read_vocabulary(source: TokenizerSource, path: Path, names: SpecialTokens) -
     return vocab
 
 
-def _build_wordpiece(source: TokenizerSource, names: SpecialTokens) -> tuple[Tokenizer, SpecialTokens]:
+def build_wordpiece(source: TokenizerSource, names: SpecialTokens) -> tuple[Tokenizer, SpecialTokens]:
     path = source.require_vocabulary("vocab.txt")
     with wrap_tokenizer_errors(path):
         tokenizer = Tokenizer(WordPiece(read_vocabulary(source, path, names), unk_token=names["unk_token"]))

@@ -17,6 +17,7 @@ ENCODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "
 DEBERTA_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 ESM_VOCABULARY = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+CHINESE_VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] 东 京 東 the quick brown fox a é , ."
 NER_LABELS = {0: "O", 1: "I-LOC", 2: "I-PER", 3: "I-MISC", 4: "I-ORG"}
 NLI_LABELS = {0: "CONTRADICTION", 1: "NEUTRAL", 2: "ENTAILMENT"}
 
@@ -53,6 +54,21 @@ def albert_base_v2_sst2(folder: Path) -> None:
     vocabulary.albert_pieces(folder)
     sizes = ENCODER | {"embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 512}
     _save(folder, "AlbertForSequenceClassification", **sizes, bos_token_id=2, eos_token_id=3, pad_token_id=0)
+
+
+@builder
+def albert_chinese(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("\n".join(CHINESE_VOCABULARY.split()))
+    sizes = ENCODER | {"embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 512}
+    _save(folder, "AlbertModel", vocab_size=len(CHINESE_VOCABULARY.split()), **sizes)
+
+
+@builder
+def roformer_chinese_char(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("\n".join(CHINESE_VOCABULARY.split()))
+    sizes = ENCODER | {"embedding_size": 32, "max_position_embeddings": 512, "pad_token_id": 0}
+    _save(folder, "RoFormerModel", vocab_size=len(CHINESE_VOCABULARY.split()), **sizes)
+    write_json(folder, "tokenizer_config.json", tokenizer_class="RoFormerTokenizer", do_lower_case=True)
 
 
 @builder
