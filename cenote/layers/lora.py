@@ -106,18 +106,22 @@ class BackboneWithLoRA(nn.Module):
         return states
 
 
-def add_lora_layers(module: nn.Module, lora_context: LoRAContext, path: str = "") -> None:
-    """Wrap every linear layer and embedding table of a module in a LoRA layer.
+def add_lora_layers(module: nn.Module, lora_context: LoRAContext) -> None:
+    """Wrap every layer that adapters can change in a LoRA layer."""
+    for path, child in list(find_lora_layers(module)):
+        parent, _, name = path.rpartition(".")
+        wrapper = EmbeddingWithLoRA if isinstance(child, nn.Embedding) else LinearWithLoRA
+        setattr(module.get_submodule(parent), name, wrapper(child, path, lora_context))  # type: ignore[arg-type]
+
+
+def find_lora_layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the linear layers and embedding tables of a module by their paths.
 
     Vision towers are excluded: their rows are patches of all images, and adapters apply to token ranges.
     """
-    for name, child in list(module.named_children()):
+    for name, child in module.named_children():
         child_path = f"{path}.{name}" if path else name
-        if isinstance(child, VisionTower):
-            continue
-        if isinstance(child, nn.Linear | QuantizedLinear):
-            setattr(module, name, LinearWithLoRA(child, child_path, lora_context))
-        elif isinstance(child, nn.Embedding):
-            setattr(module, name, EmbeddingWithLoRA(child, child_path, lora_context))
-        else:
-            add_lora_layers(child, lora_context, child_path)
+        if isinstance(child, nn.Linear | QuantizedLinear | nn.Embedding):
+            yield child_path, child
+        elif not isinstance(child, VisionTower):
+            yield from find_lora_layers(child, child_path)

@@ -18,7 +18,7 @@ from cenote.kernels.post_load import make_quantizer, packs_int8
 from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.int8_check import Int8Check
-from cenote.layers.lora import BackboneWithLoRA
+from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.products import ProductReport, prepare_products
 from cenote.layers.span_head import EntityHead
@@ -163,7 +163,8 @@ def _load_described(
     heads = load_heads(description, weight_loader, tokenizer)
     span_head = load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
-    lora_loader = LoRALoader(weight_loader, architecture.prefixes, dtype, device)
+    layers = frozenset(path for path, _ in find_lora_layers(backbone))
+    lora_loader = LoRALoader(weight_loader, architecture, layers, dtype, device)
     if architecture.task_adapters is not None:
         options = replace(options, default_adapter=None)  # already merged
     adapters = load_adapters(lora_loader, description.checkpoint, architecture, options)

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class LoRALoader:
     """Load adapters for one loaded model."""
 
     weight_loader: WeightLoader
-    prefixes: tuple[str, ...]  # possible prefixes of the backbone's names in the checkpoint
+    architecture: Architecture
+    layers: frozenset[str]  # paths of the layers of the backbone that adapters can change
     dtype: torch.dtype
     device: torch.device
 
@@ -62,8 +64,11 @@ class LoRALoader:
     def map_to_modules(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> LoRAAdapter:
         """Map LoRA weights by checkpoint module names to the modules that hold these weights."""
         adapter: dict[str, list[LoRAWeights]] = {}
+        unused = [module for module in changes if self._is_unused(module)]
         for module, (down, up) in changes.items():
             locations = self.weight_loader.locate(self._strip_prefix(module))
+            if module in unused and len(unused) < len(changes):
+                continue
             if not locations:
                 raise LoadError(
                     f"{source}: the model has no layer {module} that supports LoRA; "
@@ -73,16 +78,30 @@ class LoRALoader:
                 raise LoadError(
                     f"{source}: LoRA is not supported in the vision tower ({module}); merge the adapter into the model"
                 )
+            if any(path not in self.layers for path, *_ in locations):
+                raise LoadError(
+                    f"{source}: LoRA is not supported in {module}, which is not a linear layer or an embedding table "
+                    "of the backbone; merge the adapter into the model"
+                )
             for path, start, rows, inputs in locations:  # more than one if layers share weights
                 # PEFT stores LoRA weights of embeddings for the transposed table
                 expected = (inputs, rows) if path in EMBEDDING_TABLES else (rows, inputs)
                 if (found := (up.shape[0], down.shape[1])) != expected:
                     raise LoadError(f"{source}: {module} has shape {found}, the layer of the model has {expected}")
                 adapter.setdefault(path, []).append(self._make_weights(down, up, start))
+        if unused:
+            logger.warning("%s: updates of %s are not applied, as no task of the model uses it", source, unused[0])
         return adapter
 
+    def _is_unused(self, module: str) -> bool:
+        """Return whether the model has this layer and reads it for no task, such as the pooler of a BERT embedder."""
+        names = [f"{module.removeprefix(prefix)}.weight" for prefix in ("", *self.architecture.prefixes)]
+        patterns = self.architecture.unused_weights
+        is_known = any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        return is_known and not self.weight_loader.locate(self._strip_prefix(module))
+
     def _strip_prefix(self, module: str) -> str:
-        for prefix in sorted(self.prefixes, key=len, reverse=True):
+        for prefix in sorted(self.architecture.prefixes, key=len, reverse=True):
             if prefix and module.startswith(prefix) and self.weight_loader.locate(module.removeprefix(prefix)):
                 return module.removeprefix(prefix)
         return module

@@ -18,6 +18,7 @@ from cenote.loading.weights import CheckpointWeights, open_weights
 
 CPU = torch.device("cpu")
 # parts of a name that differ between versions of Transformers for one and the same layer
+POOLER = "pooler.dense"  # often left out of a checkpoint; adapters with target_modules="all-linear" change it
 WRAPPER_NAMES = {"base_model", "language_model", "model", "vlm"}
 
 
@@ -62,6 +63,8 @@ def _merge(
         merged.add(name, base.file_of(name), _reader(base, name))
     for module, (down, up) in read_lora_pairs(adapter).items():
         target = _find_name(f"{module}.weight", stored_names)
+        if target is None and module.endswith(POOLER):
+            continue  # a head that needs it reports what is missing
         if target is None:
             raise LoadError(
                 f"{source}: the base model {base_name} has no {module}.weight, which the adapter changes; "

@@ -67,6 +67,21 @@ def test_an_embedder_of_sentence_transformers_saved_as_an_adapter_keeps_its_pool
         assert_close(torch.tensor(output.outputs.embedding), states.mean(0), atol=1e-4, rtol=0)
 
 
+def test_an_adapter_of_all_layers_fits_a_base_model_without_pooler(folders: tuple[Path, Path]) -> None:
+    base, folder = folders
+    model = tiny_bert(base)
+    tensors = load_file(base / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if "pooler" not in name}, base / "model.safetensors")
+    write_adapter(folder, linear_layers(model, "query", "dense"), target_modules="all-linear")
+
+    with LLM(str(folder), dtype="float32", device="cpu", pooler_config={"use_activation": False}) as llm:
+        (output,) = llm.embed(TEXTS[0], use_tqdm=False)
+
+    with torch.inference_mode():
+        states = model(input_ids=torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+    assert_close(torch.tensor(output.outputs.embedding), states[0], atol=1e-4, rtol=0)
+
+
 def test_a_rank_stabilised_adapter_has_its_own_scale(folders: tuple[Path, Path]) -> None:
     base, folder = folders
     model = tiny_bert(base)

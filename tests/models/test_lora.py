@@ -18,10 +18,19 @@ from transformers import PreTrainedModel
 from cenote import LLM, BadRequest, LoadError, LoRARequest, Unsupported
 from cenote.kernels.cpu_features import CPUFeatures
 from tests.models.test_rotary_encoders import TASKS, save_adapted
-from tests.tiny import TEXTS, change_config, compute_hidden_states, save_tiny, tiny_qwen3
+from tests.tiny import (
+    TEXTS,
+    change_config,
+    compute_hidden_states,
+    save_tiny,
+    tiny_bert,
+    tiny_bert_classifier,
+    tiny_qwen3,
+)
 
 RANK, ALPHA = 3, 6.0
 QWEN_TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
+ALL_LINEAR = ("query", "key", "value", "dense")
 BERT_TARGETS = ("attention.self.key", "attention.output.dense", "intermediate.dense")
 
 
@@ -102,6 +111,33 @@ def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> Non
 
     for output, rows in zip(outputs, expected, strict=True):
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_updates_of_an_unused_pooler_are_left_out(
+    prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = tiny_bert(tmp_path / "model")
+    merged = save_adapter(tmp_path / "tuned", plain, ALL_LINEAR, seed=1, prefix=prefix, target_modules="all-linear")
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
+
+    for output, rows in zip(outputs, expected, strict=True):
+        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+    assert [record.message for record in caplog.records if "updates of" in record.message] == [
+        f"{tmp_path / 'tuned'}: updates of {prefix}pooler.dense are not applied, as no task of the model uses it"
+    ]
+
+
+@pytest.mark.parametrize("layer", ["pooler.dense", "classifier"])
+def test_updates_of_a_head_are_refused(layer: str, tmp_path: Path) -> None:
+    plain = tiny_bert_classifier(tmp_path / "model")
+    save_adapter(tmp_path / "tuned", plain, ("query", layer), seed=1)
+
+    with pytest.raises(LoadError, match=rf"LoRA is not supported in (bert\.)?{layer}, .* merge the adapter"):
+        LLM(str(tmp_path / "model"), lora_modules=(f"tuned={tmp_path / 'tuned'}",))
 
 
 @pytest.mark.parametrize("multiplies_int8", [False, True])
