@@ -89,7 +89,7 @@ class TenantQueue:
         for length in self._iter_lengths(room, first_length):
             entries = self._by_length[length]
             while entries:
-                num_fitting = min(room.num_seqs, room.num_tokens // length)
+                num_fitting = min(room.num_seqs, room.num_tokens // max(1, length))
                 if num_fitting < 1:
                     if slices or length > room.max_first or room.num_seqs < 1:
                         break

@@ -36,9 +36,10 @@ class TokenIntake:
         lengths, ids = inputs.lengths, inputs.token_ids
         max_model_len, vocab_size = self.engine.max_model_len, self.engine.renderer.vocab_size
         shortest, longest = (len(ids), len(ids)) if len(lengths) == 1 else (lengths.min(), lengths.max())
-        if shortest < 1 or longest > max_model_len:
-            raise BadRequest(f"each input must have between 1 and {max_model_len} tokens")
-        if ids.view(np.uint32).max() >= vocab_size:  # negative ids are the largest as unsigned numbers
+        least = 0 if self.engine.renderer.accepts_empty else 1
+        if shortest < least or longest > max_model_len:
+            raise BadRequest(f"each input must have between {least} and {max_model_len} tokens")
+        if ids.view(np.uint32).max(initial=0) >= vocab_size:  # negative ids are the largest as unsigned numbers
             raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
 
     def submit(self, batch: TokenizedBatch) -> None:

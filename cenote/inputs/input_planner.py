@@ -83,6 +83,7 @@ class InputPlanner:
         role_formats: Mapping[Role, RoleFormat] | None = None,
         instruction_mask: InstructionMask | PromptEnd | None = None,
         padded_length: int | None = None,
+        accepts_empty: bool = False,
         text_format: TextFormat | None = None,
         multimodal: MultimodalProcessor | None = None,
         check_tensors: Callable[[Mapping[str, Any]], None] | None = None,
@@ -105,6 +106,7 @@ class InputPlanner:
         self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
         self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
         self.instruction_mask = instruction_mask  # of models that read where a part of the prompt ends
+        self.accepts_empty = accepts_empty  # an input without tokens has the result zero
         self.padded_length = padded_length  # of models trained on padded texts, unless a request sets another
         self.text_format = text_format  # of models whose code writes texts into a format of its own
         self.multimodal = multimodal  # None: text only

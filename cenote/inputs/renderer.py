@@ -96,10 +96,12 @@ class Renderer(InputPlanner):
             shortest = longest = len(rendered.token_ids)
         else:
             shortest, longest = rendered.lengths.min(), rendered.lengths.max()
-        if not shortest:
+        if not shortest and not self.accepts_empty:
             return None
         too_long = limits.is_bounded and longest > limits.max_tokens
-        out_of_vocab = self.tokenizer.max_token_id >= self.vocab_size and rendered.token_ids.max() >= self.vocab_size
+        out_of_vocab = (
+            self.tokenizer.max_token_id >= self.vocab_size and rendered.token_ids.max(initial=0) >= self.vocab_size
+        )
         return None if too_long or out_of_vocab else rendered
 
     def _render_individually(
@@ -140,7 +142,7 @@ class Renderer(InputPlanner):
             return _to_input_error(error)
         if (
             self.tokenizer.max_token_id >= self.vocab_size
-            and (max_id := int(tokenized.token_ids.max())) >= self.vocab_size
+            and (max_id := int(tokenized.token_ids.max(initial=0))) >= self.vocab_size
         ):
             return BadRequest(
                 f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {self.vocab_size - 1}; "
@@ -154,7 +156,8 @@ class Renderer(InputPlanner):
                 return  # the vision tower fixes the length of an image; text limits do not apply
             if limits.is_chunked:  # only texts are chunked, an input with images is never split
                 limits = Limits(self.multimodal.image_processor.max_tokens)
-        check_length(len(tokenized.token_ids), limits)
+        if len(tokenized.token_ids) or not self.accepts_empty:
+            check_length(len(tokenized.token_ids), limits)
 
 
 def _to_input_error(error: Exception) -> PoolingError:

@@ -60,6 +60,7 @@ class RendererSettings:
     bos_token_id: int | None = None
     prompt_end: str | None = None  # of a PromptEnd
     padded_length: int | None = None
+    accepts_empty: bool = False
     text_format: TextFormat | None = None
     architecture: str = "this model"
 
@@ -79,6 +80,7 @@ class RendererSettings:
             role_formats=self.role_formats,
             instruction_mask=self._make_instruction_mask(tokenizer),
             padded_length=self.padded_length,
+            accepts_empty=self.accepts_empty,
             text_format=self.text_format,
             architecture=self.architecture,
             **options,

@@ -18,11 +18,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, PoolingParams
+from cenote.cli.main import main
+from cenote.engine.token_intake import TokenIntake
 from cenote.errors import BadRequest, LoadError
+from cenote.inputs.tokenized_inputs import TokenizedInputs
 from tests.api.app_client import make_client
 from tests.layouts.builders import st_formats
 from tests.models.two_towers import IMAGES
-from tests.tiny import TEXTS, change_config
+from tests.tiny import TEXTS, change_config, tiny_bert
 
 QUERIES, DOCUMENTS = ["what is the city", "who"], ["the cat is in the city", "a red bird, a blue fish live in berlin"]
 PAIRS = list(zip(QUERIES, DOCUMENTS, strict=True))
@@ -190,10 +193,53 @@ def mean_of_known_tokens(folder: Path, text: str, *, normalize: bool) -> np.ndar
     return mean / (np.linalg.norm(mean) + 1e-32) if normalize else mean
 
 
-def test_a_static_text_without_tokens_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [st_formats.static_retrieval, st_formats.potion])
+def test_the_static_embedding_of_a_text_without_tokens_is_zero(tmp_path: Path, build: Any) -> None:
+    build(tmp_path)
+    texts = ["", TEXTS[0], "   ", "\u200b\n", ""]
+    expected = torch.from_numpy(SentenceTransformer(str(tmp_path)).encode(texts))
+    assert expected[0].eq(0).all()
+
+    with loaded(tmp_path) as llm:
+        assert_close(embed(llm, texts), expected, atol=1e-6, rtol=0)
+        assert_close(embed(llm, [""]), expected[:1])
+        assert_close(score(llm, texts[:2], [texts[1]] * 2), torch.tensor([0.0, 1.0]))
+        reply = make_client(llm).post(
+            "/v1/embeddings", json={"model": llm.engine.model.description.name, "input": texts}
+        )
+    vectors = [entry["embedding"] for entry in reply.json()["data"]]
+    assert_close(torch.tensor(vectors), expected, atol=1e-6, rtol=0)
+
+
+def test_a_file_with_a_blank_line_has_a_static_embedding_of_every_line(tmp_path: Path) -> None:
+    st_formats.potion(tmp_path)
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n   \n{TEXTS[1]}\n")
+    output = tmp_path / "vectors.npy"
+
+    status = main(["embed", "--model", str(tmp_path), "--input", str(tmp_path / "texts.txt"), "--output", str(output)])
+
+    assert status == 0
+    assert_close(torch.from_numpy(np.load(output)).norm(dim=1), torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_only_a_static_model_takes_texts_without_tokens_from_front_ends(tmp_path: Path) -> None:
+    ids, lengths = np.array([], dtype=np.int32), np.zeros(2, dtype=np.int64)
+    blank = TokenizedInputs.from_ids(ids, lengths, lengths)
+    (tmp_path / "static").mkdir()
+    (tmp_path / "bert").mkdir()
+    st_formats.potion(tmp_path / "static")
+    tiny_bert(tmp_path / "bert")
+
+    with loaded(tmp_path / "static") as llm:
+        TokenIntake(llm.engine).check(blank)
+    with loaded(tmp_path / "bert") as llm, pytest.raises(BadRequest, match="between 1 and"):
+        TokenIntake(llm.engine).check(blank)
+
+
+def test_a_static_text_without_tokens_has_no_first_token(tmp_path: Path) -> None:
     st_formats.static_retrieval(tmp_path)
 
-    with loaded(tmp_path) as llm, pytest.raises(BadRequest, match="empty"):
+    with loaded(tmp_path, pooler_config={"pooling_type": "CLS"}) as llm, pytest.raises(BadRequest, match="empty"):
         embed(llm, [" "])
 
 
@@ -220,6 +266,8 @@ def test_queries_of_an_inference_free_sparse_encoder_are_weights_of_their_tokens
 
     with loaded(tmp_path) as llm:
         assert_close(embed(llm, TEXTS, input_type="query")[:, :vocabulary], queries, atol=1e-5, rtol=1e-5)
+        assert not embed(llm, ["", "a"], input_type="query")[0].any()
+        assert llm.sparse_embed(" ", input_type="query", use_tqdm=False)[0].outputs.token_ids == []
         assert_close(embed(llm, TEXTS, input_type="document"), documents, atol=1e-5, rtol=1e-5)
         assert_close(embed(llm, TEXTS), documents, atol=1e-5, rtol=1e-5)
         sparse = llm.sparse_embed(TEXTS[:1], input_type="query", use_tqdm=False)[0].outputs

@@ -145,6 +145,7 @@ def make_renderer_settings(
         bos_token_id=None if bos_token is None else model.tokenizer.tokenizer.token_to_id(bos_token),
         prompt_end=architecture.prompt_end,
         padded_length=architecture.padded_length,
+        accepts_empty=architecture.is_static and description.plan.seq_pooling_types.value == ("MEAN",),
         text_format=architecture.text_format,
         architecture=description.entry.name,
     )
