@@ -158,7 +158,9 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         text = "normalize" if normalizes.value else "none"
         yield Setting("normalize", normalizes.value, normalizes.source, text, "activation")
     if model.kind.value in ("embed", "multi_vector"):
-        if model.architecture.projection is None or model.sentence_transformers.projector:  # else known from weights
+        projection = model.architecture.projection
+        has_known_size = projection is None or projection.is_pooler  # else known from weights
+        if has_known_size or model.sentence_transformers.projector:
             stored = model.config.get(SIZE_SOURCE, "config.json hidden_size")
             source = "modules.json" if model.sentence_transformers.projector else stored
             is_unknown = _is_unknown(model, "hidden_size") and source == stored

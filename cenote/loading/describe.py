@@ -21,6 +21,7 @@ from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
+from cenote.loading.encoder_pooling import apply_known_encoder, find_pooling_doubt
 from cenote.loading.gliner import read_gliner_config
 from cenote.loading.gliner2 import read_gliner2_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
@@ -84,6 +85,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     entry = find_entry(options, config)
     family = entry.family(without_ignored_keys(config))
     files = read_model2vec_settings(config, read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles())
+    family, files = apply_known_encoder(options, checkpoint, config, family, files)
     family = family if files.adds_special_tokens else replace(family, adds_special_tokens=False)
     refuse_unread_head(options, checkpoint, config, files)
     unnamed_reranker = find_unnamed_reranker(checkpoint, config, entry, family, files)
@@ -203,6 +205,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                     *files.doubts,
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
+                    find_pooling_doubt(options, checkpoint, entry, kind, files),
                     *architecture.doubts,
                     *find_adapter_doubts(checkpoint),
                 ),

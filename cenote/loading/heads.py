@@ -55,7 +55,8 @@ def load_heads(description: ModelDescription, weight_loader: WeightLoader, token
         if splade is None:
             return Heads(splade=SpladeHead(classifier))
         return Heads(splade=SpladeHead(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
-    token_projector = projector
+    stored = description.architecture.projection
+    token_projector = None if stored is not None and stored.is_pooler else projector
     if (of_tokens := description.architecture.token_projection) is not None:
         token_projector = nn.Sequential(*_load_stored_projection(description, weight_loader, of_tokens))
     return Heads(
@@ -232,7 +233,7 @@ def _load_stored_projection(
     for name in names:
         weight = weight_loader.read(f"{name}.weight").to(device, dtype)
         bias = weight_loader.read(f"{name}.bias").to(device, dtype) if weight_loader.has(f"{name}.bias") else None
-        activation = projection.activation if name != names[-1] else None
+        activation = projection.activation if projection.is_pooler or name != names[-1] else None
         with torch.device("meta"):
             layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
         layer.weight = nn.Parameter(weight, requires_grad=False)

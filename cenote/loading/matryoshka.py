@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cenote.config.engine import EngineConfig
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.model_card import ModelCard
+from cenote.loading.model_card import ModelCard, list_names
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.registry import CheckpointKind
@@ -95,11 +95,7 @@ def resolve_matryoshka(
 def _find_known_sizes(config: HFConfig, checkpoint: Checkpoint, full: int) -> Matryoshka | None:
     """Return the sizes of a published model that the files identify; None if there is no evidence."""
     card = ModelCard.from_checkpoint(checkpoint)
-    path = str(config.get("_name_or_path", "")).rstrip("/")
-    names = [(name, f"the name {name}") for name in checkpoint.candidate_names]
-    names.append((path.rpartition("/")[2], f"config.json _name_or_path {path}"))
-    names += [(name.rpartition("/")[2], f"README.md model-index {name}") for name in card.own_names]
-    for name, source in names:
+    for name, source in list_names(checkpoint, config, card):
         for known in KNOWN_SIZES:
             # a list that does not contain the full size belongs to another model of that name
             if known.name_pattern.fullmatch(name) and (not known.sizes or full in known.sizes):

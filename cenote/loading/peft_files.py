@@ -49,6 +49,12 @@ def read_full_tensors(weights: CheckpointWeights) -> dict[str, str]:
 
 
 def check_lora_config(config: Mapping[str, Any], source: str) -> None:
+    if "peft_type" not in config and "model_class" in config:
+        raise LoadError(
+            f"{source}: this is an adapter of the library Adapters (adapter-transformers) for "
+            f"{config.get('model_name')}, which is not supported; expected a LoRA adapter of PEFT. "
+            f"{config.get('model_name')} loads without it, and embeds less well for the task of the adapter"
+        )
     kind = config.get("peft_type", "LORA")
     if kind != "LORA" or config.get("use_dora"):
         raise LoadError(f"{source}: adapters of type {'DoRA' if config.get('use_dora') else kind} are not supported")

@@ -77,6 +77,7 @@ class StoredProjection:
     weights: tuple[str, ...]  # names of the layers in the checkpoint, in order
     activation: str | None = None
     alternative_weights: tuple[tuple[str, ...], ...] = ()  # names in other checkpoint formats
+    is_pooler: bool = False  # of the pooled state of a sequence only; the activation follows every layer
     is_optional: bool = False  # if the checkpoint has none, hidden states are the embeddings
 
 

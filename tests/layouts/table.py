@@ -12,7 +12,20 @@ from typing import Any, Literal
 TABLE_FOLDER = Path(__file__).parent / "table"
 # what outputs are compared with: a library on the same folder, a plain implementation in another test, or an error
 Truth = Literal["sentence-transformers", "transformers", "plain", "refused"]
-ENTRY_KEYS = {"name", "builder", "like", "layout", "truth", "test", "message", "source", "expect", "real", "checked"}
+ENTRY_KEYS = {
+    "name",
+    "builder",
+    "like",
+    "layout",
+    "truth",
+    "test",
+    "message",
+    "source",
+    "expect",
+    "real",
+    "checked",
+    "doubt",
+}
 LABEL_KEYS = ("id2label", "label2id")
 
 
@@ -27,6 +40,7 @@ class PublishedModel:
     test: str | None = None  # of truth "plain"
     message: str | None = None  # of truth "refused": a pattern of the error
     real: str | None = None  # a test with the real weights
+    doubt: str | None = None  # a pattern of the only doubt about its settings
     checked: str | None = None  # how, if it is not what truth and builder say
     like: str | None = None  # the model whose source it has
     area: str = ""  # the name of the TOML file

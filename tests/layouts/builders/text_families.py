@@ -408,3 +408,12 @@ def _write_refused(folder: Path, architecture: str, model_type: str) -> None:
     """Write a config.json and a tokenizer; the weights of a model that is refused are not read."""
     write_json(folder, "config.json", {"architectures": [architecture], "model_type": model_type, **ENCODER})
     save_tokenizer(folder)
+
+
+@builder
+def specter2_adapter(folder: Path) -> None:
+    """Write the config of an adapter of the library Adapters, whose weights are in pytorch_adapter.bin."""
+    config = {"non_linearity": "relu", "reduction_factor": 16, "ln_after": False, "mh_adapter": True}
+    adapter = {"config": config, "hidden_size": 768, "name": "[PRX]", "version": "0.0.0"}
+    base = {"model_class": "BertAdapterModel", "model_name": "allenai/specter2_base", "model_type": "bert"}
+    (folder / "adapter_config.json").write_text(json.dumps({**adapter, **base}))
