@@ -24,7 +24,7 @@ def plain_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embedded(folder: Path, **options: Any) -> list[list[float]]:
-    with LLM(str(folder), device="cpu", **options) as llm:
+    with LLM(str(folder), device="cpu", pooler_config={"pooling_type": "CLS"}, **options) as llm:
         assert llm.model_config.dtype is torch.float32
         parameters = [weight for weight in llm.engine.model.backbone.parameters() if weight.is_floating_point()]
         assert {weight.dtype for weight in parameters} == {torch.float32}

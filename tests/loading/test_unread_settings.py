@@ -35,8 +35,8 @@ def save_embedder(folder: Path) -> None:
     (folder / ENCODER).write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
 
 
-def doubts_of(folder: Path) -> tuple[str, ...]:
-    return describe_model(EngineConfig.from_kwargs(str(folder), device="cpu")).doubts
+def doubts_of(folder: Path, **options: Any) -> tuple[str, ...]:
+    return describe_model(EngineConfig.from_kwargs(str(folder), device="cpu", **options)).doubts
 
 
 def test_usual_files_raise_no_doubt(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_encoder_with_is_decoder_is_causal(model: str, tmp_path: Path) -> Non
     states = compute_hidden_states(reference, [output.prompt_token_ids for output in outputs])
     for output, rows in zip(outputs, states, strict=True):
         assert_close(output.outputs.data, rows.mean(0), atol=1e-4, rtol=0)
-    assert doubts_of(tmp_path) == ()
+    assert doubts_of(tmp_path, pooler_config=pooler) == ()
 
 
 def test_labels_that_do_not_fit_the_classifier_are_numbered(tmp_path: Path) -> None:
