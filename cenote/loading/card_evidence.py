@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cenote.loading.encoder_pooling import GENERAL_ENCODERS
 from cenote.loading.model_card import ModelCard
 from cenote.models.registry import CheckpointKind
 
@@ -54,7 +55,8 @@ CALL = re.compile(rf"\b({'|'.join(map(re.escape, KINDS_BY_CALL))})\(\s*[\"']([^\
 POOLING_CODE = {
     "MEAN": re.compile(r"\b(mean_pool(?:ing)?|average_pool(?:ing)?|avg_pool(?:ing)?)\("),
     "LAST": re.compile(r"\b(last_token_pool(?:ing)?)\("),
-    "CLS": re.compile(r"\b(cls_pool(?:ing)?)\("),
+    "CLS": re.compile(r"\b(cls_pool(?:ing)?(?=\()|last_hidden_state\[:, ?0(?:, ?:)?\])"),
+    "POOLER": re.compile(r"\.(pooler_output)\b"),
 }
 
 
@@ -64,6 +66,7 @@ class ModelUse:
 
     kind: CheckpointKind
     architecture: str
+    config_file: str = "config.json"
     is_declared: bool = False  # an option, or files of Sentence Transformers, say what kind of model it is
     is_converted: bool = False  # a language model, used as an embedder since nothing says what it is
     default_pooling: str | None = None  # of the architecture, if nothing else decides the pooling
@@ -90,7 +93,9 @@ def weigh_card(card: ModelCard, names: Sequence[str], use: ModelUse) -> CardEvid
         )
         return CardEvidence(card.facts, refusal=refusal)
     kinds = KINDS_BY_TAG.get(card.pipeline_tag or "")
-    doubts = (_find_kind_doubt(card, names, use), _find_pooling_doubt(card, use), _find_prompt_doubt(card, names, use))
+    doubts = [_find_kind_doubt(card, names, use), _find_pooling_doubt(card, use), _find_prompt_doubt(card, names, use)]
+    if not any(doubts):
+        doubts.append(_find_default_doubt(card, use))
     agrees = kinds is not None and use.kind in kinds
     return CardEvidence(card.facts, agrees, tuple(doubt for doubt in doubts if doubt is not None))
 
@@ -163,14 +168,36 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
             f"{card.source} has library_name sentence-transformers, but there is no modules.json, and {here}; download "
             "it with the files it names, or set pooler_config pooling_type (Sentence Transformers would use MEAN)"
         )
-    used = {method: match[1] for method, code in POOLING_CODE.items() if (match := code.search(card.text))}
+    used = _find_pooling_code(card)
     if len(used) != 1 or use.default_pooling in used:
         return None
     ((method, function),) = used.items()
+    if method == "POOLER":
+        return (
+            f"the example code of {card.source} uses {function}, but {here}, without the pooler; if embeddings are "
+            'wrong, set hf_overrides={"_name_or_path": "sup-simcse-bert-base-uncased"}, which uses it as SimCSE does'
+        )
     return (
         f"the example code of {card.source} pools with {function}, but {here}; if embeddings are wrong, set "
         f'pooler_config={{"pooling_type": "{method}"}}'
     )
+
+
+def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
+    """Return a doubt about the default pooling of an encoder that is published for any use."""
+    is_open = use.kind == "embed" and use.default_pooling is not None and not (use.is_declared or use.has_modules)
+    if not is_open or use.architecture not in GENERAL_ENCODERS or use.default_pooling in _find_pooling_code(card):
+        return None
+    return (
+        f"{use.config_file}: no file says how {use.architecture} makes embeddings; pooling is {use.default_pooling}, "
+        "as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
+        '{"pooling_type": "MEAN"}; setting it ends this warning'
+    )
+
+
+def _find_pooling_code(card: ModelCard) -> dict[str, str]:
+    """Return the pooling methods that the example code uses, with the function or expression that shows it."""
+    return {method: match[1] for method, code in POOLING_CODE.items() if (match := code.search(card.text))}
 
 
 def _find_prompt_doubt(card: ModelCard, names: Sequence[str], use: ModelUse) -> str | None:

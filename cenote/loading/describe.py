@@ -21,7 +21,7 @@ from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
-from cenote.loading.encoder_pooling import apply_known_encoder, find_pooling_doubt
+from cenote.loading.encoder_pooling import apply_known_encoder
 from cenote.loading.gliner import read_gliner_config
 from cenote.loading.gliner2 import read_gliner2_config
 from cenote.loading.hf_config import image_length, read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
@@ -205,7 +205,6 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                     *files.doubts,
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
-                    find_pooling_doubt(options, checkpoint, entry, kind, files),
                     *architecture.doubts,
                     *find_adapter_doubts(checkpoint),
                 ),
@@ -230,6 +229,7 @@ def _weigh_card(options: EngineConfig, model: ModelDescription, card: ModelCard)
     use = ModelUse(
         kind=kind.value,
         architecture=model.entry.name,
+        config_file=model.config.source,
         is_declared=is_declared,
         is_converted=model.entry.kind == "causal" and kind.value == "embed" and not is_declared,
         default_pooling=pooling.value[0] if is_default else None,

@@ -1,4 +1,4 @@
-"""Pooling of encoders without Sentence Transformers files: that of known models, a doubt for others."""
+"""Pooling of published encoders without Sentence Transformers files, which their pages describe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.model_card import ModelCard, list_names
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection
-from cenote.models.registry import ArchitectureEntry, CheckpointKind
 
 # encoders that were published for any use: their names say nothing about pooling
 GENERAL_ENCODERS = (
@@ -72,21 +71,3 @@ def apply_known_encoder(
                 )
                 return (replace(family, projection=POOLER) if uses_pooler else family), settings
     return family, files
-
-
-def find_pooling_doubt(
-    options: EngineConfig,
-    checkpoint: Checkpoint,
-    entry: ArchitectureEntry,
-    kind: Sourced[CheckpointKind],
-    files: SentenceTransformersFiles,
-) -> str | None:
-    """Return a doubt about an embedder whose pooling nothing but the default of a general encoder decides."""
-    is_chosen = kind.source.startswith("convert") or options.pooler_config.seq_pooling_type is not None
-    if kind.value != "embed" or is_chosen or files.pooling is not None or entry.name not in GENERAL_ENCODERS:
-        return None
-    return (
-        f"{checkpoint.folder / 'config.json'}: no file says how {entry.name} makes embeddings; using its default "
-        "pooling, as vLLM does. If the model's page pools otherwise, set pooler_config, such as "
-        '{"pooling_type": "MEAN"}; setting it ends this warning'
-    )

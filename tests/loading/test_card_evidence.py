@@ -178,7 +178,27 @@ def test_a_card_that_cannot_be_read_stops_nothing(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     (tmp_path / "README.md").symlink_to("missing")
 
-    assert describe_model(EngineConfig(model=str(tmp_path), device="cpu")).doubts == ()
+    assert described(tmp_path, pooler_config=PoolerConfig(pooling_type="CLS")).doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("emb = model(**x).last_hidden_state[:, 0, :]", None),
+        ("emb = model(**x).pooler_output", 'hf_overrides={"_name_or_path": "sup-simcse-bert-base-uncased"}'),
+        ("emb = model(**x)", "no file says how BertModel makes embeddings"),
+    ],
+)
+def test_the_pooling_of_an_encoder_is_looked_up_in_its_example_code(
+    code: str, words: str | None, tmp_path: Path
+) -> None:
+    tiny_bert(tmp_path)
+    (tmp_path / "README.md").write_text(code)
+
+    doubts = described(tmp_path).doubts
+
+    assert len(doubts) == (words is not None)
+    assert all(words is not None and words in doubt for doubt in doubts)
 
 
 # models

@@ -136,8 +136,8 @@ def test_an_unknown_encoder_keeps_the_default_and_says_so_once(
 
     assert_close(vectors, normalize(run(model, ids)[0], dim=-1), atol=1e-5, rtol=0)
     doubt = (
-        f"{tmp_path / 'config.json'}: no file says how BertModel makes embeddings; using its default pooling, as vLLM "
-        "does. If the model's page pools otherwise, set pooler_config, such as "
+        f"{tmp_path / 'config.json'}: no file says how BertModel makes embeddings; pooling is CLS, as in vLLM. "
+        "If the model's page pools otherwise, set pooler_config, such as "
         '{"pooling_type": "MEAN"}; setting it ends this warning'
     )
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [doubt]
