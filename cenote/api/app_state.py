@@ -65,7 +65,7 @@ class AppState:
     def set_engine(self, engine: Engine) -> None:
         """Serve one model with this engine."""
         name, *aliases = self.settings.served_model_name or (engine.model_info.name,)
-        model = ServedModel(name, aliases, engine.model_info.name)
+        model = ServedModel(name, aliases, engine.model_info.source or engine.model_info.name)
         model.accepts_source_names = not self.settings.served_model_name
         model.set_use(EngineUse(engine, self.admission))
         self.admission.on_loaded(engine.model_info)

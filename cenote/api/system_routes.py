@@ -17,6 +17,7 @@ from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, j
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
 from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.names import get_public_name
 from cenote.protocol.params import ScoreType, Task
 from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
@@ -204,11 +205,11 @@ def list_model_cards(app_state: AppState) -> list[ModelCard]:
     rows: list[tuple[str, str, str | None, ServedModel]] = []
     for model in app_state.models:
         model_info = model.model_info
-        root = model.source if model_info is None else model_info.root
+        root = get_public_name(model.source) if model_info is None else model_info.root
         rows += [(name, root, None, model) for name in model.names]
     for model in app_state.models:
         adapters = {} if model.model_info is None else model.model_info.external_adapters
-        rows += [(name, path, model.name, model) for name, path in adapters.items()]
+        rows += [(name, get_public_name(path), model.name, model) for name, path in adapters.items()]
     return [make_card(app_state, index, *row) for index, row in enumerate(rows)]
 
 

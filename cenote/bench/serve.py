@@ -73,7 +73,7 @@ def run_serve(args: argparse.Namespace) -> int:
         if args.in_process:
             from cenote.bench.in_process import InProcessEngine
 
-            engine = InProcessEngine(targets[0].root or args.model, args.dtype)
+            engine = InProcessEngine(args.model or targets[0].root, args.dtype)
             stack.callback(engine.close)
         rounds = args.rounds or (3 if len(targets) > 1 or engine is not None else 1)
         measure_servers(

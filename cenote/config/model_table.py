@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from cenote.config.engine import DEFAULT_MODEL, EngineConfig
 from cenote.config.options import check_known_names
 from cenote.errors import BadRequest
+from cenote.protocol.names import get_public_name
 
 LoadTime = Literal["start", "demand"]
 LOAD_TIMES: tuple[LoadTime, ...] = ("start", "demand")
@@ -25,6 +27,7 @@ ENTRY_KEYS = (
     "load",
 )
 DEFAULT_NAME = Path(DEFAULT_MODEL).name
+MAX_PATH_PARTS = 8  # in the name of a folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +78,20 @@ class ModelTable:
         cls, config: EngineConfig, names: Sequence[str] = (), options: Mapping[str, Any] | None = None
     ) -> ModelTable:
         """Return the table of a server with one model; `names` replace those of its source."""
-        name, *aliases = names or (config.model or DEFAULT_NAME,)
+        name, *aliases = names or (get_public_name(config.model or DEFAULT_NAME),)
         entry = ModelEntry(name=name, config=config, aliases=tuple(aliases), accepts_source_names=not names)
         return cls((entry,), options or {})
 
     @classmethod
     def from_sources(cls, sources: Sequence[str], options: Mapping[str, Any]) -> ModelTable:
         """Return the table of several models with the same engine options."""
-        return cls(tuple(parse_entry({"source": source}, options) for source in dict.fromkeys(sources)), options)
+        return cls(tell_apart([parse_entry({"source": source}, options) for source in dict.fromkeys(sources)]), options)
 
     @classmethod
     def from_file(cls, path: str, options: Mapping[str, Any]) -> ModelTable:
         """Read a YAML file with a list of entries; `options` are the engine options of entries without their own."""
         entries = [read_entry(item, options, f"{path}, model {number}") for number, item in read_list(path)]
-        return cls(tuple(entries), options)
+        return cls(tell_apart(entries), options)
 
 
 def read_list(path: str) -> Iterable[tuple[int, Any]]:
@@ -132,10 +135,10 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
     check_known_names(own_options, set(EngineConfig.__dataclass_fields__) - {"model", "served_model_name"}, "option")
     own_options = {**own_options, **_get_replicas(values)}
     config = EngineConfig.from_kwargs(
-        **{**options, **own_options, "model": source or name, "served_model_name": name if source else None}
+        **{**options, **own_options, "model": source or name, "served_model_name": name if source not in (None, name) else None}
     )
     return ModelEntry(
-        name=name or source or "",
+        name=name if name and source not in (None, name) else get_public_name(name or source or ""),
         config=config,
         aliases=_get_texts(values, "aliases"),
         pinned=_get_flag(values, "pinned"),
@@ -163,6 +166,19 @@ def check_same(entry: ModelEntry, changes: Mapping[str, Any], options: Mapping[s
             "POST /admin/models/reload, or choose another name",
             param="name",
         )
+
+
+def tell_apart(entries: Sequence[ModelEntry]) -> tuple[ModelEntry, ...]:
+    """Return the entries; folders of one name are named by as many parts of their paths as tell them apart."""
+    for num_parts in range(2, MAX_PATH_PARTS):
+        counts = Counter(name for entry in entries for name in entry.names)
+        entries = [
+            replace(entry, name=get_public_name(entry.source, num_parts))
+            if counts[entry.name] > 1 and entry.config.served_model_name is None
+            else entry
+            for entry in entries
+        ]
+    return tuple(entries)
 
 
 def check_unique_names(entries: Iterable[ModelEntry]) -> None:

@@ -8,6 +8,7 @@ from cenote.inputs.tokenizer import SpecialTokensTemplate
 from cenote.loading.load import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.names import get_public_name
 from cenote.scoring.scorer import ScoringModel
 
 
@@ -28,7 +29,8 @@ def build_model_info(
     prompts, adapters, late = description.prompts, model.adapters, description.late_interaction
     return ModelInfo(
         name=description.name,
-        root=description.checkpoint.name,
+        root=get_public_name(description.checkpoint.name),
+        source=description.checkpoint.name,
         architecture=description.entry.name,
         tasks=description.plan.tasks,
         excluded_tasks=tuple(task for task in description.model_tasks if task not in description.plan.tasks),

@@ -20,7 +20,7 @@ from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
-from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
+from cenote.loading.default_model import HUB_NAME, SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.encoder_pooling import apply_known_encoder
 from cenote.loading.gliner import read_gliner_config
 from cenote.loading.gliner2 import read_gliner2_config
@@ -48,6 +48,7 @@ from cenote.models.ignored_keys import without_ignored_keys
 from cenote.models.registry import EXACT_NAMES, ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import ACTIVATION_BY_LABELS, resolve_classification_activation
 from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, resolve_plan
+from cenote.protocol.names import get_public_name
 from cenote.protocol.params import Task
 
 # merged checkpoints of jina-embeddings-v4, by name: their files do not say how images are pooled
@@ -153,7 +154,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     num_labels = from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head)
     if labels is None and from_tokens is None and head is not None and kind.value in ("sequence", "token"):
         labels = [f"LABEL_{row}" for row in range(num_labels)]  # Transformers does not save its default names
-    name = options.served_model_name or (options.model if options.model else SHORT_NAME)
+    name = options.served_model_name or get_public_name(options.model or SHORT_NAME)
     described = ModelDescription(
         name=name,
         checkpoint=checkpoint,
@@ -248,9 +249,10 @@ def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
         found = find_checkpoint(options.model, revision=options.revision, hub=options.hub, needs_weights=needs_weights)
         return with_base_model(found, options.hf_overrides, options.hub, needs_weights=needs_weights)
     try:
-        return find_checkpoint(find_default_model(), hub=options.hub)
+        found = find_checkpoint(find_default_model(), hub=options.hub)
     except LoadError as error:
         raise add_install_hint(error) from error
+    return replace(found, name=HUB_NAME)
 
 
 def _tasks_of_kind(

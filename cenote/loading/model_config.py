@@ -17,7 +17,8 @@ from cenote.protocol.params import FORMER_TASKS
 class ModelConfig:
     """Public facts about a loaded model, for callers and plugins."""
 
-    model: str
+    model: str  # the hub name or folder
+    served_model_name: str  # in messages and responses
     folder: Path  # of the checkpoint
     hf_config: HFConfig  # config.json, with hf_overrides applied
     max_model_len: int
@@ -25,10 +26,6 @@ class ModelConfig:
     dtype: torch.dtype
     head_dtype: torch.dtype  # of pooling, projectors and classifiers
     pooling_plan: PoolingPlan
-
-    @property
-    def served_model_name(self) -> str:
-        return self.model
 
     @property
     def pooler_config(self) -> PoolerConfig:

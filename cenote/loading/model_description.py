@@ -118,7 +118,8 @@ class ModelDescription:
     @property
     def model_config(self) -> ModelConfig:
         return ModelConfig(
-            model=self.name,
+            model=self.checkpoint.name,
+            served_model_name=self.name,
             folder=self.checkpoint.folder,
             hf_config=_with_integer_labels(self.config),
             max_model_len=self.max_length.value,

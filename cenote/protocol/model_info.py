@@ -14,7 +14,8 @@ class ModelInfo:
     """Properties of the loaded model."""
 
     name: str  # the name in messages and responses
-    root: str  # the hub name or folder that was loaded
+    root: str  # the hub name, or the last part of the folder's path
+    source: str = ""  # the hub name or folder that was loaded; not for responses, as folders are private
     architecture: str
     tasks: tuple[Task, ...]
     excluded_tasks: tuple[Task, ...] = ()  # tasks that the model supports, but the pooler config excludes

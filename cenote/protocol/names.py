@@ -1,12 +1,31 @@
-"""Resolve task and role names given by callers, including deprecated names and those of other APIs."""
+"""Names: of models as clients see them, of tasks and roles as callers give them, also deprecated ones."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import get_args
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import FORMER_TASKS, Role, RoleName, validate_task_name
+
+
+def get_public_name(source: str, num_parts: int = 1) -> str:
+    """Return the name of a model or adapter that clients may see: of a folder or bucket, the end of its path.
+
+    A folder of the hub cache has the hub name.
+    """
+    folder = Path(source).expanduser()
+    if source.startswith("s3://"):
+        parts = Path(source.removeprefix("s3://")).parts
+    elif folder.is_dir() or folder.is_absolute():
+        parts = Path(os.path.abspath(folder)).parts[1:]
+        if parts[-2:-1] == ("snapshots",) and parts[-3:-2] and parts[-3].startswith("models--"):
+            return parts[-3].removeprefix("models--").replace("--", "/")
+    else:
+        return source
+    return "/".join(parts[-num_parts:]) or "model"
 
 
 def resolve_task_name(name: str, model_info: ModelInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,54 @@ def test_the_default_model_has_no_other_names(name: str, default_llm: LLM) -> No
     assert get_status(make_client(default_llm), name) == 404
 
 
-def test_a_folder_is_served_under_its_path_and_base_name(folder_llm: LLM, folder: Path) -> None:
+def test_a_folder_is_served_under_its_base_name_and_its_path(folder_llm: LLM, folder: Path) -> None:
     client = make_client(folder_llm)
 
     for name in (str(folder), f"{folder}/", "bge-small"):
         assert get_status(client, name) == 200
-        assert client.get(f"/v1/models/{name.rstrip('/')}").json()["id"] == str(folder)
+        assert client.get(f"/v1/models/{name.rstrip('/')}").json()["id"] == "bge-small"
     for name in (str(folder.parent), folder.parent.name, "bge", "/bge-small"):
         assert get_status(client, name) == 404
-    assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [str(folder)]
+    assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["bge-small"]
+
+
+REQUESTS = {
+    "/v1/embeddings": {"input": "a"},
+    "/pooling": {"input": "a", "task": "token_embed"},
+    "/v2/embed": {"texts": ["a"], "input_type": "search_query"},
+    "/embed": {"inputs": "a"},
+    "/api/embed": {"input": "a", "model": "bge-small"},
+    "/api/show": {"model": "bge-small"},
+    "/classify": {"input": "a"},
+    "/v1/embeddings/": {"input": "a"},
+    "/score": {"text_1": "a", "text_2": "a"},
+    "/tokenize": {"prompt": "a"},
+}
+ERRORS = [{"dimensions": 8}, {"model": "unknown"}, {"input": "a " * 300}, {"input": {"image": "a"}}, {"task": "none"}]
+
+
+def test_no_response_has_the_path_of_the_folder(folder_llm: LLM, folder: Path) -> None:
+    client = make_client(folder_llm, enable_tokenizer_info_endpoint=True, max_request_items=1)
+    gets = ("/v1/models", "/info", "/metrics", "/version", "/api/tags", "/models", "/v1/metadata", "/meta", "/docs")
+
+    replies = [client.post(path, json=body) for path, body in REQUESTS.items()]
+    replies += [client.post("/v1/embeddings", json={"input": "a", "model": str(folder)})]
+    replies += [client.post(path, json={"input": "a", **error}) for error in ERRORS for path in ("/v1/embeddings", "/pooling")]
+    replies += [client.get(path) for path in (*gets, "/openapi.json", "/tokenizer_info", "/v1beta/models", "/load", "/")]
+
+    leaks = [reply.url.path for reply in replies if str(folder.parent) in f"{reply.text}{reply.headers}"]
+    assert leaks == []
+
+
+def test_the_card_of_an_adapter_has_no_path(folder_llm: LLM, tmp_path: Path) -> None:
+    client = make_client(folder_llm)
+    info = folder_llm.engine.model_info
+    folder_llm.engine.model_info = replace(info, external_adapters={"mine": str(tmp_path / "lora"), "hub": "owner/lora"})
+
+    cards = {card["id"]: card["root"] for card in client.get("/v1/models").json()["data"]}
+    folder_llm.engine.model_info = info
+
+    assert cards == {"bge-small": "bge-small", "mine": "lora", "hub": "owner/lora"}
 
 
 def test_a_relative_folder_is_served_under_its_absolute_path_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

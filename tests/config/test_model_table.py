@@ -91,3 +91,19 @@ def test_a_change_keeps_what_it_does_not_name(tmp_path: Path) -> None:
     check_same(entry, {"source": "x", "options": {"dtype": "float32"}}, {})
     with pytest.raises(BadRequest, match="exists with another source"):
         check_same(entry, {"source": "y"}, {})
+
+
+def test_folders_of_one_name_are_named_by_the_parts_that_differ(tmp_path: Path) -> None:
+    for owner in ("one", "two"):
+        (tmp_path / owner / "model").mkdir(parents=True)
+
+    table = ModelTable.from_sources([str(tmp_path / "one" / "model"), f"{tmp_path}/two/model/", "org/model"], {})
+
+    assert [entry.name for entry in table.entries] == ["one/model", "two/model", "org/model"]
+
+
+def test_a_model_in_the_cache_of_the_hub_has_its_hub_name(tmp_path: Path) -> None:
+    (folder := tmp_path / "models--org--model" / "snapshots" / "0a1b").mkdir(parents=True)
+
+    assert ModelTable.from_sources([str(folder)], {}).entries[0].name == "org/model"
+    assert ModelTable.from_sources(["s3://bucket/models/mine"], {}).entries[0].name == "mine"

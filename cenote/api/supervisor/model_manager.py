@@ -22,6 +22,7 @@ from cenote.config.engine_json import encode_engine_config
 from cenote.config.model_table import ModelEntry, ModelTable, change_entry, check_same, check_unique_names, parse_entry
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, NotReady, UnknownModel, make_exited_error
+from cenote.protocol.names import get_public_name
 
 logger = logging.getLogger("cenote")
 
@@ -113,6 +114,8 @@ class ModelManager:
         return [row.describe(self.get_counters()) for row in self.rows.values()]
 
     async def load(self, name: str, changes: Mapping[str, Any] | None = None) -> ModelRow:
+        if changes is not None and changes.get("source") == name:
+            name = get_public_name(name)
         is_new = changes is not None and name not in self.rows
         if is_new:
             self._add_row(name, changes or {})
@@ -124,7 +127,7 @@ class ModelManager:
                 await self._load(row)
         except Exception:
             if is_new:
-                self.rows.pop(name, None)
+                self.rows.pop(row.name, None)
                 self.send_models()
             raise
         return row.describe(self.get_counters())
@@ -142,14 +145,14 @@ class ModelManager:
 
     def _get_row(self, name: str) -> TableRow:
         for row in self.rows.values():
-            if name in row.entry.names:
+            if name in (*row.entry.names, row.entry.source):
                 return row
         raise UnknownModel(f"The model `{name}` does not exist. Available: {', '.join(self.rows)}", param="name")
 
     def _add_row(self, name: str, changes: Mapping[str, Any]) -> None:
         entry = parse_entry({**changes, "name": name, "load": "demand"}, self.options)
         check_unique_names([*(row.entry for row in self.rows.values()), entry])
-        row = self.rows[name] = TableRow(entry)
+        row = self.rows[entry.name] = TableRow(entry)
         row.is_first_load = False
         self.send_models()
 
