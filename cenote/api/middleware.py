@@ -30,6 +30,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-prompt-tokens",
     "x-truncated-inputs",
+    "x-model",
     "x-model-fingerprint",
     "server-timing",
     "metadata",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -84,6 +84,7 @@ class RequestContext:
         self.num_tokens = 0  # processed by the model
         self.num_truncated = 0  # inputs that were truncated
         self.warning: str | None = None  # in the headers of the response; logged once for each client
+        self.is_model_chosen = False  # of several, by the route, as the request names none
         self.adapter: str | None = None  # adapter that the request names as its model
         self.role: Role | None = None  # whose prompt is used, by the name of the model
 
@@ -100,10 +101,13 @@ class RequestContext:
     def model_info(self) -> ModelInfo:
         return self.engine.model_info
 
-    async def select_model(self, name: str | None, *, param: str | None = None) -> None:
-        """Select the model that a request names, for all that follows; without a name, the first.
+    async def select_model(
+        self, name: str | None, *, param: str | None = None, is_able: Callable[[ModelInfo], bool] = bool
+    ) -> None:
+        """Select the model that a request names, for all that follows; without a name, the one that supports the route.
 
-        Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs.
+        Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs. `is_able`:
+        whether a model can do what the body asks for, besides supporting the route.
         """
         if self.path_model is not None:
             name = self._resolve_path_model(self.path_model)
@@ -111,7 +115,7 @@ class RequestContext:
             name = self.header_model
         model = self.models.by_name.get(name)
         if model is None:
-            model, self.adapter, self.role = self._find(cast("str", name), param)
+            model, self.adapter, self.role = self._find(name, param, is_able)
         use, is_checked = (
             model.use,
             self.models.sole is not None,
@@ -131,19 +135,16 @@ class RequestContext:
         """Return the name; with a slash before it if it is a folder, whose slash was merged with that of the path."""
         return name if self.models.find(name) is not None or self.models.find(f"/{name}") is None else f"/{name}"
 
-    def _find(self, name: str, param: str | None) -> Selection:
-        found = self.models.find(name)
-        if found is None and self.settings.skip_model_name_validation:
-            return Selection(self.models.first)
-        return found or self.models.require(name, param)
+    def _find(self, name: str | None, param: str | None, is_able: Callable[[ModelInfo], bool]) -> Selection:
+        if name is None or (self.settings.skip_model_name_validation and self.models.find(name) is None):
+            self.is_model_chosen = True
+            return Selection(self.models.choose(self.route.is_supported, is_able))
+        return self.models.require(name, param)
 
     def _make_unsupported_error(self, model: ServedModel) -> PoolingError:
-        others = [
-            other.name
-            for other in self.models
-            if other is not model and other.model_info is not None and self.route.is_supported(other.model_info)
-        ]
-        return make_unsupported_error(self.route, self.engine.model_info, f"models that do: {', '.join(others)}")
+        others = [other.name for other in self.models.list_supporting(self.route.is_supported) if other is not model]
+        advice = f"models of this server that do: {', '.join(others)}" if others else "no model of this server does"
+        return make_unsupported_error(self.route, self.engine.model_info, advice)
 
     def release(self) -> None:
         """The request does not use its engine any more."""
@@ -294,6 +295,8 @@ class RequestContext:
         # without a model if the request names one that does not exist
         if hasattr(self, "engine") and (fingerprint := self.model_info.fingerprint):
             headers.append((b"x-model-fingerprint", encode_fingerprint(fingerprint)))
+        if self.is_model_chosen and hasattr(self, "model"):
+            headers.append((b"x-model", self.model.encode("ascii", "backslashreplace")))
         if self.admission.key.max_tokens_per_minute is not None:
             headers += self.admission.rate_limit_headers()
         return headers

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.model_names import list_source_names, split_suffix
-from cenote.errors import EngineStopped, LoadError, NotReady, PoolingError, UnknownModel
+from cenote.errors import BadRequest, EngineStopped, LoadError, NotReady, PoolingError, UnknownModel
 from cenote.protocol.engine import Engine, ModelStatus
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Role
 
 MAX_LISTED_NAMES = 50
+
+IsSupported = Callable[[ModelInfo], bool]
 
 
 class EngineUse:
@@ -178,7 +181,7 @@ class Selection(NamedTuple):
 class ServedModels:
     def __init__(self) -> None:
         self._models: list[ServedModel] = [ServedModel("")]
-        self.by_name: dict[str | None, ServedModel] = {None: self._models[0]}  # listed names; None: the first
+        self.by_name: dict[str | None, ServedModel] = {None: self._models[0]}  # listed names; None: the only one
         self._by_source: dict[str, ServedModel] = {}  # without names that several models have
         self.sole: ServedModel | None = self._models[0]  # the model of a server that has only one
 
@@ -190,13 +193,13 @@ class ServedModels:
 
     @property
     def first(self) -> ServedModel:
-        """The model of requests without a name."""
+        """The model of routes that describe one model."""
         return self._models[0]
 
     def set(self, models: Sequence[ServedModel]) -> None:
         self._models = list(models) or [ServedModel("")]
         self.sole = self._models[0] if len(self._models) == 1 else None
-        self.by_name = {None: self._models[0]}
+        self.by_name = {} if self.sole is None else {None: self.sole}
         self.by_name |= {name: model for model in self._models for name in model.names}
         self._by_source = {}
         ambiguous: set[str] = set()
@@ -232,10 +235,47 @@ class ServedModels:
 
     def make_unknown_error(self, name: str, param: str | None = None) -> UnknownModel:
         message = f"The model `{name}` does not exist."
-        if len(self._models) > 1:
-            names = [name for model in self._models for name in model.names]
+        names = [name for model in self._models for name in model.names if name]
+        names += [name for model in self._models if (info := model.model_info) for name in info.external_adapters]
+        if names:
             message += f" Available: {', '.join(names[:MAX_LISTED_NAMES])}"
         return UnknownModel(message, param=param)
+
+    def list_supporting(self, is_supported: IsSupported) -> list[ServedModel]:
+        """Return the models of which it is known that they can do something."""
+        return [model for model in self._models if (info := model.model_info) is not None and is_supported(info)]
+
+    def choose(self, is_supported: IsSupported, is_able: IsSupported = bool) -> ServedModel:
+        """Return the one model for a request that names none; raise if several, or none, can answer it.
+
+        `is_supported`: by the route; `is_able`: by what the body says.
+        """
+        for model in self._models:
+            if model.status == "loading" and model.model_info is None and model.is_first_load:
+                raise model.make_state_error()  # it may be the one
+        candidates = self.list_supporting(lambda info: is_supported(info) and is_able(info))
+        if len(candidates) > 1 and not self.list_supporting(lambda info: is_supported(replace(info, score_types=()))):
+            # the route is one for scores: a reranker is meant rather than an embedding model
+            candidates = [model for model in candidates if is_made_for_scores(model.model_info)] or candidates
+        if not candidates:  # models that have never been loaded, and may be able to
+            candidates = [model for model in self._models if model.model_info is None and model.status != "failed"]
+        if len(candidates) == 1:
+            return candidates[0]
+        names = [f"{model.name} ({describe_tasks(model.model_info)})" for model in candidates or self._models]
+        which = "several models of this server" if candidates else "no model of this server"
+        raise BadRequest(
+            f"The request names no model, and {which} can answer it. Set `model`, or the header x-model, to one of: "
+            f"{', '.join(names[:MAX_LISTED_NAMES])}",
+            param="model",
+        )
+
+
+def is_made_for_scores(model_info: ModelInfo | None) -> bool:
+    return model_info is not None and model_info.score_types[:1] != ("bi-encoder",)
+
+
+def describe_tasks(model_info: ModelInfo | None) -> str:
+    return "not loaded yet" if model_info is None else ", ".join(model_info.tasks)
 
 
 class LoadModel(Protocol):

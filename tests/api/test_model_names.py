@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,17 +94,6 @@ def test_no_response_has_the_path_of_the_folder(folder_llm: LLM, folder: Path) -
 
     leaks = [reply.url.path for reply in replies if str(folder.parent) in f"{reply.text}{reply.headers}"]
     assert leaks == []
-
-
-def test_the_card_of_an_adapter_has_no_path(folder_llm: LLM, tmp_path: Path) -> None:
-    client = make_client(folder_llm)
-    info = folder_llm.engine.model_info
-    folder_llm.engine.model_info = replace(info, external_adapters={"mine": str(tmp_path / "lora"), "hub": "owner/lora"})
-
-    cards = {card["id"]: card["root"] for card in client.get("/v1/models").json()["data"]}
-    folder_llm.engine.model_info = info
-
-    assert cards == {"bge-small": "bge-small", "mine": "lora", "hub": "owner/lora"}
 
 
 def test_a_relative_folder_is_served_under_its_absolute_path_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

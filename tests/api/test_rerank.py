@@ -401,7 +401,7 @@ def test_too_many_documents_are_refused(llm: LLM) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
-    assert get_error(client, path, model="other")[:2] == (404, "The model `other` does not exist.")
+    assert get_error(client, path, model="other")[:2] == (404, "The model `other` does not exist. Available: mini")
 
 
 def test_a_search_unit_is_a_hundred_documents(cross_encoder: LLM) -> None:

@@ -121,7 +121,56 @@ def test_a_route_that_the_model_does_not_support_names_models_that_do(client: Te
 
     assert reply.status_code == 400
     assert "does not support Embeddings API" in reply.json()["message"]
-    assert reply.json()["message"].endswith("models that do: emb")
+    assert reply.json()["message"].endswith("models of this server that do: emb")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "emb"),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query"}, "emb"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "org/rank"),
+        ("/classify", {"input": "a"}, "org/rank"),
+        ("/pooling", {"input": "a", "task": "classify"}, "org/rank"),
+        ("/pooling", {"input": "a", "task": "token_embed"}, "emb"),
+        ("/predict", {"inputs": "a"}, "org/rank"),
+    ],
+)
+def test_a_request_without_a_model_reaches_the_one_that_can_answer_it(
+    path: str, body: dict[str, Any], model: str, client: TestClient
+) -> None:
+    reply = client.post(path, json=body)
+
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-model"] == model
+    assert "x-model" not in client.post(path, json=body, headers={"x-model": model}).headers
+
+
+def test_a_request_without_a_model_is_refused_if_several_can_answer_it(client: TestClient) -> None:
+    words = (
+        "The request names no model, and several models of this server can answer it. Set `model`, or the header "
+        "x-model, to one of: emb (embed, token_embed), org/rank (classify, token_classify)"
+    )
+
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/pooling", {"input": "a"})):
+        assert_refused(client.post(path, json=body), words, "model")
+
+
+def test_a_request_without_a_model_that_none_can_answer_names_what_each_does(client: TestClient) -> None:
+    reply = client.post("/entities", json={"input": "a"})
+
+    words = "and no model of this server can answer it"
+    assert_refused(reply, words, "model")
+    assert "emb (embed, token_embed), org/rank (classify, token_classify)" in reply.json()["message"]
+
+
+def test_a_request_without_a_model_waits_until_all_models_of_the_start_are_known(
+    app_state: AppState, client: TestClient, folder: Path
+) -> None:
+    app_state.models.set([*app_state.models, make_model(app_state, 2, None, folder / "embedder", "later")])
+
+    assert embed(client, None).status_code == 503
+    assert embed(client, "emb").status_code == 200
 
 
 def test_every_name_is_listed_with_state_and_tasks(

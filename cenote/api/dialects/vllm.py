@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -140,7 +141,7 @@ class Score(msgspec.Struct, omit_defaults=True):
 
 
 async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+    await context.select_model(body.model, is_able=partial(has_tasks, body.task))
     if body.data is not None or body.task == "plugin":
         return await run_plugin(body, context)
     has_chunks = body.late_chunking_params is not None
@@ -204,6 +205,15 @@ def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
             )
         raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {model_info.tasks}", param="task")
     return tasks
+
+
+def has_tasks(name: str | None, model_info: ModelInfo) -> bool:
+    if name in (None, "plugin"):
+        return True
+    try:
+        return bool(resolve_tasks(name, model_info))
+    except Unsupported:
+        return False
 
 
 async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
