@@ -174,6 +174,14 @@ class LoadError(PoolingError, ValueError):
     """The model cannot be loaded; the message is one line that names the file or option."""
 
 
+def explain_no_generation(advice: str) -> str:
+    """Return what a route or method says that generates text in other software; `advice`: what to use instead."""
+    return (
+        "Cenote generates no text. It computes embeddings, similarities and relevance scores, classes, and results per "
+        f"token; {advice}"
+    )
+
+
 def make_internal_error(summary: str, error: BaseException, kind: type[PoolingError] = PoolingError) -> PoolingError:
     """Return the error for an unexpected exception: Python callers see its text, HTTP clients only the summary."""
     internal = kind(f"{summary}: {type(error).__name__}: {error}")

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +25,7 @@ from cenote.engine.offline_requests import (
 )
 from cenote.engine.sequence_group import GroupResult
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
-from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.errors import BadRequest, PoolingError, Unsupported, explain_no_generation
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
 from cenote.loading.model_config import ModelConfig
@@ -319,6 +319,21 @@ class LLM:
             return self.engine.scoring_model.preferred_score_type != "listwise"
         items = params if isinstance(params, list | tuple) else [params]
         return any(getattr(item, "late_chunking_params", None) is not None for item in items)
+
+    def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise: for programs that were written for a generative model."""
+        raise self._make_generation_error("LLM.generate")
+
+    def chat(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise, as `generate` does; conversations are inputs of `embed`, `classify` and `encode`."""
+        raise self._make_generation_error("LLM.chat")
+
+    def _make_generation_error(self, method: str) -> PoolingError:
+        tasks = self.supported_tasks
+        methods = [f"LLM.{name}" for name in ("embed", "classify", "sparse_embed") if name in tasks]
+        methods += ["LLM.score"] if self.engine.model_info.score_types else []
+        advice = f"{self.engine.model_info.name} supports the tasks {', '.join(tasks)}; call {', '.join(methods)} or "
+        return Unsupported(f"{method}: {explain_no_generation(advice)}LLM.encode(prompts, pooling_task=...)")
 
     def _pool(
         self,

@@ -154,6 +154,18 @@ def test_the_model_config_describes_the_model(llm: LLM) -> None:
     assert not hasattr(config.hf_config, "nonsense")
 
 
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_a_method_that_would_generate_text_names_those_of_the_model(name: str, llm: LLM) -> None:
+    with pytest.raises(ValueError) as refused:
+        getattr(llm, name)(["Hello, my name is"], sampling_params=None)
+
+    assert str(refused.value) == (
+        f"LLM.{name}: Cenote generates no text. It computes embeddings, similarities and relevance scores, classes, "
+        "and results per token; all-MiniLM-L6-v2 supports the tasks embed, token_embed; call LLM.embed, LLM.score or "
+        "LLM.encode(prompts, pooling_task=...)"
+    )
+
+
 def test_a_callers_tokenizer_is_a_copy(llm: LLM) -> None:
     before = llm.embed("a b c d e", use_tqdm=False)[0].prompt_token_ids
 

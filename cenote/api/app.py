@@ -38,7 +38,7 @@ from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.system_routes import make_root_route, make_system_routes
-from cenote.errors import BodyTooLarge, Forbidden, PoolingError
+from cenote.errors import BodyTooLarge, Forbidden, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
@@ -62,6 +62,7 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
             *post_routes,
             *make_system_routes(app_state),
             *(make_get_route(app_state, route, path) for route in table.get_routes for path in route.paths),
+            *(make_generation_route(app_state, table, path) for path in table.generation_paths),
             *make_admin_routes(app_state),
             *make_docs_routes(app_state, table),
             *page_routes,
@@ -84,6 +85,22 @@ def make_get_route(app_state: AppState, route: GetRoute, path: str) -> Starlette
         return to_response(await route.handler(http, app_state))
 
     return StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), respond, methods=["GET"])
+
+
+def make_generation_route(app_state: AppState, table: RouteTable, path: str) -> StarletteRoute:
+    async def refuse(http: Request) -> Response:
+        http.scope["handler"] = path
+        infos = [model.model_info for model in app_state.models if model.model_info is not None]
+        supported = ", ".join(list_common_paths(table.routes, infos))
+        raise HTTPException(404, explain_no_generation(f"routes of this server: {supported}"))
+
+    return StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), refuse, methods=["POST"])
+
+
+def list_common_paths(routes: Sequence[Route], infos: Sequence[ModelInfo]) -> list[str]:
+    """Return one path for each task of the models; of all tasks while none is loaded."""
+    paths = {route.paths[0] for route in routes if not infos or any(map(route.is_supported, infos))}
+    return sorted(paths & COMMON_PATHS)
 
 
 class FastRouter:
@@ -190,9 +207,7 @@ class Endpoint:
 
     def _check_supported(self, route: Route, model_info: ModelInfo) -> None:
         if not route.is_supported(model_info):
-            supported = sorted(
-                {other.paths[0] for other in self.routes if other.is_supported(model_info)} & COMMON_PATHS
-            )
+            supported = list_common_paths(self.routes, [model_info])
             raise make_unsupported_error(route, model_info, f"supported routes: {', '.join(supported)}")
 
 

@@ -55,9 +55,10 @@ def make_banner_rows(
 ) -> dict[str, str]:
     settings = app_state.settings
     names = names or (model_info.name,)
-    rows = {"model": ", ".join(names) + (
-            "" if (source := model_info.source or model_info.root) in names else f" ({source})"
-        )}
+    rows = {
+        "model": ", ".join(names)
+        + ("" if (source := model_info.source or model_info.root) in names else f" ({source})")
+    }
     rows["architecture"] = model_info.architecture
     rows["tasks"] = ", ".join(model_info.tasks)
     if model_info.score_types:

@@ -104,7 +104,6 @@ ENDPOINT_ERRORS = (400, 404, 413, 429, 500, 503, 504)
 RESPONSE_HEADERS = {
     "x-request-id": ("Request id, as in the server log", "string"),
     "x-prompt-tokens": ("Number of tokens of all inputs that the model processed", "integer"),
-    "x-model": ("Name of the model that has answered a request that names none, on a server with several", "string"),
     "x-model-fingerprint": ("Fingerprint of the model, which changes with everything that changes results", "string"),
     "x-truncated-inputs": ("Number of inputs or pairs that were truncated", "integer"),
     "server-timing": (

@@ -80,13 +80,17 @@ class RouteTable:
         self.routes: list[Route] = [route for dialect in dialects for route in dialect.routes]
         self.get_routes: list[GetRoute] = [route for dialect in dialects for route in dialect.get_routes]
         self.public_paths = [path for route in self.get_routes if route.is_public for path in route.paths]
+        self.generation_paths = {path: dialect for dialect in dialects for path in dialect.generation_paths}
         self._patterns = [(compile_path(path), path) for path in self.by_path if MODEL_PARAMETER in path]
-        self._encoders_by_get_path = {
+        self._generation_patterns = [
+            (compile_path(path), path) for path in self.generation_paths if MODEL_PARAMETER in path
+        ]
+        self._encoders_by_other_path = {
             path: dialect.encode_error
             for dialect in dialects
             for get_route in dialect.get_routes
             for path in get_route.paths
-        }
+        } | {path: dialect.encode_error for path, dialect in self.generation_paths.items()}
 
     def match(self, path: str) -> tuple[str, str] | None:
         """Return the path of the table that matches and the name of the model in it; None for other paths."""
@@ -99,9 +103,12 @@ class RouteTable:
         """Return the encoder for errors before the body is known; the default one for unknown paths."""
         if path not in self.by_path and (found := self.match(path)) is not None:
             path = found[0]
+        for pattern, known in self._generation_patterns:
+            if pattern.fullmatch(path):
+                path = known
         if (routes := self.by_path.get(path)) is not None:
             return routes.default.dialect.encode_error
-        return self._encoders_by_get_path.get(path, encode_default_error)
+        return self._encoders_by_other_path.get(path, encode_default_error)
 
 
 def compile_path(path: str) -> re.Pattern[str]:

@@ -134,11 +134,12 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
         raise BadRequest(f"options must be a mapping of engine options, got {own_options!r}")
     check_known_names(own_options, set(EngineConfig.__dataclass_fields__) - {"model", "served_model_name"}, "option")
     own_options = {**own_options, **_get_replicas(values)}
+    is_named = source not in (None, name)
     config = EngineConfig.from_kwargs(
-        **{**options, **own_options, "model": source or name, "served_model_name": name if source not in (None, name) else None}
+        **{**options, **own_options, "model": source or name, "served_model_name": name if is_named else None}
     )
     return ModelEntry(
-        name=name if name and source not in (None, name) else get_public_name(name or source or ""),
+        name=name if name and is_named else get_public_name(name or source or ""),
         config=config,
         aliases=_get_texts(values, "aliases"),
         pinned=_get_flag(values, "pinned"),

@@ -357,7 +357,10 @@ def test_output_dimension_requires_a_matryoshka_model(client: TestClient, tmp_pa
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
-    assert get_error(client, path, model="other", texts=["a"])[:2] == (404, "The model `other` does not exist. Available: mini")
+    assert get_error(client, path, model="other", texts=["a"])[:2] == (
+        404,
+        "The model `other` does not exist. Available: mini",
+    )
 
 
 def test_too_many_texts_are_refused(llm: LLM) -> None:

@@ -89,8 +89,12 @@ def test_no_response_has_the_path_of_the_folder(folder_llm: LLM, folder: Path) -
 
     replies = [client.post(path, json=body) for path, body in REQUESTS.items()]
     replies += [client.post("/v1/embeddings", json={"input": "a", "model": str(folder)})]
-    replies += [client.post(path, json={"input": "a", **error}) for error in ERRORS for path in ("/v1/embeddings", "/pooling")]
-    replies += [client.get(path) for path in (*gets, "/openapi.json", "/tokenizer_info", "/v1beta/models", "/load", "/")]
+    replies += [
+        client.post(path, json={"input": "a", **error}) for error in ERRORS for path in ("/v1/embeddings", "/pooling")
+    ]
+    replies += [
+        client.get(path) for path in (*gets, "/openapi.json", "/tokenizer_info", "/v1beta/models", "/load", "/")
+    ]
 
     leaks = [reply.url.path for reply in replies if str(folder.parent) in f"{reply.text}{reply.headers}"]
     assert leaks == []

@@ -129,7 +129,10 @@ def test_every_served_name_has_a_model_card(llm: LLM) -> None:
         assert isinstance(first["created"], int) and first["permission"][0]["object"] == "model_permission"
     assert client.get("/v1/models/org/two").json()["id"] == "org/two"
     assert client.get("/v1/models/three").status_code == 404
-    assert client.get("/v1/models/three").json()["error"]["message"] == "The model `three` does not exist. Available: one, org/two"
+    assert (
+        client.get("/v1/models/three").json()["error"]["message"]
+        == "The model `three` does not exist. Available: one, org/two"
+    )
 
 
 def test_tokenizer_info_must_be_enabled(llm: LLM) -> None:

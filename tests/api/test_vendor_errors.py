@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects import VENDOR_DIALECTS
+from cenote.api.dialects import DIALECTS, VENDOR_DIALECTS
 from cenote.api.dialects.dialect import Dialect, Route
 from tests.api.app_client import load_llm, make_client
 from tests.tiny import tiny_bert_classifier
@@ -63,3 +63,16 @@ def replace_value(example: Any, name: str) -> bytes:
     """Return the example with a value of another type in one field."""
     wrong: Any = {"not": "valid"} if not isinstance(example[name], dict) else 5
     return json.dumps({**example, name: wrong}).encode()
+
+
+@pytest.mark.parametrize(
+    "dialect", [dialect for dialect in DIALECTS if dialect.generation_paths], ids=lambda dialect: dialect.name
+)
+def test_routes_that_would_generate_text_say_what_there_is_instead(dialect: Dialect, llm: LLM) -> None:
+    for path in dialect.generation_paths:
+        reply = make_client(llm).post(path.replace("{model}", "org/model"), json={"messages": [], "stream": True})
+
+        assert reply.status_code == 404
+        body = msgspec.json.decode(reply.content, type=dialect.error_type)  # in the format of the vendor
+        assert "Cenote generates no text" in str(body)
+        assert "routes of this server: /detokenize, /pooling, /rerank, /score, /tokenize, /v1/embed" in str(body)

@@ -23,4 +23,9 @@ AZURE = Dialect(
             ),
         )
     ],
+    generation_paths=[
+        f"{prefix}/{name}"
+        for prefix in ("/openai/deployments/{model}", "/openai/v1")
+        for name in ("chat/completions", "completions", "responses")
+    ],
 )

@@ -230,4 +230,5 @@ COHERE = Dialect(
             "/v1/embed", embed_v1, "Compute embeddings; returns a plain list of floats if no type is requested"
         ),
     ],
+    generation_paths=("/v1/chat", "/v2/chat", "/v1/generate"),
 )

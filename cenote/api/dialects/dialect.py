@@ -77,3 +77,4 @@ class Dialect:
     encode_error: ErrorEncoder = encode_default_error  # for all errors on its paths
     error_type: Any = ErrorBody  # type of the error body, for the OpenAPI document
     error_statuses: Sequence[int] = ()  # besides those of all dialects
+    generation_paths: Sequence[str] = ()  # where the vendor generates text, for an error that explains it

@@ -354,6 +354,10 @@ GEMINI = Dialect(
             example={"instances": [{"content": "Hello, my name is", "task_type": "RETRIEVAL_QUERY"}]},
         ),
     ],
+    generation_paths=[
+        *[*list_paths("generateContent"), *list_paths("streamGenerateContent")],
+        *[f"{version}/publishers/google/models/{{model}}:generateContent" for version in VERSIONS],
+    ],
     encode_error=encode_error,
     error_type=GeminiError,
 )

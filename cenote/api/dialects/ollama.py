@@ -288,6 +288,7 @@ OLLAMA = Dialect(
             paths=("/api/version",), handler=version, summary="Return the version of the server", reply_type=Version
         ),
     ],
+    generation_paths=("/api/chat", "/api/generate"),
     encode_error=encode_error,
     error_type=OllamaError,
 )

@@ -130,4 +130,8 @@ OPENAI = Dialect(
             example={"input": ["Hello, my name is", "The capital of France is"]},
         )
     ],
+    generation_paths=[
+        *[f"{prefix}/{name}" for prefix in ("/v1", "") for name in ("chat/completions", "completions", "responses")],
+        "/v1/messages",  # Anthropic's
+    ],
 )

@@ -389,4 +389,5 @@ TEI = Dialect(
     encode_tei_error,
     TeiError,
     error_statuses=(422, 424),
+    generation_paths=("/generate", "/generate_stream"),  # of Text Generation Inference
 )
