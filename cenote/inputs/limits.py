@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from cenote.errors import BadRequest, InputTooLong, TruncationTooLong
 from cenote.protocol.params import TokenizationParams
 
-TRUNCATION_HINT = "To cut long inputs instead, set truncate_prompt_tokens: -1 keeps as much as the model reads."
+# before vLLM's text, which clients look for anywhere in a message, as this is what a person has to read
+TOO_LONG_ADVICE = (
+    "Set truncate_prompt_tokens=-1 to cut such inputs to {max_tokens} tokens; a server does so for all requests with "
+    "--auto-truncate, and embeds long texts in chunks with --pooler-config.enable_chunked_processing. "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,10 @@ def check_length(length: int, limits: Limits) -> None:
         )
     count = f"{'at least ' if length == limits.max_tokens + 1 else ''}{length}"
     raise InputTooLong(
+        f"{TOO_LONG_ADVICE.format(max_tokens=limits.max_tokens)}"
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
         f"and your prompt contains {count} input tokens, for a total of {count} tokens. Please reduce the length of "
-        f"the input prompt or the number of requested output tokens. {TRUNCATION_HINT}",
+        "the input prompt or the number of requested output tokens.",
         param="input_tokens",
         value=length,
     )
@@ -105,8 +110,9 @@ def too_many_chars_message(limits: Limits, length: int, max_chars: int) -> str:
             f"{max_chars} characters; shorten the input or raise {limits.name}"
         )
     return (
+        f"{TOO_LONG_ADVICE.format(max_tokens=limits.max_tokens)}"
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
         f"and your prompt contains {length} characters (more than {max_chars} characters, which is the upper bound for "
         f"{limits.max_tokens} input tokens). Please reduce the length of the input prompt or the number of requested "
-        f"output tokens. {TRUNCATION_HINT}"
+        "output tokens."
     )

@@ -294,7 +294,8 @@ def test_a_pair_that_is_too_long_is_refused_as_in_vllm(cross_encoder: LLM) -> No
     )
 
     assert (status, param) == (400, "input_tokens")
-    assert message.startswith("This model's maximum context length is 66 tokens.")
+    assert message.startswith("Set truncate_prompt_tokens=-1 to cut such inputs to 66 tokens;")
+    assert "This model's maximum context length is 66 tokens. However, you requested 0 output tokens" in message
 
 
 def test_the_cohere_route_truncates_long_documents_and_reports_it(cross_encoder: LLM) -> None:

@@ -196,13 +196,19 @@ def test_an_input_of_exactly_the_models_length_fits(renderer: Renderer) -> None:
     assert len(render_ids(renderer, [7] * 16)) == 16
 
 
+ADVICE = (
+    "Set truncate_prompt_tokens=-1 to cut such inputs to 16 tokens; a server does so for all requests with "
+    "--auto-truncate, and embeds long texts in chunks with --pooler-config.enable_chunked_processing. "
+)
+
+
 @pytest.mark.parametrize(("length", "count"), [(17, "at least 17"), (18, "18"), (40, "40")])
 def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, length: int, count: str) -> None:
     message = (
+        f"{ADVICE}"
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
         f"contains {count} input tokens, for a total of {count} tokens. Please reduce the length of the input prompt "
-        "or the number of requested output tokens. To cut long inputs instead, set truncate_prompt_tokens: -1 keeps "
-        f"as much as the model reads. (parameter=input_tokens, value={length})"
+        f"or the number of requested output tokens. (parameter=input_tokens, value={length})"
     )
 
     for item in ([7] * length, "a " * (length - 2), TextPair("a", "b " * (length - 4))):
@@ -216,10 +222,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(renderer: Rend
         render_one(renderer, "x" * 289)
 
     assert str(caught.value) == (
+        f"{ADVICE}"
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
         "contains 289 characters (more than 288 characters, which is the upper bound for 16 input tokens). Please "
-        "reduce the length of the input prompt or the number of requested output tokens. To cut long inputs instead, "
-        "set truncate_prompt_tokens: -1 keeps as much as the model reads. (parameter=input_text, value=289)"
+        "reduce the length of the input prompt or the number of requested output tokens. "
+        "(parameter=input_text, value=289)"
     )
 
 
