@@ -34,11 +34,11 @@ from cenote.api.replies import (
     status_error_reply,
     to_response,
 )
-from cenote.api.request_body import check_media_type, check_raw_body, parse_body
+from cenote.api.request_body import add_similar_name, check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.system_routes import make_root_route, make_system_routes
-from cenote.errors import BodyTooLarge, Forbidden, PoolingError, explain_no_generation
+from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
@@ -192,6 +192,9 @@ class Endpoint:
         scope["context"] = context
         try:
             return await run_until_disconnect(receive, route.handler(body, context), admission)
+        except InvalidBody as error:
+            add_similar_name(error, raw)
+            raise
         finally:
             scope["request_id"] = context.request_id
 
@@ -213,7 +216,11 @@ class Endpoint:
 
 def parse_raw_body(route: Route, raw: bytes) -> Any:
     check_raw_body(raw)
-    return parse_body(route.body_type, raw)
+    try:
+        return parse_body(route.body_type, raw)
+    except InvalidBody as error:
+        add_similar_name(error, raw)
+        raise
 
 
 async def run_in_parser_thread(function: Callable[..., Any], *args: Any) -> Any:

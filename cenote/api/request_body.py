@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
+from cenote.api.field_names import find_misspelt, find_similar
 from cenote.api.validation_errors import classify_error
 from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
@@ -84,7 +85,14 @@ def _count_chars(raw: bytes, chars: bytes) -> int:
     return sum(raw.count(char) for char in chars)
 
 
-def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw) -> BodyT:
+def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw, *, is_partial: bool = False) -> BodyT:
+    """Parse a body; raise for misspelt fields, unless the type has only a part of the fields (`is_partial`)."""
+    if not is_partial and issubclass(body_type, msgspec.Struct):
+        try:
+            strict: BodyT = get_strict_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
+            return strict
+        except (msgspec.DecodeError, RecursionError):
+            check_field_names(body_type, raw)  # an unknown field, or an error that is raised below
     try:
         body: BodyT = get_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
         return body
@@ -110,6 +118,44 @@ def _describe_malformed(text: str, raw: bytes | msgspec.Raw) -> str:
 @lru_cache(maxsize=256)
 def get_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
     return msgspec.json.Decoder(body_type, strict=not getattr(body_type, "lenient", False))
+
+
+@lru_cache(maxsize=256)
+def get_strict_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
+    """Return a decoder that raises for unknown fields."""
+    name: str = body_type.__name__
+    strict_type = type(body_type)(name, (body_type,), {"__module__": body_type.__module__}, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(strict_type, strict=not getattr(body_type, "lenient", False))
+
+
+def check_field_names(body_type: type[msgspec.Struct], raw: bytes | msgspec.Raw) -> None:
+    """Raise if a field of the body is probably a misspelt one of the type."""
+    if (misspelt := find_misspelt(list_keys(raw), list_fields(body_type))) is not None:
+        name, field = misspelt
+        message = f"unknown field `{name}`: did you mean `{field}`?"
+        raise InvalidBody(message, param=f"body.{name}", kind="extra_forbidden")
+
+
+def list_keys(raw: bytes | msgspec.Raw) -> list[str]:
+    """Return the keys of an object whose values are not null, as clients send null for unset fields."""
+    try:
+        values = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [name for name, value in values.items() if bytes(memoryview(value)[:4]) != b"null"]
+
+
+def list_fields(body_type: type[msgspec.Struct]) -> tuple[str, ...]:
+    return body_type.__struct_encode_fields__
+
+
+def add_similar_name(error: InvalidBody, raw: bytes) -> None:
+    """Add to the error for a missing field the name in the body that is probably meant for it."""
+    field = (error.param or "").removeprefix("body.")
+    if error.kind != "missing" or "." in field:
+        return
+    if (name := find_similar(field, list_keys(raw))) is not None and f"`{name}`" not in error.message:
+        error.message += f"; the body has `{name}`: did you mean `{field}`?"
 
 
 def to_invalid_body(body_type: type[BodyT], text: str, raw: bytes | msgspec.Raw) -> InvalidBody:

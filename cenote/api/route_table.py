@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, JsonType, Route
+from cenote.api.field_names import add_known_fields
 from cenote.api.replies import ErrorEncoder, encode_default_error
 from cenote.api.request_body import check_raw_body, invalid_json_error, parse_body
 from cenote.errors import InvalidBody, LoadError
@@ -75,6 +76,9 @@ class RouteTable:
             for route in dialect.routes:
                 for path in route.paths:
                     entries.setdefault(path, []).append(DialectRoute(dialect, route))
+        for route in (entry.route for routes in entries.values() for entry in routes):
+            add_known_fields(list_body_fields(route.body_type))
+            add_known_fields(list_body_fields(route.documented_body_type))
         self.dialects = dialects
         self.by_path = {path: PathRoutes(path, routes) for path, routes in entries.items()}
         self.routes: list[Route] = [route for dialect in dialects for route in dialect.routes]
@@ -109,6 +113,12 @@ class RouteTable:
         if (routes := self.by_path.get(path)) is not None:
             return routes.default.dialect.encode_error
         return self._encoders_by_other_path.get(path, encode_default_error)
+
+
+def list_body_fields(body_type: Any) -> Iterator[str]:
+    """Yield the fields of a body type, or of each type of a union."""
+    for part in get_args(body_type) or (body_type,):
+        yield from getattr(part, "__struct_encode_fields__", ())
 
 
 def compile_path(path: str) -> re.Pattern[str]:

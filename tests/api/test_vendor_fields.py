@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
+from cenote.api.dialects.openai import EmbeddingsBody
+from cenote.api.dialects.rerank import RerankBody
 from cenote.api.model_names import list_source_names
 from cenote.config.engine import DEFAULT_MODEL
-from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
+from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
@@ -234,3 +237,69 @@ def test_models_answer_to_their_hub_name_folder_and_suffixes(llm: LLM, tmp_path:
         client = make_client(folder_llm)
         for name in ("my-model", str(tmp_path / "my-model")):
             assert client.post("/v1/embeddings", json={"input": "a", "model": name}).status_code == 200, name
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "field"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "dimenson", "dimensions"),
+        ("/v1/embeddings", {"input": "a"}, "dimension", "dimensions"),
+        ("/v1/embeddings", {"input": "a"}, "encodingFormat", "encoding_format"),
+        ("/v1/embeddings", {"input": "a"}, "promt_name", "prompt_name"),
+        ("/pooling", {"input": "a"}, "truncate_promt_tokens", "truncate_prompt_tokens"),
+        ("/rerank", {"query": "a", "documents": ["a"]}, "topN", "top_n"),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query"}, "embeding_types", "embedding_types"),
+        ("/invocations", {"input": "a"}, "dimenson", "dimensions"),
+    ],
+)
+def test_a_misspelt_field_is_refused(path: str, body: dict[str, Any], name: str, field: str, llm: LLM) -> None:
+    client = make_client(llm)
+
+    reply = client.post(path, json={**body, name: 8})
+
+    assert reply.status_code == 400
+    assert f"unknown field `{name}`: did you mean `{field}`?" in reply.json()["message"]
+    assert client.post(path, json={**body, name: None}).status_code == 200  # as clients send unset fields
+
+
+OTHER_NAMES = (
+    "no_such_field usr modle prioritty inputs text top_k top_n truncation normalized output_dimension metadata "
+    "models embeddingTypes inputText taskType outputDimensionality return_embeddings max_query_length overlap_tokens "
+    "max_chunks_per_doc rewrite_query modality provider usage late_chunking embedding_type litellm_call_id extra_body "
+    "max_length activation_fn input_ids keep_alive service_tier store transforms image images instruct wait_for_model"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "body_type"),
+    [
+        ("/v1/embeddings", {"input": "a"}, EmbeddingsBody),
+        ("/rerank", {"query": "a", "documents": ["a"]}, RerankBody),
+    ],
+)
+def test_fields_of_other_apis_and_other_unknown_fields_are_ignored(
+    path: str, body: dict[str, Any], body_type: type[msgspec.Struct], llm: LLM
+) -> None:
+    others = {name: "x" for name in OTHER_NAMES.split() if name not in body | null_fields(body_type)}
+
+    reply = make_client(llm).post(path, json=body | others)
+
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "field"),
+    [
+        ("/v1/embeddings", {"inputs": "a"}, "inputs", "input"),
+        ("/rerank", {"query": "a", "document": ["a"]}, "document", "documents"),
+        ("/rerank", {"querry": "a", "documents": ["a"]}, "querry", "query"),
+        ("/tokenize", {"promt": "a"}, "promt", "prompt"),
+    ],
+)
+def test_the_error_for_a_missing_field_names_the_one_that_was_meant(
+    path: str, body: dict[str, Any], name: str, field: str, llm: LLM
+) -> None:
+    reply = make_client(llm).post(path, json=body)
+
+    assert reply.status_code == 400
+    assert f"`{name}`" in reply.json()["message"] and f"did you mean `{field}`?" in reply.json()["message"]

@@ -68,7 +68,7 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
     routes = {path: by_path[path] for path in REQUIRED_KEYS}
 
     async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
-        keys: Any = parse_body(BodyKeys, body)
+        keys: Any = parse_body(BodyKeys, body, is_partial=True)
         await context.select_model(keys.model if isinstance(keys.model, str) else None)
         route = match_route(keys, routes, context.model_info)
         parsed = parse_body(route.body_type, body)

@@ -198,7 +198,7 @@ async def extract_features(body: FeatureExtractionBody, context: RequestContext)
 
 async def run_any(body: msgspec.Raw, context: RequestContext) -> Reply:
     """Run the request that the body and the model select; one text of a classifier gives a list of lists."""
-    keys = parse_body(InstanceKeys, body)
+    keys = parse_body(InstanceKeys, body, is_partial=True)
     await context.select_model(keys.model)
     return json_reply(await run_instance(body, keys, context, is_nested=True))
 
@@ -207,7 +207,7 @@ async def vertex(body: VertexBody, context: RequestContext) -> Reply:
     await context.select_model(None)
     check_not_empty([body.instances], "instances")
     context.check_num_items(len(body.instances), "instances")
-    keys = [parse_body(InstanceKeys, instance) for instance in body.instances]
+    keys = [parse_body(InstanceKeys, instance, is_partial=True) for instance in body.instances]
     pairs = zip(body.instances, keys, strict=True)
     return json_reply(Predictions([await run_instance(raw, key, context, is_nested=False) for raw, key in pairs]))
 
