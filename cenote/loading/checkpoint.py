@@ -13,6 +13,7 @@ from cenote.config.engine import DEFAULT_MODEL, HUB_SCHEME, HubAccess
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
 from cenote.loading.object_store import S3_SCHEME, download_from_s3
+from cenote.loading.other_formats import check_file, check_folder
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -123,8 +124,7 @@ def find_checkpoint(
     folder = Path(model).expanduser()
     if folder.is_dir():
         return _require_config(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
-    if folder.exists():
-        raise LoadError(f"{model} is a file; expected the folder with config.json")
+    check_file(model)
     if not HUB_NAME.fullmatch(model):
         raise LoadError(
             f"folder {model!r} does not exist; expected a folder with config.json or a hub name like owner/name"
@@ -183,6 +183,7 @@ def check_not_empty(path: Path) -> None:
 
 def _require_config(checkpoint: Checkpoint) -> Checkpoint:
     # Sentence Transformers: config.json may be in the folder of a module, and static embeddings have none
+    check_folder(checkpoint.folder)
     names = ("config.json", "modules.json", ADAPTER_CONFIG, GLINER_CONFIG)
     if all(checkpoint.find_file(file) is None for file in names):
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())

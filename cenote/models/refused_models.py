@@ -32,6 +32,30 @@ REFUSED_ARCHITECTURES = {
     "BiModernVBert": "bimodernvbert is known to its authors' code only; use ModernVBERT/colmodernvbert-merged or "
     "naver/v-splade-quality for page images",
 }
+TEXTS_INSTEAD = "transcribe the speech with other software, and use an embedding model for the texts"
+IMAGES_INSTEAD = "for embeddings or classes of images use a model like google/siglip2-base-patch16-224"
+# kind of model -> model types, suffixes of architectures, and what to use instead
+REFUSED_KINDS = {
+    "a speech model": (
+        (
+            *("whisper", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "speecht5", "clap"),
+            *("data2vec-audio", "audio-spectrogram-transformer", "moonshine", "seamless_m4t", "seamless_m4t_v2"),
+            *("musicgen", "bark", "vits", "encodec", "parakeet_ctc", "voxtral"),
+        ),
+        ("ForSpeechSeq2Seq", "ForCTC", "ForAudioClassification", "ForTextToSpeech"),
+        TEXTS_INSTEAD,
+    ),
+    "a model that finds objects, areas or depths in images": (
+        ("detr", "yolos", "sam", "sam2", "depth_anything", "mask2former", "segformer"),
+        ("ForObjectDetection", "ForImageSegmentation", "ForSemanticSegmentation", "ForDepthEstimation"),
+        IMAGES_INSTEAD,
+    ),
+    "a model of images or videos alone": (
+        ("vit", "deit", "beit", "swin", "resnet", "convnext", "dinov2", "dinov3_vit", "videomae", "timesformer"),
+        ("ForVideoClassification", "ForMaskedImageModeling"),
+        IMAGES_INSTEAD,
+    ),
+}
 # name of the model -> likewise; files of Sentence Transformers that describe a reranker take precedence
 REFUSED_NAMES = {
     "LightOn-rerank-LW": "it writes the order of documents as text; use lightonai/LightOn-rerank-PW-0.8B",
@@ -54,6 +78,24 @@ def check_not_refused(names: Sequence[str], config: HFConfig) -> None:
     kind = config.get("model_type")
     if kind in OMNI_TYPES:
         raise LoadError(f"{config.source}: model_type {kind} is not supported: {OMNI}")
+    for description, (model_types, suffixes, way_out) in REFUSED_KINDS.items():
+        if kind in model_types or any(name.endswith(suffixes) for name in names):
+            raise LoadError(
+                f"{config.source}: {', '.join(names) or 'this'} is {description}, which is not supported; {way_out}"
+            )
+    if config.get("_class_name") is not None:
+        raise LoadError(
+            f"{config.source}: {config.get('_class_name')} is a part of a Diffusers pipeline, which generates images; "
+            f"{IMAGES_INSTEAD}"
+        )
+    if not names and config.get("architecture") is not None:
+        raise LoadError(f"{config.source}: {config.get('architecture')} is a timm model of images; {IMAGES_INSTEAD}")
+    stored = config.get("quantization")
+    if isinstance(stored, dict) and "group_size" in stored and "quant_method" not in stored:
+        raise LoadError(
+            f"{config.source}: the weights are quantized by MLX for Apple silicon, which is not supported; use the "
+            "original model, which the page on the hub names as the base model"
+        )
     # Nemotron-3.5-Embed and -Rerank; Transformers would run their text model with a causal mask
     if kind == "mistral3" and config.values.get("is_causal") is False:
         raise LoadError(

@@ -13,6 +13,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from cenote.config.engine import HubAccess
+from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,10 +96,47 @@ def test_an_empty_name_is_not_the_current_folder(refused: Any) -> None:
 
 
 def test_a_file_is_refused_as_model(tmp_path: Path, refused: Any) -> None:
-    (tmp_path / "model.gguf").write_text("x")
+    (tmp_path / "model.bin").write_text("x")
 
-    with refused("model.gguf is a file"):
-        find_checkpoint(str(tmp_path / "model.gguf"))
+    with refused("model.bin is a file"):
+        find_checkpoint(str(tmp_path / "model.bin"))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.gguf", "/folder/model.gguf", "org/Qwen3-Embedding-0.6B-GGUF", "org/a-GGUF:Q8_0"]
+)
+def test_a_gguf_model_is_refused_by_its_name(name: str, refused: Any) -> None:
+    with refused(f"{name}: GGUF weights of llama.cpp are not supported; use the original model"):
+        find_checkpoint(name)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["a-q4.gguf"], "has GGUF weights of llama.cpp, which Cenote does not read; use the original model"),
+        (["config.json", "onnx/model.onnx"], "has ONNX weights, which Cenote does not read; use the original model"),
+        (["config.json", "openvino_model.xml", "openvino_model.bin"], "has OpenVINO weights"),
+        (["config.json", "tf_model.h5"], "has TensorFlow weights, .*from_tf=True"),
+        (["config.json", "flax_model.msgpack"], "has Flax weights, .*from_flax=True"),
+        (["config.json", "model.bin", "vocabulary.json"], "has a CTranslate2 model"),
+        (["config.json", "weights.npz"], "has weights of MLX"),
+        (["Model.mlpackage/Manifest.json"], "has Core ML weights"),
+        (["config.cfg", "meta.json"], "has a spaCy pipeline"),
+        (["model_index.json", "unet/model.safetensors"], "has a Diffusers pipeline that generates images"),
+        (["params.json", "consolidated.safetensors"], "has weights in Mistral's own format"),
+    ],
+)
+def test_a_folder_for_other_software_is_refused_with_its_kind(files: list[str], message: str, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+
+    with pytest.raises(LoadError, match=message):
+        find_checkpoint(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text("{}")
+    if "model_index.json" not in files:
+        assert find_checkpoint(str(tmp_path)).folder == tmp_path  # the weights of torch are used
 
 
 def test_the_error_for_a_folder_without_config_lists_its_files(tmp_path: Path, refused: Any) -> None:

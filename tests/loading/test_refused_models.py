@@ -20,6 +20,26 @@ from cenote.models.refused_models import OMNI_TYPES, REFUSED_ARCHITECTURES
             ("config.json", {"architectures": [name]}, f"config.json: {name} is not supported: .*use ")
             for name in REFUSED_ARCHITECTURES
         ),
+        *(
+            ("config.json", {"architectures": [name], "model_type": model_type}, f"config.json: {name} is {kind}.*use ")
+            for name, model_type, kind in (
+                ("WhisperForConditionalGeneration", "whisper", "a speech model"),
+                ("Wav2Vec2ForCTC", "wav2vec2", "a speech model"),
+                ("DetrForObjectDetection", "detr", "a model that finds objects"),
+                ("ViTForImageClassification", "vit", "a model of images or videos alone"),
+            )
+        ),
+        (
+            "config.json",
+            {"_class_name": "UNet2DConditionModel"},
+            "UNet2DConditionModel is a part of a Diffusers .*use ",
+        ),
+        ("config.json", {"architecture": "vit_base"}, "vit_base is a timm model of images; .*use "),
+        (
+            "config.json",
+            {"architectures": ["BertModel"], "quantization": {"group_size": 64, "bits": 4}},
+            "quantized by MLX for Apple silicon, .*use the original",
+        ),
         (
             "config.json",
             {"architectures": ["Mistral3Model"], "model_type": "mistral3", "is_causal": False},
