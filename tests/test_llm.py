@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -612,7 +613,11 @@ def test_a_text_of_the_models_length_fits(tiny: MakeTiny) -> None:
 # progress bar
 
 
-def test_a_progress_bar_shows_the_progress_of_a_call(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_on_a_terminal_shows_the_progress_of_a_call(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
     llm.embed(["a"] * 5)
 
     shown = capsys.readouterr().err
@@ -620,6 +625,12 @@ def test_a_progress_bar_shows_the_progress_of_a_call(llm: LLM, capsys: pytest.Ca
     assert "5/5" in shown
     assert "est. speed input: " in shown
     assert "toks/s, output: 0.00 toks/s" in shown
+
+
+def test_the_progress_of_a_short_call_leaves_nothing_in_a_log(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.embed(["a"] * 5)
+
+    assert capsys.readouterr().err == ""
 
 
 def test_use_tqdm_false_shows_no_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-
-from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
@@ -21,8 +18,6 @@ def pull_model(config: EngineConfig, *, as_json: bool = False) -> int:
 
     The hub library shows the progress, and continues an interrupted download.
     """
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     description = describe_model(config)
     checkpoint = description.checkpoint
     tokenizer = find_tokenizer(config, description) if description.architecture.reads_texts else None

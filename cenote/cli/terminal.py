@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any
 from cenote.files.result_slice import Floats, ResultSchema, ResultSlice
 from cenote.files.writers import StreamWriter, encode_numbers
 from cenote.protocol.results import EntityResult
+from cenote.utils.progress import make_bar
 
 MAX_SHOWN_NUMBERS = 6
 MAX_SHOWN_CHARS = 40  # of an entity
@@ -81,7 +81,7 @@ def shorten(text: str, width: int) -> str:
 
 
 class RowProgress:
-    """Progress bar of rows with tokens per second; not shown if standard error is not a terminal or `quiet` is set."""
+    """Progress of rows with tokens per second, as a bar, or as lines in a log; not shown if `quiet` is set."""
 
     def __init__(self, total: int | None, done: int, *, quiet: bool) -> None:
         self.total = total
@@ -98,12 +98,8 @@ class RowProgress:
     def start(self) -> None:
         """Start the clock and the bar; called when the model is loaded."""
         self.started_at = time.perf_counter()
-        if not self.quiet and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=self.total, initial=self.num_resumed, unit=" rows", dynamic_ncols=True, file=sys.stderr
-            )
+        if not self.quiet:
+            self.bar = make_bar(total=self.total, initial=self.num_resumed, unit=" rows")
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -14,6 +14,7 @@ from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
 from cenote.loading.object_store import S3_SCHEME, download_from_s3
 from cenote.loading.other_formats import check_file, check_folder
+from cenote.utils.progress import get_line_class, shows_bars
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -230,7 +231,10 @@ def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
 
 def _download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not shows_bars():
+        disable_progress_bars()  # of single files
     cache, offline = hub.cache_dir, is_offline()
     try:
         return Path(
@@ -242,6 +246,7 @@ def _download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns
                 allow_patterns=patterns,
                 ignore_patterns=IGNORE_PATTERNS,
                 local_files_only=offline,
+                tqdm_class=None if shows_bars() else get_line_class(),
             )
         )
     # HTTP libraries differ between huggingface_hub versions, so their errors have no common base class
