@@ -35,6 +35,7 @@ PUBLIC_ROUTES: dict[str, tuple[str, ...]] = {
 PLAYGROUND = "/"
 PAGE_FILES = ("/ui/", "/docs/")  # prefixes
 UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the header Authorization: Bearer KEY"
+ADMIN_ONLY_NOTE = " (the server has only admin keys, which all routes require; --api-key adds keys for clients)"
 
 Headers = Iterable[tuple[bytes, bytes]]
 FileState = tuple[tuple[str, int, int, int], ...]
@@ -75,6 +76,24 @@ class ApiKeyStore:
     def is_required(self) -> bool:
         """Whether requests need a key; an emptied key file rejects all requests instead of allowing all."""
         return bool(self._configured_keys) or self.path is not None
+
+    @property
+    def has_admin_only(self) -> bool:
+        """Whether the only keys are those of admins, so that clients have none."""
+        return bool(self.keys) and all(key.is_admin for key in self.keys)
+
+    def describe(self) -> str:
+        """Return which key opens what, for the startup banner."""
+        if not self.is_required:
+            return "none: the API is open to every client that can connect, admin routes to this machine only"
+        num_admins = sum(key.is_admin for key in self.keys)
+        others = len(self.keys) - num_admins
+        locked = "all routes except health checks and pages"
+        if not num_admins:
+            return f"{others} for {locked}; none for admin routes (--admin-api-key)"
+        if not others:
+            return f"{num_admins} admin, required by {locked}; add --api-key for clients that are no admins"
+        return f"{others} for {locked}, {num_admins} admin for these and for admin routes"
 
     def key_id(self, headers: Headers) -> str | None:
         """Return the id of the key sent, the first 8 hex digits of its SHA-256; None if missing or unknown."""
@@ -148,7 +167,8 @@ class AuthMiddleware:
             scope["key"] = None if key is None else key.tenant[:8]  # for logs
             if key is None and not self._is_public(scope):
                 encode_error = self.table.find_error_encoder(scope["path"])
-                reply = error_reply(Unauthorized(UNAUTHORIZED_MESSAGE), encode_error=encode_error)
+                message = UNAUTHORIZED_MESSAGE + (ADMIN_ONLY_NOTE if self.api_keys.has_admin_only else "")
+                reply = error_reply(Unauthorized(message), encode_error=encode_error)
                 await to_response(reply)(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -84,11 +84,7 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
         "limits": (
             f"{settings.max_request_items:,} inputs and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
         ),
-        "API keys": (
-            str(len(app_state.api_keys))
-            if app_state.api_keys.is_required
-            else "none: the API is open to every client that can connect"
-        ),
+        "API keys": app_state.api_keys.describe(),
         "address": address,
         **({} if settings.grpc_port is None else {"gRPC": f"{settings.host} port {settings.grpc_port}"}),
     }

@@ -82,6 +82,16 @@ def test_requests_without_a_key_are_refused(headers: dict[str, str], protected: 
     assert reply.headers["x-request-id"]
 
 
+def test_with_admin_keys_only_all_routes_need_one_and_the_refusal_says_so(llm: LLM) -> None:
+    client = make_client(llm, admin_api_key=("ops",))
+
+    refused = client.get("/v1/models")
+
+    assert refused.status_code == 401
+    assert "the server has only admin keys, which all routes require; --api-key adds keys" in refused.json()["message"]
+    assert client.get("/v1/models", headers={"Authorization": "Bearer ops"}).status_code == 200
+
+
 def test_the_routes_that_need_no_key_are_those_of_the_documentation(llm: LLM) -> None:
     client = make_client(llm, api_key=("k",), enable_tokenizer_info_endpoint=True, allow_runtime_lora_updating=True)
     client.headers["accept"] = "text/html"  # as a browser, which gets the playground

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from cenote import LLM
 from cenote.api.app_state import AppState
@@ -23,3 +26,21 @@ def test_the_kernels_of_each_of_several_models_are_named(llm: LLM) -> None:
 
     assert f"on cpu ({PRODUCTS});" in describe_model(BannerModel(["a"], "ready", info))
     assert "on cpu;" in describe_model(BannerModel(["a"], "ready", replace(info, products=None)))
+
+
+LOCKED = "all routes except health checks and pages"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "none: the API is open to every client that can connect, admin routes to this machine only"),
+        ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for admin routes (--admin-api-key)"),
+        ({"admin_api_key": ("a",)}, f"1 admin, required by {LOCKED}; add --api-key for clients that are no admins"),
+        ({"api_key": ("a",), "admin_api_key": ("b",)}, f"1 for {LOCKED}, 1 admin for these and for admin routes"),
+    ],
+)
+def test_the_banner_says_which_key_opens_what(settings: dict[str, Any], text: str, llm: LLM) -> None:
+    app_state = AppState(ServerConfig(**settings))
+
+    assert make_banner_rows(app_state, "http://localhost", llm.engine.model_info)["API keys"] == text
