@@ -24,6 +24,26 @@ QUERY = "where is the cat?"
 TABS = ["embed", "rerank", "late", "sparse", "classify", "entities", "compare", "server"]
 
 
+# keeps every chart that the page makes
+KEEP_PLOTS = """
+globalThis.plots = [];
+let kept;
+Object.defineProperty(globalThis, "uPlot", {
+  get: () => kept,
+  set: (uPlot) => { kept = class extends uPlot { constructor(...args) { super(...args); plots.push(this); } }; },
+});
+"""
+# the widths of the words in the headings of tables, and those of their cells
+WORD_WIDTHS = """() => {
+  const context = document.createElement("canvas").getContext("2d");
+  return [...document.querySelectorAll(".plain th")].flatMap((cell) => {
+    context.font = getComputedStyle(cell).font;
+    const words = cell.innerText.split(/[\\s-]+/);
+    return words.map((word) => [Math.floor(context.measureText(word).width), cell.clientWidth]);
+  });
+}"""
+
+
 def post(api: httpx.Client, path: str, **body: Any) -> Any:
     reply = api.post(path, json=body)
     assert reply.status_code == 200, reply.text
@@ -83,6 +103,54 @@ def test_rerank_shows_the_scores_of_every_chosen_method_in_order(page: Watched, 
             moved = entry["index"] - place
             assert label.startswith(TEXTS[entry["index"]])
             assert label.endswith(f"up {moved}" if moved > 0 else f"down {-moved}" if moved else "same place")
+
+
+def test_the_worst_logit_has_the_shortest_bar(page: Watched) -> None:
+    page.open("rerank")
+    scores = {"results": [{"index": i, "relevance_score": score} for i, score in enumerate([8.0, -1.0, -10.0])]}
+    page.page.route("**/rerank", lambda route: route.fulfill(json=scores))
+    fill(page, Query=QUERY, Documents="a\nb\nc")
+    page.run()
+
+    widths = (
+        page.page.locator(".results .card")
+        .first.locator(".fill")
+        .evaluate_all("all => all.map(one => one.style.width)")
+    )
+    assert widths == ["100%", "50%", "0%"]
+
+
+def test_hundreds_of_texts_are_compared(page: Watched) -> None:
+    page.open("embed")
+    fill(page, Texts="\n".join(f"text {i}" for i in range(420)))
+    counts = {"used": 4, "given": 4, "truncated": 0}
+    entries = [{"embedding": [1.0, i / 420, -0.5], "index": i, "token_counts": counts} for i in range(420)]
+    reply = {"data": entries, "usage": {"prompt_tokens": 420}}
+    page.page.route("**/v1/embeddings", lambda route: route.fulfill(json=reply))
+    page.run()
+
+    assert page.page.locator(".heat tbody tr").count() == 100
+    page.page.get_by_text("Shown are 100 of 420 rows and 100 of 420 columns.").wait_for()
+    assert page.page.locator(".map circle").count() == 420
+
+
+def test_the_charts_begin_with_the_last_minute(page: Watched) -> None:
+    page.page.add_init_script(KEEP_PLOTS)
+    page.open("server")
+    page.page.locator(".charts canvas").first.wait_for()
+
+    low, high, now = page.page.evaluate("[plots[0].scales.x.min, plots[0].scales.x.max, Date.now() / 1000]")
+    assert now - 5 < high <= now
+    assert 59.9 < high - low < 65
+
+
+def test_words_in_tables_are_not_broken(open_page: Any, server: Any) -> None:
+    page = open_page(server.address, viewport={"width": 700, "height": 740})
+    page.open("server")
+    page.page.get_by_role("row", name="splade").first.wait_for()
+
+    widths = page.page.evaluate(WORD_WIDTHS)
+    assert widths and all(width <= cell for width, cell in widths)
 
 
 @pytest.mark.parametrize("model", ["colbert", "all-MiniLM-L6-v2"])

@@ -3,6 +3,7 @@ import { ROOT } from "./api.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
 const HEIGHT = 170;
+const SHOWN_S = 60; // until there are samples of a longer time
 // distinct on light and dark pages
 export const COLOURS = ["#1d8fa5", "#d9822b", "#7a6ad8", "#3a9d5d", "#d1495b", "#8a8f2c", "#4a7fd6", "#a8557f"];
 
@@ -60,7 +61,7 @@ function makeOptions(element, series, format) {
     height: HEIGHT,
     legend: { show: false },
     cursor: { show: false },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    scales: { x: { range: (_, first) => [Math.min(first ?? Infinity, Date.now() / 1000 - SHOWN_S), Date.now() / 1000] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [axis, { ...axis, size: 58, values: (_, values) => values.map(format) }],
     series: [{}, ...series.map(({ label }, i) => ({ label, stroke: COLOURS[i % COLOURS.length], width: 2, points: { show: false } }))],
   };

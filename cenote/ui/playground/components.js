@@ -1,4 +1,5 @@
 // Parts that several tabs use: fields, bars, heat maps, and the frame of inputs and results.
+import { extremes } from "./math.js";
 import { CopyAs } from "./snippets.js";
 import { format } from "./state.js";
 import { html } from "./vendor/preact-htm.js";
@@ -79,16 +80,17 @@ export function Card({ title, children, hint }) {
   </section>`;
 }
 
-/** Values as bars with their numbers; `note` is shown after the label; short labels fit beside the bars. */
+/** Values as bars from 0, or from the lowest if it is negative, with their numbers; `note` is shown after the label; short labels fit beside the bars. */
 export function Bars({ items, digits = 4, label, areShort = false }) {
-  const values = items.map((item) => item.value);
-  const largest = Math.max(...values.map(Math.abs)) || 1;
+  const [lowest, high] = extremes(items.map((item) => item.value));
+  const low = Math.min(0, lowest);
+  const share = (value) => (value - low) / (high - low || 1);
   return html`<ol class=${areShort ? "bars short" : "bars"} aria-label=${label}>
     ${items.map(
       (item, index) => html`<li key=${item.id ?? index}>
         <span class="bar-label">${item.label}${item.note && html` ${item.note}`}</span>
         <span class="track" aria-hidden="true">
-          <span class=${item.value < 0 ? "fill negative" : "fill"} style=${{ width: `${(100 * Math.abs(item.value)) / largest}%` }}></span>
+          <span class=${item.value < 0 ? "fill negative" : "fill"} style=${{ width: `${100 * share(item.value)}%` }}></span>
         </span>
         <span class="number">${format(item.value, digits)}</span>
       </li>`,
@@ -96,11 +98,18 @@ export function Bars({ items, digits = 4, label, areShort = false }) {
   </ol>`;
 }
 
+const MAX_CELLS = 20000; // a browser draws more of them slowly
+const MIN_SHOWN = 100; // rows or columns
+
 /** A matrix of similarities as a table with coloured cells; the best cell of every row can be marked. */
-export function HeatMap({ caption, rows, columns, matrix, digits = 2, marksBest = false, isFromZero = true }) {
-  const flat = matrix.flat();
-  const low = isFromZero ? 0 : Math.min(...flat);
-  const high = Math.max(...flat, low + 1e-9);
+export function HeatMap({ caption, rows: allRows, columns: allColumns, matrix: all, digits = 2, marksBest = false, isFromZero = true }) {
+  const rows = allRows.slice(0, Math.max(MIN_SHOWN, Math.floor(MAX_CELLS / allColumns.length)));
+  const columns = allColumns.slice(0, Math.max(MIN_SHOWN, Math.floor(MAX_CELLS / allRows.length)));
+  const matrix = all.slice(0, rows.length).map((values) => values.slice(0, columns.length));
+  const isCropped = rows.length < allRows.length || columns.length < allColumns.length;
+  const [lowest, highest] = extremes(matrix.flat());
+  const low = isFromZero ? 0 : lowest;
+  const high = Math.max(highest, low + 1e-9);
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
     <table class="heat">
       <caption class="hidden">${caption}</caption>
@@ -112,7 +121,7 @@ export function HeatMap({ caption, rows, columns, matrix, digits = 2, marksBest 
       </thead>
       <tbody>
         ${matrix.map((values, i) => {
-          const best = marksBest ? values.indexOf(Math.max(...values)) : -1;
+          const best = marksBest ? values.indexOf(extremes(values)[1]) : -1;
           return html`<tr key=${i}>
             <th scope="row" title=${rows[i]}><span>${rows[i]}</span></th>
             ${values.map((value, j) => {
@@ -124,6 +133,7 @@ export function HeatMap({ caption, rows, columns, matrix, digits = 2, marksBest 
         })}
       </tbody>
     </table>
+    ${isCropped && html`<p class="muted">Shown are ${rows.length} of ${allRows.length} rows and ${columns.length} of ${allColumns.length} columns.</p>`}
   </div>`;
 }
 

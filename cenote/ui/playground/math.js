@@ -13,9 +13,13 @@ export const cosine = (a, b) => dot(a, b) / (norm(a) * norm(b) || 1);
 export const similarityMatrix = (rows, columns, compare = cosine) =>
   rows.map((row) => columns.map((column) => compare(row, column)));
 
+/** Return the lowest and the highest value; also of more values than a function can have arguments. */
+export const extremes = (values) =>
+  values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
 /** For every row its best match in the columns, summed: the score of late interaction. */
 export function maxSim(matrix) {
-  return matrix.reduce((sum, row) => sum + Math.max(...row), 0);
+  return matrix.reduce((sum, row) => sum + extremes(row)[1], 0);
 }
 
 /** Project vectors to their two principal components, by power iteration on the matrix of dot products. */

@@ -1,5 +1,6 @@
 // Similarities of a query and the patches of an image, laid over the image.
 import { SelectField } from "./components.js";
+import { extremes } from "./math.js";
 import { format } from "./state.js";
 import { guessGrid } from "./token_rows.js";
 import { html, useState } from "./vendor/preact-htm.js";
@@ -11,12 +12,12 @@ export function PatchMap({ image, labels, matrix }) {
   const [aspect, setAspect] = useState(1);
   const [selected, setSelected] = useState("all");
   const [rows, columns] = guessGrid(matrix[0].length, aspect);
-  const values = selected === "all" ? matrix[0].map((_, j) => Math.max(...matrix.map((row) => row[j]))) : matrix[Number(selected)];
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const values = selected === "all" ? matrix[0].map((_, j) => extremes(matrix.map((row) => row[j]))[1]) : matrix[Number(selected)];
+  const [low, high] = extremes(values);
   const share = (value) => (value - low) / (high - low || 1);
   const options = [["all", "all (the best of each patch)"], ...labels.map((label, i) => [String(i), `${i + 1}  ${label}`])];
   const style = { gridTemplate: `repeat(${rows}, 1fr) / repeat(${columns}, 1fr)` };
-  const best = matrix.map((row) => row.indexOf(Math.max(...row)));
+  const best = matrix.map((row) => row.indexOf(extremes(row)[1]));
   return html`<${SelectField} label="Query token" value=${selected} options=${options} onChange=${setSelected} />
     <div class="patches" role="img" aria-label=${`${rows} by ${columns} patches of ${image.name}; the table below has the best patch of every query token`}>
       <img src=${image.url} alt="" onLoad=${({ target }) => setAspect(target.naturalWidth / target.naturalHeight)} />

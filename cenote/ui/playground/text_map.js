@@ -1,5 +1,5 @@
 // A map of texts: their vectors, projected to two dimensions.
-import { project } from "./math.js";
+import { extremes, project } from "./math.js";
 import { html } from "./vendor/preact-htm.js";
 
 const [WIDTH, HEIGHT, MARGIN] = [420, 340, 22];
@@ -35,8 +35,7 @@ const crop = (text) => (text.length > MAX_LABEL ? `${text.slice(0, MAX_LABEL - 1
 
 function scale(points) {
   const ranges = [0, 1].map((axis) => {
-    const values = points.map((point) => point[axis]);
-    return [Math.min(...values), Math.max(...values)];
+    return extremes(points.map((point) => point[axis]));
   });
   const place = (value, [low, high], size) => MARGIN + ((value - low) / (high - low || 1)) * (size - 2 * MARGIN);
   return points.map(([x, y]) => ({ x: place(x, ranges[0], WIDTH), y: HEIGHT - place(y, ranges[1], HEIGHT) }));
