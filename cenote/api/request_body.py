@@ -89,7 +89,7 @@ def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw, *, is_partial: 
     """Parse a body; raise for misspelt fields, unless the type has only a part of the fields (`is_partial`)."""
     if not is_partial and issubclass(body_type, msgspec.Struct):
         try:
-            strict: BodyT = get_strict_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
+            strict: BodyT = get_strict_decoder(body_type).decode(raw)
             return strict
         except (msgspec.DecodeError, RecursionError):
             check_field_names(body_type, raw)  # an unknown field, or an error that is raised below
@@ -124,7 +124,8 @@ def get_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
 def get_strict_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
     """Return a decoder that raises for unknown fields."""
     name: str = body_type.__name__
-    strict_type = type(body_type)(name, (body_type,), {"__module__": body_type.__module__}, forbid_unknown_fields=True)
+    metaclass: Any = type(body_type)
+    strict_type = metaclass(name, (body_type,), {"__module__": body_type.__module__}, forbid_unknown_fields=True)
     return msgspec.json.Decoder(strict_type, strict=not getattr(body_type, "lenient", False))
 
 

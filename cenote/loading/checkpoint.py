@@ -231,7 +231,7 @@ def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
 
 def _download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not shows_bars():
         disable_progress_bars()  # of single files

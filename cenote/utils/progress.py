@@ -53,7 +53,7 @@ def get_line_class() -> type[Any]:
     """Return the class of bars that print a line every `LINE_INTERVAL_S`, nothing for shorter work."""
     from tqdm import tqdm
 
-    class ProgressLines(tqdm):  # type: ignore[type-arg]
+    class ProgressLines(tqdm):  # type: ignore[misc]  # tqdm has no types
         monitor_interval = 0  # without a thread
         shown_at: float | None = None
         num_lines = 0

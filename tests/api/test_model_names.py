@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -80,7 +81,13 @@ REQUESTS = {
     "/score": {"text_1": "a", "text_2": "a"},
     "/tokenize": {"prompt": "a"},
 }
-ERRORS = [{"dimensions": 8}, {"model": "unknown"}, {"input": "a " * 300}, {"input": {"image": "a"}}, {"task": "none"}]
+ERRORS: list[dict[str, Any]] = [
+    {"dimensions": 8},
+    {"model": "unknown"},
+    {"input": "a " * 300},
+    {"input": {"image": "a"}},
+    {"task": "none"},
+]
 
 
 def test_no_response_has_the_path_of_the_folder(folder_llm: LLM, folder: Path) -> None:
