@@ -115,6 +115,7 @@ def test_a_killed_rank_fails_requests_and_the_next_ones(tmp_path: Path) -> None:
             embed(llm)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_load_fails_the_call(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     with open_llm(tmp_path, 2) as llm:
@@ -126,6 +127,7 @@ def test_a_rank_killed_under_load_fails_the_call(tmp_path: Path) -> None:
                 llm.embed(SEQUENCES * 50, use_tqdm=False, pooling_params=PoolingParams())
 
 
+@pytest.mark.slow
 def test_ranks_exit_with_a_program_that_is_killed(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     program = (
@@ -140,6 +142,7 @@ def test_ranks_exit_with_a_program_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(int(finished.stdout)))
 
 
+@pytest.mark.slow
 def test_a_model_may_be_loaded_by_a_thread_that_ends(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     opened: list[LLM] = []

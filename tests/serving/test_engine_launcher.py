@@ -72,6 +72,7 @@ def test_a_forked_engine_is_a_child_of_the_supervisor_and_gives_the_same_vectors
     assert "the engine launcher failed" not in server.output
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_forked_engine_are_logged(server: ServerProcess) -> None:
     get_launcher(server)
     engine = server.engine
@@ -83,6 +84,7 @@ def test_the_last_words_of_a_forked_engine_are_logged(server: ServerProcess) -> 
     embed(server)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_killed_is_started_again(server: ServerProcess) -> None:
     killed = get_launcher(server)
     os.kill(killed, signal.SIGKILL)
@@ -92,6 +94,7 @@ def test_a_launcher_that_was_killed_is_started_again(server: ServerProcess) -> N
     assert find_launcher(server) not in (None, killed)
 
 
+@pytest.mark.slow
 def test_an_engine_is_started_without_a_launcher_that_does_not_reply(server: ServerProcess) -> None:
     stopped = get_launcher(server)
     os.kill(stopped, signal.SIGSTOP)
@@ -103,6 +106,7 @@ def test_an_engine_is_started_without_a_launcher_that_does_not_reply(server: Ser
     assert find_launcher(server) is None  # it is not tried again for some minutes
 
 
+@pytest.mark.slow
 def test_engines_are_replaced_if_the_parent_of_the_server_ignores_the_exit_of_its_children(folder: Path) -> None:
     ignoring = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inherited by the server
     try:
@@ -118,6 +122,7 @@ def test_engines_are_replaced_if_the_parent_of_the_server_ignores_the_exit_of_it
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_while_the_launcher_starts_leaves_nothing(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32").wait_until_ready()
     engine = server.engine
@@ -130,6 +135,7 @@ def test_a_server_that_stops_while_the_launcher_starts_leaves_nothing(folder: Pa
     assert not any(map(is_alive, processes))
 
 
+@pytest.mark.slow
 def test_launcher_and_engine_exit_when_the_supervisor_is_killed(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32").wait_until_ready()
     get_launcher(server)

@@ -427,6 +427,7 @@ def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> No
     assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_to_the_process_group_is_one_shutdown(own_server: FrontEndServers) -> None:
     own_server.wait_until_ready()
     front_ends = own_server.front_ends()
@@ -439,6 +440,7 @@ def test_ctrl_c_to_the_process_group_is_one_shutdown(own_server: FrontEndServers
     assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
+@pytest.mark.slow
 def test_all_processes_exit_with_the_supervisor(own_server: FrontEndServers) -> None:
     own_server.wait_until_ready()
     processes = [*own_server.front_ends(), own_server.engine or 0]
@@ -488,6 +490,7 @@ def test_a_terminated_front_end_drains_and_is_replaced(server: FrontEndServers) 
     assert "exited with status 0; 0 requests were lost" in server.output
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_immediately(own_server: FrontEndServers) -> None:
     own_server.wait_until_ready()
     front_ends = own_server.front_ends()

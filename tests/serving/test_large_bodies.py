@@ -126,6 +126,7 @@ def test_a_megabyte_in_one_input_is_truncated_on_request(
         assert counts["used"] == counts["given"] < 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "one letter"])
 def test_sixty_megabytes_in_one_input_are_processed_in_bounded_time(shared_server: ServerProcess, kind: str) -> None:
     text = LARGE_TEXTS[kind] * 60

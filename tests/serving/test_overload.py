@@ -104,6 +104,7 @@ async def post_in_turn(port: int, number: int, start: asyncio.Event) -> list[byt
     return statuses
 
 
+@pytest.mark.slow
 def test_many_connections_with_a_short_text_each_are_not_refused_right_after_the_start(
     start_server: StartServer,
 ) -> None:

@@ -93,6 +93,7 @@ def test_no_request_fails_while_engines_are_killed(server: ServerProcess) -> Non
     assert metrics["cenote_poison_inputs_total"] == 0
 
 
+@pytest.mark.slow
 def test_a_large_request_is_answered_when_the_engine_is_killed_in_the_middle(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32", "--max-num-seqs", "1").wait_until_ready()
     texts = [f"the cat is in the city {'cat ' * (number % 40)} {number}" for number in range(2048)]
@@ -150,6 +151,7 @@ def test_of_64_requests_only_the_one_that_crashes_the_engine_fails(folder: Path,
     assert metrics["cenote_requests_quarantined_total"] >= 1
 
 
+@pytest.mark.slow
 def test_of_64_inputs_of_a_request_the_error_names_the_one_that_crashes_the_engine(folder: Path) -> None:
     inputs = [[CRASHED] if number == 17 else [10 + number] for number in range(64)]
     with failing_server(folder, "1") as url, httpx.Client(base_url=url, timeout=60) as client:
@@ -161,6 +163,7 @@ def test_of_64_inputs_of_a_request_the_error_names_the_one_that_crashes_the_engi
         assert [entry["embedding"] for entry in without.json()["data"]] == inputs[:17] + inputs[18:]
 
 
+@pytest.mark.slow
 def test_poison_requests_do_not_use_up_the_restarts_of_the_server(folder: Path) -> None:
     with failing_server(folder, "1") as url, httpx.Client(base_url=url, timeout=60) as client:
         for number in range(3):  # six crashes
@@ -171,6 +174,7 @@ def test_poison_requests_do_not_use_up_the_restarts_of_the_server(folder: Path) 
         assert read_metrics(client)["cenote_engine_restarts_total"] == 6
 
 
+@pytest.mark.slow
 def test_a_killed_front_end_breaks_only_its_own_connections(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", "2").wait_until_ready()
     try:
@@ -186,6 +190,7 @@ def test_a_killed_front_end_breaks_only_its_own_connections(folder: Path) -> Non
         server.stop()
 
 
+@pytest.mark.slow
 def test_requests_that_wait_get_503_when_the_server_shuts_down_without_an_engine(server: ServerProcess) -> None:
     assert (killed := server.engine) is not None
     os.kill(killed, signal.SIGKILL)

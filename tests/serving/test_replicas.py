@@ -94,6 +94,7 @@ def test_no_request_fails_while_replicas_are_killed(server: ServerProcess) -> No
     assert load.num_answered > 40
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_an_input_that_crashes_its_engine_costs_two_processes_and_the_server_stays_ready(folder: Path) -> None:
     with failing_server(folder, "1", num_replicas=2) as url, httpx.Client(base_url=url, timeout=60) as client:
@@ -115,6 +116,7 @@ def test_an_input_that_crashes_its_engine_costs_two_processes_and_the_server_sta
         assert sum(read_by_replica(client, "cenote_engine_restarts_total").values()) == 2
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_adapters_are_loaded_at_every_replica_and_at_one_that_is_restarted(
     server: ServerProcess, adapter_folder: Path

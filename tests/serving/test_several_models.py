@@ -270,6 +270,7 @@ def test_a_model_can_be_added_at_run_time(three: ServerProcess, models: Models) 
         assert client.post("/admin/models/load", json={"name": "nobody"}).status_code == 404
 
 
+@pytest.mark.slow
 def test_models_take_turns_within_the_memory_budget(models: Models, start: Start) -> None:
     server = start("--models", models.write_file()).wait_until_ready()
     with server.client() as client:
@@ -300,6 +301,7 @@ def test_a_model_that_alone_exceeds_the_budget_is_refused_with_the_numbers(model
         assert time.monotonic() - began_at < 10  # nothing is waited for
 
 
+@pytest.mark.slow
 def test_an_idle_model_is_unloaded_after_its_time(models: Models, start: Start) -> None:
     server = start("--models", models.write_file(splade=", keep_alive_s: 0.5")).wait_until_ready()
     with server.client() as client:
@@ -342,6 +344,7 @@ def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
     assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_without_keys_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
     models: Models, start: Start
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_long_request_is_finished_before_the_server_exits(start_server: StartS
     assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_request_that_exceeds_the_shutdown_timeout_gets_an_error(start_server: StartServer) -> None:
     server = start_server("--shutdown-timeout-s", "0.1", "--shutdown-delay-s", "0").wait_until_ready()
     with ThreadPoolExecutor(1) as pool:
@@ -287,6 +288,7 @@ async def measure_shutdown(settings: ServerConfig, listener: socket.socket) -> f
     return time.monotonic() - started_at
 
 
+@pytest.mark.slow
 @needs_openssl
 def test_late_connections_delay_neither_the_shutdown_nor_each_other(tmp_path: Path) -> None:
     settings = tls_config(tmp_path)
@@ -313,6 +315,7 @@ def test_late_connections_delay_neither_the_shutdown_nor_each_other(tmp_path: Pa
     assert shutdown_s < 20
 
 
+@pytest.mark.slow
 @needs_openssl
 def test_handshakes_count_towards_the_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cenote.api.server.HANDSHAKE_TIMEOUT_S", 30.0)

@@ -79,6 +79,7 @@ def test_a_crash_in_native_code_is_logged_with_its_stack(server: ServerProcess) 
     wait_until(lambda: status(server, "/health/ready") == 200)
 
 
+@pytest.mark.slow
 def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", "2").wait_until_ready()
     try:
@@ -150,6 +151,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(server: ServerProcess) ->
     assert server.wait() == -signal.SIGKILL  # the next test starts another one
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_again_and_again_is_given_up(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "model"
     copy.mkdir()
@@ -169,6 +171,7 @@ def test_an_engine_that_fails_again_and_again_is_given_up(folder: Path, tmp_path
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_terminate_signal_to_every_process_drains_the_server(folder: Path) -> None:
     """A service manager signals all processes of a service at once; the engine must finish the requests."""
     server = ServerProcess(str(folder), "--dtype", "float32", "--log-format", "json")
