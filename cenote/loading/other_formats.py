@@ -34,7 +34,6 @@ FORMATS = (
     OtherFormat("a CTranslate2 model", ("vocabulary.json", "vocabulary.txt", "shared_vocabulary.*"), ORIGINAL),
     OtherFormat("weights of MLX", ("weights.npz",), ORIGINAL),
     OtherFormat("a spaCy pipeline", ("config.cfg",), "use a token classification model: cenote models --task entities"),
-    OtherFormat("a scikit-learn model", ("*.joblib", "*.skops"), "it is no transformer: run it with scikit-learn"),
 )
 # whatever else is in the folder
 DIFFUSERS = OtherFormat(
