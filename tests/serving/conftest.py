@@ -25,6 +25,10 @@ ARRANGEMENTS = {
 IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.serving.test_deterministic")
 
 
+# modules about starts, processes and their imports: their servers start as users start them
+STARTED_BY_USERS = ("test_startup", "test_startup_time", "test_engine_launcher", "test_supervisor", "test_front_ends")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names: list[Any] = os.environ.get("SERVER_ARRANGEMENTS", "supervised").split()
     if metafunc.module.__name__ in IN_BOTH:
@@ -34,6 +38,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture in metafunc.fixturenames and fixture not in own:
             scope = "session" if fixture == "shared_server" else None
             metafunc.parametrize(fixture, names, indirect=True, scope=scope)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def way_to_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.module.__name__.rpartition(".")[2] in STARTED_BY_USERS:
+            monkeypatch.setattr(ServerProcess, "is_forked", False)
+        yield
 
 
 @pytest.fixture

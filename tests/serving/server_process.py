@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from .forked_server import ForkedServer, fork_server
+
 LISTENING = re.compile(r"listening on (\S+);")
 LISTEN_FLAGS = ("--host", "127.0.0.1", "--port", "0")
 # several threads wait for each other, for long if other processes use the cores
@@ -25,17 +27,23 @@ TIMEOUT_S = 60.0  # far more than any step takes
 class ServerProcess:
     """One run of `cenote serve`; collects the lines that it prints."""
 
+    is_forked = sys.platform.startswith("linux")  # False: started as users start it, which takes seconds
+
     def __init__(self, *flags: str, **environment: str) -> None:
         self.started = time.perf_counter()
         self.lines: list[str] = []
         self.lines_changed = threading.Condition()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cenote", "serve", *(flags if "--uds" in flags else (*LISTEN_FLAGS, *flags))],
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, **environment},
-        )
+        argv = ["serve", *(flags if "--uds" in flags else (*LISTEN_FLAGS, *flags))]
+        if self.is_forked and environment.items() <= ENVIRONMENT.items():
+            self.process: subprocess.Popen[str] | ForkedServer = fork_server(argv, ENVIRONMENT)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cenote", *argv],
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, **ENVIRONMENT, **environment},
+            )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 

@@ -1,0 +1,169 @@
+"""`cenote serve` as a fork of a process that has imported everything: imports take four seconds of CPU time at each start.
+
+One such process per worker of pytest forks the servers, and every server an engine launcher before it does anything
+else. From there on all is as in a server that a user starts, except that its engines are always forked by the launcher.
+`python -m tests.serving.forked_server FD` is that process; the tests call `fork_server`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NoReturn
+
+from cenote.api.supervisor.engine_launcher import EngineLauncher, ForkedProcess
+from cenote.api.wire.launcher_socket import READY
+from cenote.utils.child_process import exit_with_parent, set_child_subreaper
+from cenote.utils.command_line import set_command_line
+from cenote.utils.fork import PROCESS_ID, fork_grandchild
+
+MODULE = "tests.serving.forked_server"
+PADDING = "-" * 2000  # its forks show their command lines in the place of its own
+MAX_REQUEST_BYTES = 1_000_000
+STDERR = 2
+POLL_S = 0.005
+
+
+class ForkedServer(ForkedProcess):
+    """The part of subprocess.Popen that tests use, for a server that is a child of this process."""
+
+    def __init__(self, pid: int, stderr: IO[str]) -> None:
+        super().__init__(pid)
+        self.stderr = stderr
+
+    @property
+    def returncode(self) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = float("inf")) -> int:
+        end = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("cenote serve", timeout_s)
+            time.sleep(POLL_S)
+        return code
+
+
+_servers: list[socket.socket] = []  # to the process that forks them
+
+
+def fork_server(argv: Sequence[str], environment: Mapping[str, str]) -> ForkedServer:
+    if not _servers:
+        ours, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with others:
+            command = [sys.executable, "-m", MODULE, str(others.fileno()), PADDING]
+            process = subprocess.Popen(command, pass_fds=[others.fileno()], env={**os.environ, **environment})
+        assert ours.recv(1) == READY
+        _servers.append(ours)
+        atexit.register(process.wait)
+        atexit.register(ours.close)
+    reader, writer = os.pipe()
+    request = {"argv": list(argv), "environment": dict(os.environ) | dict(environment), "folder": os.getcwd()}
+    set_child_subreaper(True)
+    try:
+        socket.send_fds(_servers[0], [json.dumps(request).encode()], [writer])
+        (pid,) = PROCESS_ID.unpack(_servers[0].recv(PROCESS_ID.size))
+    finally:
+        set_child_subreaper(False)
+        os.close(writer)
+    return ForkedServer(pid, os.fdopen(reader, encoding="utf-8", errors="replace"))
+
+
+def main(requests: socket.socket) -> None:
+    exit_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import cenote.api.app
+    import cenote.api.server
+    import cenote.api.supervisor.supervisor
+    import cenote.cli.serve
+    from cenote.api.background_load import import_engine
+
+    import_engine()
+    requests.send(READY)
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 1)
+        if not message:
+            return
+        pid = fork_grandchild(lambda message=message, fds=fds: run_server(json.loads(message), fds[0], requests))  # type: ignore[misc]
+        os.close(fds[0])
+        requests.send(PROCESS_ID.pack(pid))
+
+
+def run_server(request: dict[str, Any], stderr: int, requests: socket.socket) -> NoReturn:
+    """Become `cenote serve`, after a launcher was forked."""
+    requests.close()
+    os.dup2(stderr, STDERR)
+    os.close(stderr)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours, others = socket.socketpair()
+    launcher = os.fork()
+    if not launcher:
+        ours.close()
+        run_launcher(others)
+    others.close()
+    adopt_launcher(launcher, ours)
+    argv = request["argv"]
+    sys.argv = ["cenote", *argv]
+    set_command_line([sys.executable, "-m", "cenote", *argv])
+    exit_with(lambda: run_command(argv))
+
+
+def run_command(argv: Sequence[str]) -> int:
+    from cenote.cli.main import main
+
+    return main(argv)
+
+
+def run_launcher(requests: socket.socket) -> NoReturn:
+    from cenote.api.engine_launcher import main
+
+    set_command_line([sys.executable, "-m", "cenote.api.engine_launcher"])
+    exit_with(lambda: main([str(requests.detach())]) or 0)
+
+
+def exit_with(run: Any) -> NoReturn:
+    status = 1
+    try:
+        status = run()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def adopt_launcher(pid: int, requests: socket.socket) -> None:
+    """Give the launcher to the first EngineLauncher of this process, as if that had started it."""
+    make = EngineLauncher.__init__
+
+    def make_with_launcher(self: EngineLauncher, command: Sequence[str] | None = None) -> None:
+        make(self, command)
+        EngineLauncher.__init__ = make  # type: ignore[method-assign]
+        assert requests.recv(len(READY)) == READY
+        requests.setblocking(False)
+        self._is_first, self._socket = False, requests
+        self._process = ForkedServer(pid, sys.stderr)  # type: ignore[assignment]
+
+    EngineLauncher.__init__ = make_with_launcher  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
