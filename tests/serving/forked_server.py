@@ -1,4 +1,4 @@
-"""`cenote serve` as a fork of a process that has imported everything: imports take four seconds of CPU time at each start.
+"""`cenote serve` as a fork of a process that has imported everything, as imports take seconds of CPU time at each start.
 
 One such process per worker of pytest forks the servers, and every server an engine launcher before it does anything
 else. From there on all is as in a server that a user starts, except that its engines are always forked by the launcher.
@@ -17,14 +17,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import IO, Any, NoReturn
 
+from cenote.api.background_load import import_engine
 from cenote.api.supervisor.engine_launcher import EngineLauncher, ForkedProcess
 from cenote.api.wire.launcher_socket import READY
 from cenote.utils.child_process import exit_with_parent, set_child_subreaper
 from cenote.utils.command_line import set_command_line
 from cenote.utils.fork import PROCESS_ID, fork_grandchild
 
+MODULES = ("cenote.cli.serve", "cenote.api.app", "cenote.api.server", "cenote.api.supervisor.supervisor")
 MODULE = "tests.serving.forked_server"
 PADDING = "-" * 2000  # its forks show their command lines in the place of its own
 MAX_REQUEST_BYTES = 1_000_000
@@ -84,12 +87,8 @@ def fork_server(argv: Sequence[str], environment: Mapping[str, str]) -> ForkedSe
 def main(requests: socket.socket) -> None:
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import cenote.api.app
-    import cenote.api.server
-    import cenote.api.supervisor.supervisor
-    import cenote.cli.serve
-    from cenote.api.background_load import import_engine
-
+    for module in MODULES:
+        import_module(module)
     import_engine()
     requests.send(READY)
     while True:
