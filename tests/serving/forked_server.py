@@ -1,4 +1,4 @@
-"""`cenote serve` as a fork of a process that has imported everything, as imports take seconds of CPU time at each start.
+"""`cenote serve` as a fork of a process that has imported everything: imports take seconds of CPU time at each start.
 
 One such process per worker of pytest forks the servers, and every server an engine launcher before it does anything
 else. From there on all is as in a server that a user starts, except that its engines are always forked by the launcher.
