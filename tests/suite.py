@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,14 @@ SHARED_SERVERS = ("tests/clients/", "tests/ui/", "tests/seeds/")
 CPU_TIMES = Path("/proc/stat")
 
 
-def first_of(values: Iterable[Any]) -> list[Any]:
-    """Return the rows of a parametrized test of which `make test` runs the first one, and `make test-all` all."""
-    first, *others = values
-    return [first, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+def first_of(values: Iterable[Any], key: Callable[[Any], Any] = lambda value: None) -> list[Any]:
+    """Return the rows of a parametrized test; `make test` runs only the first of each key."""
+    keys: set[Any] = set()
+    rows = []
+    for value in values:
+        rows.append(pytest.param(value, marks=pytest.mark.slow) if key(value) in keys else value)
+        keys.add(key(value))
+    return rows
 
 
 class RunReport:

@@ -59,6 +59,7 @@ def test_a_missing_model_is_one_line_and_status_78(tmp_path: Path) -> None:
     assert result.stderr.startswith("cenote: ") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_a_kill_lose_few_rows_and_do_not_change_results(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     # many characters make many slices; a word as long as the last one is a single token

@@ -92,6 +92,7 @@ def test_an_interrupted_download_is_continued(tmp_path: Path) -> None:
     assert fingerprint.startswith("fingerprint  ")
 
 
+@pytest.mark.slow
 def test_offline_a_complete_cache_suffices_and_missing_files_are_named(cache: HubCache) -> None:
     absent = cache.pull(offline=True)
     assert absent.returncode == 78

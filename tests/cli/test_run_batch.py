@@ -375,6 +375,7 @@ def run_process(*argv: object, text: str | None = None) -> subprocess.CompletedP
     return subprocess.run(words, input=text, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
     requests = [
         request_line("/v1/embeddings", "a", input="a deep cave"),

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cenote.models.checked_models import read_checked_models
 from cenote.models.recommended_models import format_recommended_markdown, read_recommended_models
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_or_a_dead_link(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

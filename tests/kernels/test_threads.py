@@ -85,11 +85,13 @@ def run_script(script: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_texts_and_batches_in_turn_start_no_new_threads() -> None:
     assert run_script(COUNT_THREADS) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_threads_that_end_free_their_scratch_memory() -> None:
     assert run_script(MEASURE_GROWTH) < 64  # MiB; 3 to 17 measured, and 184 if they do not

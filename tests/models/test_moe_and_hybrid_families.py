@@ -153,6 +153,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model, mistake = MISTAKES[name]

@@ -209,6 +209,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("plain_linears")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model_name, changes, mistake = MISTAKES[name]

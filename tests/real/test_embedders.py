@@ -71,6 +71,7 @@ def test_every_text_gets_the_embedding_of_sentence_transformers(llm: LLM, expect
     assert (actual - expected).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_as_close_as_it_can(name: str, expected: Tensor) -> None:
     with opened(name, dtype="bfloat16") as llm:
         actual = embedded(llm, TEXTS)
@@ -79,6 +80,7 @@ def test_bfloat16_stays_as_close_as_it_can(name: str, expected: Tensor) -> None:
         assert cosine >= 0.9995, f"{cosine} for {text[:40]!r}"
 
 
+@pytest.mark.slow
 def test_the_batch_changes_nothing(llm: LLM) -> None:
     words = " ".join(TEXTS[:38]).split()
     draw = random.Random(5)

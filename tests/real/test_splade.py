@@ -59,6 +59,7 @@ def test_the_words_are_those_that_the_library_decodes(llm: LLM, reference: Spars
     assert {"france", "french", "paris", "capital"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_a_small_collection_is_searched_as_well_as_by_the_library(
     llm: LLM, reference: SparseEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
