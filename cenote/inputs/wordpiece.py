@@ -14,10 +14,11 @@ import unicodedata
 import weakref
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -31,7 +32,17 @@ IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # classes of code poi
 MAX_NORMALIZED_BYTES = 11  # UTF-8 bytes of one normalized code point
 CHAR_INFO = struct.Struct(f"5B{MAX_NORMALIZED_BYTES}s")
 PAGES_MISSING, OUT_OF_MEMORY = -1, -2
+MAX_CACHED_PAGES = 1024  # of 4 KiB
 PADDING = "\x00" * 64  # after the texts, as in subword/text.h
+
+
+class NormalizerSettings(NamedTuple):
+    """The settings of the library's BertNormalizer."""
+
+    clean_text: bool
+    handle_chinese_chars: bool
+    strip_accents: bool | None
+    lowercase: bool
 
 
 class NativeWordPiece:
@@ -40,7 +51,7 @@ class NativeWordPiece:
     def __init__(self, raw: tokenizers.Tokenizer, library: ctypes.CDLL, vocabulary: dict[str, int]) -> None:
         model = raw.model
         self._library = library
-        self._normalizer, self._pre_tokenizer = raw.normalizer, raw.pre_tokenizer
+        self._settings = NormalizerSettings(*(getattr(raw.normalizer, name) for name in NormalizerSettings._fields))
         self._missing_pages, self._loaded_pages = ctypes.create_string_buffer(NUM_PAGES), set[int]()
         self._load_lock = threading.Lock()
         prefix = model.continuing_subword_prefix.encode()
@@ -89,48 +100,56 @@ class NativeWordPiece:
             for page in pages:
                 if page in self._loaded_pages:
                     continue
-                char_infos = b"".join(self._char_info(code) for code in range(256 * page, 256 * page + 256))
-                if not self._library.cenote_wordpiece_page(self._vocabulary, page, char_infos):
+                if not self._library.cenote_wordpiece_page(self._vocabulary, page, _make_page(self._settings, page)):
                     raise MemoryError("cannot allocate memory for a page of code points")
                 self._loaded_pages.add(page)
 
-    def _char_info(self, code_point: int) -> bytes:
-        """Return the CharInfo of one code point, from the library's own normalizer and pre-tokenizer.
 
-        Only the order of combining marks depends on more than one code point: texts with such marks fall back.
-        """
-        fallback = CHAR_INFO.pack(FALLBACK, 0, 0, 0, 0, b"")
-        if 0xD800 <= code_point < 0xE000:  # surrogates are not in valid text
-            return fallback
-        char = chr(code_point)
-        normalized = self._normalizer.normalize_str(char)
-        if self._can_reorder_marks and any(
-            unicodedata.combining(mark) or unicodedata.category(mark) == "Cn" for mark in normalized
-        ):
-            return fallback
-        words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(f"a{normalized}a")]
-        data, before, after = normalized.encode(), 0, 0
-        if words == ["aa"]:
-            kind, word = REMOVED, ""
-        elif words == [f"a{normalized}a"]:
-            kind, word = IN_WORD, normalized
-        elif words == ["a", "a"]:
-            kind, word = SPACE, ""
-        elif len(words) == 3 and words[0] == words[2] == "a":
-            kind, word = PUNCTUATION, words[1]
-            before, after = (len(part.encode()) for part in normalized.split(word))
-        else:
-            return fallback
-        num_bytes = len(char.encode())
-        # the C code has buffers of three bytes and one id per byte of text
-        if len(data) > min(MAX_NORMALIZED_BYTES, 3 * num_bytes) or len(word) > num_bytes:
-            return fallback
-        return CHAR_INFO.pack(kind, len(data), len(word), before, after, data)
+@lru_cache(maxsize=MAX_CACHED_PAGES)
+def _make_page(settings: NormalizerSettings, page: int) -> bytes:
+    """Return the CharInfo of 256 code points, from the library's own normalizer and pre-tokenizer.
 
-    @property
-    def _can_reorder_marks(self) -> bool:
-        strip_accents: bool | None = self._normalizer.strip_accents
-        return self._normalizer.lowercase if strip_accents is None else strip_accents
+    Pages are cached, since models share the few settings that there are.
+    """
+    normalizer = tokenizers.normalizers.BertNormalizer(**settings._asdict())
+    pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    can_reorder_marks = settings.lowercase if settings.strip_accents is None else settings.strip_accents
+    codes = range(256 * page, 256 * page + 256)
+    return b"".join(_make_char_info(code, normalizer, pre_tokenizer, can_reorder_marks) for code in codes)
+
+
+def _make_char_info(code_point: int, normalizer: Any, pre_tokenizer: Any, can_reorder_marks: bool) -> bytes:
+    """Return the CharInfo of a code point.
+
+    Only the order of combining marks depends on more than one code point: texts with such marks fall back.
+    """
+    fallback = CHAR_INFO.pack(FALLBACK, 0, 0, 0, 0, b"")
+    if 0xD800 <= code_point < 0xE000:  # surrogates are not in valid text
+        return fallback
+    char = chr(code_point)
+    normalized = normalizer.normalize_str(char)
+    if can_reorder_marks and any(
+        unicodedata.combining(mark) or unicodedata.category(mark) == "Cn" for mark in normalized
+    ):
+        return fallback
+    words = [word for word, _ in pre_tokenizer.pre_tokenize_str(f"a{normalized}a")]
+    data, before, after = normalized.encode(), 0, 0
+    if words == ["aa"]:
+        kind, word = REMOVED, ""
+    elif words == [f"a{normalized}a"]:
+        kind, word = IN_WORD, normalized
+    elif words == ["a", "a"]:
+        kind, word = SPACE, ""
+    elif len(words) == 3 and words[0] == words[2] == "a":
+        kind, word = PUNCTUATION, words[1]
+        before, after = (len(part.encode()) for part in normalized.split(word))
+    else:
+        return fallback
+    num_bytes = len(char.encode())
+    # the C code has buffers of three bytes and one id per byte of text
+    if len(data) > min(MAX_NORMALIZED_BYTES, 3 * num_bytes) or len(word) > num_bytes:
+        return fallback
+    return CHAR_INFO.pack(kind, len(data), len(word), before, after, data)
 
 
 def load_native_wordpiece(raw: tokenizers.Tokenizer) -> NativeWordPiece | None:
