@@ -13,10 +13,11 @@ import msgspec
 from cenote.api.admin_routes import LoadBody, ModelRows, ReloadBody, ShuttingDown, UnloadBody
 from cenote.api.app_state import AppState
 from cenote.api.auth import PUBLIC_ROUTES, READ_METHODS
+from cenote.api.dialects.dialect import Route
 from cenote.api.model_admin import ModelRow
 from cenote.api.openapi_groups import add_groups
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
-from cenote.api.route_table import DialectRoute, RouteTable
+from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, RouteTable
 from cenote.api.system_routes import Health, HealthCheck, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
 
@@ -143,7 +144,8 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
         paths[path] = {method: _describe_operation(method, path, operation, schemas) for method in operation.methods}
     for path, path_entries in supported.items():
         if path_entries:
-            paths[path] = {"post": _describe_endpoint(path, path_entries, schemas), **paths.get(path, {})}
+            example = _make_example(path, path_entries[-1].route, app_state)
+            paths[path] = {"post": _describe_endpoint(path, path_entries, schemas, example), **paths.get(path, {})}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Cenote", "version": __version__, "description": _describe_model(app_state)},
@@ -201,9 +203,19 @@ def _describe_model(app_state: AppState) -> str:
     return " ".join(lines) or "The model is loading."
 
 
-def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: SchemaRegistry) -> dict[str, Any]:
+def _make_example(path: str, route: Route, app_state: AppState) -> Any:
+    """Return the example of a route; it names a model if several of the server could answer."""
+    models = app_state.models.list_supporting(route.is_supported)
+    has_field = issubclass(route.body_type, msgspec.Struct) and "model" in route.body_type.__struct_fields__
+    if len(models) < 2 or not has_field or MODEL_PARAMETER in path:
+        return route.example
+    return {"model": models[0].name, **route.example}
+
+
+def _describe_endpoint(
+    path: str, entries: Sequence[DialectRoute], schemas: SchemaRegistry, example: Any
+) -> dict[str, Any]:
     """Describe a path; with several routes, its body and response are one of theirs."""
-    default = entries[-1].route
     contents: dict[str, list[Any]] = {}
     for entry in entries:
         for media_type in filter(None, (entry.route.media_type, entry.route.stream_media_type)):
@@ -211,7 +223,7 @@ def _describe_endpoint(path: str, entries: Sequence[DialectRoute], schemas: Sche
     content: dict[str, Any] = {name: {"schema": schemas.union(types)} for name, types in contents.items()}
     if any(entry.route.can_be_binary for entry in entries):
         content[BINARY_MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
-    request = {"schema": schemas.union(map(_body_type, entries)), "example": default.example}
+    request = {"schema": schemas.union(map(_body_type, entries)), "example": example}
     error_schema = schemas.union(entry.dialect.error_type for entry in entries)
     statuses = {*ENDPOINT_ERRORS, *(status for entry in entries for status in entry.dialect.error_statuses)}
     return {

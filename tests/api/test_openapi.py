@@ -141,10 +141,11 @@ def test_documented_routes_respond_and_others_are_not_found(models: Models, name
 
 
 def list_operations(client: TestClient) -> set[tuple[str, str]]:
-    """Return path and method of everything that the app serves, except the playground and the files of pages."""
+    """Return path and method of all routes of the app, but pages, their files, and errors about generated text."""
     served = {(path, method.lower()) for path, methods in list_served_routes(client).items() for method in methods}
     pages = {(path, "get") for path, _ in served if path == PLAYGROUND or path.startswith(PAGE_FILES)}
-    return {(path, method) for path, method in served if method != "head"} - pages
+    generation = {(path, "post") for dialect in DIALECTS for path in dialect.generation_paths}
+    return {(path, method) for path, method in served if method != "head"} - pages - generation
 
 
 def list_documented(client: TestClient) -> set[tuple[str, str]]:

@@ -135,7 +135,7 @@ def test_scoring_adds_no_prompts(client: TestClient) -> None:
     body = {"queries": "the cat", "documents": ["a red bird"]}
     for score_type in ("bi-encoder", "late-interaction"):
         reply = client.post("/score", json=body | {"score_type": score_type}).json()
-        assert reply["usage"]["prompt_tokens"] == 4 + 1 + 5  # [CLS] the cat [SEP], padding, [CLS] a red bird [SEP]
+        assert reply["usage"]["prompt_tokens"] == 4 + 5  # [CLS] the cat [SEP], [CLS] a red bird [SEP]
 
 
 def test_token_counts_include_the_prompt(client: TestClient) -> None:

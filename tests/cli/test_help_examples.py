@@ -81,7 +81,7 @@ def parse_example(example: str) -> tuple[str | None, list[str], str | None]:
 
 def write_model(folder: Path, argv: Sequence[str]) -> None:
     """Write a small model that supports the task of the command."""
-    if argv[0] == "classify":
+    if argv[0] in ("classify", "models"):
         tiny_bert_classifier(folder)
     elif argv[0] == "entities" or "token_classify" in argv:
         tiny_bert_token_classifier(folder)

@@ -397,7 +397,8 @@ def test_ctrl_c_keeps_complete_lines_and_the_same_command_continues(folder: Path
     source.write_text(
         "".join(json.dumps(request_line("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200))
     )
-    command = ["-i", source, "-o", output, "--model", folder, "--max-in-flight", 4]
+    command = ["-i", source, "-o", output, "--model", folder, "--pooler-config.pooling_type", "CLS"]
+    command += ["--max-in-flight", 4]
     started = [sys.executable, "-m", "cenote", "run-batch", *map(str, command)]
     child = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     while child.poll() is None and not (part.exists() and part.stat().st_size):

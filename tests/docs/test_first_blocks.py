@@ -49,6 +49,7 @@ FIRST_BLOCKS = {
     "docs/security.md": SERVES,
     "docs/serving.md": SERVES,
     "docs/several_models.md": SERVES,
+    "docs/sizing.md": "needs an index with CPU builds of torch",
     "docs/sparse.md": SERVES,
     "docs/vision.md": TESTED,
     "docs/vllm.md": TESTED,

@@ -17,6 +17,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*")]
 # declare the flags of our programs that the completion does not list
 SCRIPTS = ("cenote/bench/**/*.py", "cenote/cli/explain_http.py", "examples/**/*.py", "tests/clients/matrix/*.py")
 OTHER_PROGRAMS = {
+    "any program of vLLM": "--enable-x --disable-x --no-enable-x",
     "apt-get": "--no-install-recommends",
     "cenote": "--version",
     "docker": "--build-arg --from --interval --mount --platform --read-only --retries --start-period --user",

@@ -204,7 +204,7 @@ def test_a_plugin_gets_the_model_config_and_a_copy_of_the_tokenizer(
     plugin = load("good").plugin
 
     config = plugin.config.model_config
-    assert (config.model, config.max_model_len, config.embedding_size) == ("mini", 256, 384)
+    assert (config.served_model_name, config.max_model_len, config.embedding_size) == ("mini", 256, 384)
     assert config.hf_config.hidden_size == 384
     assert (config.folder / "config.json").is_file()
     tokenizer = plugin.renderer.get_tokenizer()

@@ -49,6 +49,7 @@ class FrontEndServers(ServerProcess):
     def __init__(self, folder: Path, *flags: str) -> None:
         self.clients: list[HTTPConnection] = []
         model = (str(folder), "--dtype", "float32", "--served-model-name", "tiny", "--max-num-seqs", "1")
+        model += ("--pooler-config.pooling_type", "CLS")
         super().__init__(*model, "--api-server-count", "2", *flags, OMP_NUM_THREADS="1")
 
     def wait_until_ready(self) -> FrontEndServers:

@@ -141,7 +141,7 @@ def test_all_methods_of_the_services_are_tested(stubs: Any) -> None:
 
 def test_info_names_the_model_and_its_limits(m3: Client, cross: Client, folders: dict[str, Path]) -> None:
     info = m3.call("Info.Info", m3.messages.InfoRequest())
-    assert (info.model_id, info.model_type, info.model_dtype) == (str(folders["m3"]), 0, "float32")
+    assert (info.model_id, info.model_type, info.model_dtype) == (folders["m3"].name, 0, "float32")
     assert (info.max_input_length, info.max_client_batch_size) == (64, 2048)
     assert not info.HasField("sha")
     assert cross.call("Info.Info", m3.messages.InfoRequest()).model_type == 2

@@ -21,7 +21,7 @@ AXE = gzip.decompress(Path(__file__).with_name("axe.min.js.gz").read_bytes()).de
 TIMEOUT_MS = 20_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # the event loop of Playwright must not outlive the tests of this folder
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="the tests of the pages need Playwright")
     executable = next(filter(None, map(shutil.which, CHROMIUMS)), None)
@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(browser: Any, tmp_path_factory: pytest.TempPathFactory, default_folder: Path) -> Iterator[LocalServer]:
     """The default model and a tiny one of every other kind; without keys."""
     server = LocalServer(save_models(tmp_path_factory.mktemp("models"), default_folder))

@@ -104,7 +104,8 @@ def test_server_shows_metrics_and_unloads_and_loads_models(open_page: Any, prefi
         page.get_by_text("splade is unloaded.").wait_for()
         rows = list_rows()
         assert rows["splade"]["state"] == "unloaded" and rows[HOSTILE_NAME]["state"] == "ready"
-        assert api.post("/v1/embeddings", json={"input": ["the cat"] * 50}).status_code == 200
+        body = {"model": HOSTILE_NAME, "input": ["the cat"] * 50}
+        assert api.post("/v1/embeddings", json=body).status_code == 200
         page.get_by_role("button", name="load splade", exact=True).click()
         page.get_by_text("splade is ready.").wait_for()
         latest = page.get_by_role("region", name="Latest values").get_by_role("row", name=HOSTILE_NAME)

@@ -60,7 +60,12 @@ def read_numbers(card: Any) -> list[float]:
 
 
 def embed(api: httpx.Client, texts: list[str], **options: Any) -> np.ndarray[Any, Any]:
-    return np.array([entry["embedding"] for entry in post(api, "/v1/embeddings", input=texts, **options)["data"]])
+    return np.array(
+        [
+            entry["embedding"]
+            for entry in post(api, "/v1/embeddings", model="all-MiniLM-L6-v2", input=texts, **options)["data"]
+        ]
+    )
 
 
 def test_embed_shows_similarities_neighbours_and_where_texts_are_truncated(page: Watched, api: httpx.Client) -> None:
