@@ -137,7 +137,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and collected tests out of garbage collections, which would traverse all of them again and again."""
+    """Leave modules and collected tests out of garbage collections, which would traverse them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
