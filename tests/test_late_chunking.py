@@ -319,6 +319,7 @@ def test_a_chunk_size_that_is_no_positive_integer_is_refused(llm: LLM, size: Any
     late.chunk_size = size
     with pytest.raises(BadRequest, match="positive integer"):
         llm.encode(TEXT, PoolingParams(late_chunking_params=late), pooling_task="token_embed", use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize(

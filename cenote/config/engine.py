@@ -304,6 +304,8 @@ class EngineConfig:
         task = kwargs.pop("task", None)
         if isinstance(kwargs.get("max_model_len"), str | int):
             kwargs["max_model_len"] = parse_token_count(kwargs["max_model_len"])
+        if isinstance(kwargs.get("chat_template"), os.PathLike):
+            kwargs["chat_template"] = os.fspath(kwargs["chat_template"])
         for name in ("result_cache_bytes", "result_cache_disk_bytes"):
             if isinstance(kwargs.get(name), str):
                 kwargs[name] = parse_bytes(kwargs[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -43,7 +44,7 @@ class EngineOptions(TypedDict, total=False):
     default_adapter: str | None
     default_prompt_name: str | None
     default_prompt: str | None
-    chat_template: str | None
+    chat_template: str | os.PathLike[str] | None
     score_template: str
     chat_template_content_format: Literal["auto", "string", "openai"]
     default_chat_template_kwargs: Mapping[str, Any] | None

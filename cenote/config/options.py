@@ -64,7 +64,7 @@ def parse_port(value: str | int) -> int:
 
 def normalize_log_level(text: str) -> str:
     """Convert level names of other logging libraries to those of Python."""
-    return {"warn": "warning", "trace": "debug"}.get(text.lower(), text.lower())
+    return {"warn": "warning", "trace": "debug", "notset": "debug"}.get(text.lower(), text.lower())
 
 
 def check_known_names(names: Mapping[str, Any], known_names: set[str], kind: str) -> None:

@@ -20,6 +20,7 @@ from cenote.protocol.params import (
 POOLER_FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("task", "pooling_type", "seq_pooling_type", "tok_pooling_type"), (str,)),
     **dict.fromkeys(("use_activation", "normalize", "enable_chunked_processing", "include_prompt"), (bool,)),
+    "enable_flash_late_interaction": (bool,),
     **dict.fromkeys(DEPRECATED_ACTIVATION_NAMES, (bool,)),
     **dict.fromkeys(("dimensions", "max_embed_len", "step_tag_id"), (int,)),
     **dict.fromkeys(("logit_mean", "logit_bias", "logit_sigma"), (float, int)),
@@ -48,6 +49,7 @@ class PoolerConfig:
     step_tag_id: int | None = option("STEP pooling returns the rows of this token id", default=None)
     returned_token_ids: list[int] | None = option("STEP pooling returns these columns", default=None)
     include_prompt: bool | None = option("pool the tokens of the prompt too", default=None)
+    enable_flash_late_interaction: bool = option("accepted for compatibility with vLLM and ignored", default=True)
     softmax: bool | None = option("deprecated alias of use_activation", default=None)
     activation: bool | None = option("deprecated alias of use_activation", default=None)
 

@@ -517,6 +517,10 @@ class PoolingEngine:
         while self.dead_error is None and not self.admission.has_capacity(num_chars):
             await asyncio.sleep(CAPACITY_POLL_S)
 
+    def has_unfinished_requests(self) -> bool:
+        """Whether requests are in flight, under its name in vLLM's engine."""
+        return bool(self.metrics.requests_in_flight())
+
     @property
     def is_running(self) -> bool:
         """Whether a thread is alive; after `stop`, one may be while its batch runs."""

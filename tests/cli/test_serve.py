@@ -171,6 +171,7 @@ def test_vllm_names_set_the_same_options() -> None:
     assert (given.disable_docs, given.disable_access_log, given.log_level) == (True, True, "debug")
     given = server_config("--shutdown-timeout", "7", "--max-num-queued-tokens", "4K", "-asc", "2")
     assert (given.shutdown_timeout_s, given.max_queue_tokens, given.api_server_count) == (7.0, 4096, 2)
+    assert server_config("--log-level", "NOTSET").log_level == "debug"
     assert engine_config("--device-ids", "1,3", "-tp", "2").devices == ("cuda:1", "cuda:3")
     assert engine_config("--download-dir", "/models").hub.cache_dir == "/models"
 

@@ -99,6 +99,7 @@ def test_a_pooler_config_may_be_an_object_a_mapping_or_nothing() -> None:
     assert PoolerConfig.from_value(config) is config
     assert PoolerConfig.from_value({"pooling_type": "MEAN"}) == config
     assert PoolerConfig.from_value(None) == PoolerConfig()
+    PoolerConfig.from_value({"enable_flash_late_interaction": False})  # of vLLM, without effect
     with pytest.raises(BadRequest, match="pooler_config must be a PoolerConfig or a mapping, got str"):
         PoolerConfig.from_value("MEAN")  # type: ignore[arg-type]
 

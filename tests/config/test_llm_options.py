@@ -20,7 +20,7 @@ def test_every_option_of_the_engine_has_a_type() -> None:
 
 def test_the_types_are_those_of_the_engine_or_wider() -> None:
     engine, typed = get_type_hints(EngineConfig), get_type_hints(EngineOptions)
-    converted = {"dtype", "devices", "max_model_len", "pooler_config", "served_model_name"}
+    converted = {"dtype", "devices", "chat_template", "max_model_len", "pooler_config", "served_model_name"}
     converted |= {"lora_modules", "allowed_media_domains", "result_cache_bytes", "result_cache_disk_bytes"}
 
     for name in set(engine) & set(typed) - converted:

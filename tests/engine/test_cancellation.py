@@ -113,7 +113,7 @@ def test_a_request_that_is_interrupted_while_it_is_submitted_is_not_in_flight(
         with pytest.raises(KeyboardInterrupt):
             engine.submit(make_request(inputs))
 
-    assert engine.metrics.requests_in_flight() == []
+    assert not engine.has_unfinished_requests()
     assert engine.metrics.num_in_flight_chars == 0
     assert echoed_token_ids(engine.pool_sync(make_request([[7]]))) == [[7]]
 

@@ -30,6 +30,7 @@ def test_stop_fails_requests_in_flight_and_later_calls_at_once(make_engine: Make
     # one runs, some are queued, some are not tokenized yet
     callers = [engine.submit(make_request([[7]] * 50)) for _ in range(20)]
     assert gate.reached.wait(10)
+    assert engine.has_unfinished_requests()
 
     stopping = Thread(target=engine.stop)  # it waits for the running batch
     stopping.start()

@@ -138,7 +138,7 @@ def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: CrossEn
     folder = str(cross.llm.engine.model.description.checkpoint.folder)
     raw = PoolingParams(use_activation=False)
 
-    for given in (str(file), file.read_text()):
+    for given in (file, str(file), file.read_text()):
         with LLM(folder, dtype="float32", chat_template=given) as llm:
             assert scores(llm.score("cat", "dog", pooling_params=raw)) == pytest.approx([expected], abs=1e-4)
     with pytest.raises(BadRequest, match="neither Jinja text nor a file"):
