@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import Counter
@@ -134,6 +135,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return folder or str(super()._split_scope(nodeid))
 
     return FolderScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, which would traverse them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -124,12 +124,14 @@ def _iter_claims(
     if calls:
         right = tuple(kind for call in calls for kind in KINDS_BY_CALL[call])
         yield f"the example code of {card.source} loads the model with {calls[0]}", right, False
-    is_named_embedder = any("embed" in name.lower() for name in names)
+    said = {name: f"{card.source} has base_model {name}" for name in card.base_models}
+    said |= {name: f"the model is called {name}" for name in names}
+    is_named_embedder = any("embed" in name.lower() for name in said)
     if card.pipeline_tag in GENERATION_TAGS and use.is_converted and not is_named_embedder:
         yield f"{card.source} has pipeline_tag {card.pipeline_tag}", (), False
-    for name in names:
+    for name, claim in said.items():
         if "rerank" in name.lower() and use.kind in ("embed", "masked"):
-            yield f"the model is called {name}", RERANKERS, False
+            yield claim, RERANKERS, False
 
 
 def _describe_use(use: ModelUse, expected: tuple[CheckpointKind, ...]) -> str:
@@ -163,9 +165,10 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
     if use.kind not in ("embed", "masked") or use.default_pooling is None:
         return None
     here = f"pooling {use.default_pooling} is the default of {use.architecture}"
-    if not use.has_modules and card.library_name == "sentence-transformers":
+    if not use.has_modules and "sentence-transformers" in (card.library_name, *card.tags):
+        entry = "library_name" if card.library_name == "sentence-transformers" else "the tag"
         return (
-            f"{card.source} has library_name sentence-transformers, but there is no modules.json, and {here}; download "
+            f"{card.source} has {entry} sentence-transformers, but there is no modules.json, and {here}; download "
             "it with the files it names, or set pooler_config pooling_type (Sentence Transformers would use MEAN)"
         )
     used = _find_pooling_code(card)
@@ -202,7 +205,8 @@ def _find_pooling_code(card: ModelCard) -> dict[str, str]:
 
 def _find_prompt_doubt(card: ModelCard, names: Sequence[str], use: ModelUse) -> str | None:
     """Return a doubt about a reranker whose query and document are joined without the prompt it was trained with."""
-    is_reranker = card.pipeline_tag == "text-ranking" or any("rerank" in name.lower() for name in names)
+    is_named_reranker = any("rerank" in name.lower() for name in (*names, *card.base_models))
+    is_reranker = card.pipeline_tag == "text-ranking" or is_named_reranker
     if not (use.lacks_pair_prompt and is_reranker):
         return None
     return (

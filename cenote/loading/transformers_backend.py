@@ -19,6 +19,7 @@ from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, kind_from_name
 from cenote.packed_batch import PackedBatch
 from cenote.utils.install_commands import install_command
+from cenote.utils.progress import shows_bars
 
 logger = logging.getLogger("cenote")
 
@@ -174,13 +175,17 @@ def _check_outputs(checkpoint: Checkpoint, backbone: TransformersBackbone, devic
 
 @contextmanager
 def _silence_logging(log: Any) -> Iterator[None]:
-    """Suppress warnings about missing and unexpected weights."""
-    before = log.get_verbosity()
+    """Suppress warnings about missing and unexpected weights, and the bar of their number where it fills a log."""
+    before, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
+    if not shows_bars():
+        log.disable_progress_bar()
     try:
         yield
     finally:
         log.set_verbosity(before)
+        if has_bars:
+            log.enable_progress_bar()
 
 
 class TransformersBackbone(nn.Module):

@@ -16,6 +16,7 @@ from cenote.api.app_state import AppState
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
 from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.real.conftest import model_folder
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("shared_event_loop")
@@ -122,6 +123,18 @@ def test_ids_are_refused_on_demand(llm: LLM, path: str) -> None:
     words = "token ids without the special tokens of this model's tokenizer are refused, as those of another one"
     assert_refused(reply, words, "input")
     assert f"{ADVICE}, or start the server with --token-ids warn" in reply.json()["error"]["message"]
+
+
+def test_granite_does_not_embed_ids_of_openai_without_a_word() -> None:
+    """All of them are in its vocabulary, as other tokens."""
+    with load_llm(model_folder("granite-embedding-30m-english")) as llm:
+        found = embed(make_client(llm), {"input": [HELLO_WORLD]})
+        right = embed(make_client(llm), {"input": "hello world"})
+        refused = embed(make_client(llm, token_ids="refuse"), {"input": [HELLO_WORLD]})
+
+    assert vector(found) @ vector(right) < 0.7
+    assert "check_embedding_ctx_length=False" in found.headers["warning"] and "warning" not in right.headers
+    assert refused.status_code == 400
 
 
 def test_a_tokenizer_without_special_tokens_has_none_to_tell_its_ids_by(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ DECLARED = use(is_declared=True)
             (),
             "there is no modules.json, and pooling CLS is the default of BertModel; download it",
         ),
+        ("tags: [sentence-transformers]", "", use(default_pooling="CLS", has_modules=False), (), "the tag sentence-tr"),
+        # base_model
+        ("base_model: a/reranker", "", use(), (), "base_model a/reranker, but config.json names BertModel"),
+        ("base_model: a/reranker", "", use("sequence", lacks_pair_prompt=True), (), "query and document are joined as"),
         # example code
         (
             "",
@@ -96,6 +100,7 @@ def test_a_contradiction_is_a_doubt_with_its_way_out(
         ("pipeline_tag: text-ranking", "", DECLARED, ()),
         ("pipeline_tag: text-generation", "", DECLARED, ()),
         ("pipeline_tag: image-text-to-text", "", CONVERTED, ("VL-Embedding-2B",)),
+        ("pipeline_tag: text-generation\nbase_model: a/Qwen3-Embedding-0.6B", "", CONVERTED, ()),
         ("pipeline_tag: fill-mask", "", use("masked"), ()),
         ("pipeline_tag: automatic-speech-recognition", "", use("token"), ()),  # of transcripts
         ("library_name: sentence-transformers", "", use(default_pooling="CLS"), ()),

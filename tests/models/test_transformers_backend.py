@@ -63,6 +63,18 @@ def test_an_unknown_model_embeds_as_the_library_does(
         assert_close(output.outputs.data, torch.nn.functional.normalize(alone, dim=-1), atol=1e-4, rtol=0)
 
 
+def test_a_log_has_no_bar_of_the_librarys_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, *UNKNOWN["encoder"][:2])
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)  # as it is unless tests.tiny is imported
+
+    LLM(str(tmp_path), dtype="float32", max_model_len=64).close()
+
+    assert capsys.readouterr().err == ""
+    assert transformers.utils.logging.is_progress_bar_enabled()
+
+
 def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
     config = ENCODER | {"pad_token_id": 0, "embedding_size": 32, "num_labels": 1}
     reference = save(tmp_path, "RoFormerForSequenceClassification", config)

@@ -304,17 +304,19 @@ def test_killing_a_front_end_closes_only_its_own_connections(server: FrontEndSer
             except (OSError, HTTPException):
                 failed.add(number)
                 return
-            assert status == 200
+            assert status in (200, 429)  # a machine with other work is slow enough to refuse some of them
             num_responses[number] += 1
 
     with ThreadPoolExecutor(len(clients)) as pool:
         running = [pool.submit(send_requests, number) for number in range(len(clients))]
-        wait_until(lambda: min(num_responses) > 0)
-        os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: len(server.front_ends()) == 2 and victim not in server.front_ends())
-        before = list(num_responses)
-        wait_until(lambda: all(num_responses[n] > before[n] or running[n].done() for n in range(16) if n not in failed))
-        done.set()
+        try:
+            wait_until(lambda: min(num_responses) > 0)
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: len(server.front_ends()) == 2 and victim not in server.front_ends())
+            before = list(num_responses)
+            wait_until(lambda: all(num_responses[n] > before[n] for n in range(16) if n not in failed))
+        finally:
+            done.set()
         for future in running:
             future.result()
 
