@@ -58,6 +58,7 @@ LONGEST_FIRST = (
     "tests/clients",
     "tests/deploy",
     "tests/real",
+    "tests/docs/test_readers_environment.py",
     "tests/test_examples",
     "tests/cli",
     "tests/bench",

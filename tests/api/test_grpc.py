@@ -37,7 +37,7 @@ from cenote.errors import (
     PoolingError,
 )
 from tests.api.app_client import load_llm
-from tests.serving.test_sockets import certificate
+from tests.serving.certificates import certificate
 from tests.tiny import tiny_bert
 
 FOLDER = Path(__file__).parents[2]

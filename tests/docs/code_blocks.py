@@ -32,3 +32,7 @@ def read_blocks(page: str) -> list[CodeBlock]:
         CodeBlock(m["tested"] is not None, m["model"] or "default", m["language"], m["code"], m["output"])
         for m in BLOCK.finditer((ROOT / page).read_text())
     ]
+
+
+def find_tested_blocks(page: str) -> list[CodeBlock]:
+    return [block for block in read_blocks(page) if block.is_tested]

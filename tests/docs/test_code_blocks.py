@@ -1,20 +1,18 @@
 """Code blocks after `<!-- tested -->` run: Python here, bash in a shell, both against servers on real ports.
 
-The comment may name a model of MODELS, `<!-- tested: splade -->`: the hub name that the page uses is then replaced by
-the folder of a small model of the same kind. A block of text after a tested one is its output.
+Hub names are replaced by folders of small models of the same kind (page_models.py). The comment may name the model that
+answers at the address of the page, `<!-- tested: splade -->`. A block of text after a tested one is its output.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -23,115 +21,27 @@ import pytest
 
 from cenote import LLM
 from cenote.cli.main import main
-from tests.docs.code_blocks import ROOT, CodeBlock, read_blocks
+from tests.docs.code_blocks import PAGES, ROOT, find_tested_blocks, read_blocks
+from tests.docs.page_models import MODELS, MODELS_VARIABLE, make_model
 from tests.doctor.conftest import EXACT, make_app, run_app
+from tests.serving.certificates import certificate
+from tests.serving.server_process import ServerProcess
 
-ADDRESS = "localhost:8000"
-# pages and how many blocks of them run, so that a comment which no longer matches is noticed
-PAGES = {
-    "README.md": 3,
-    "docs/quickstart.md": 3,
-    "docs/offline.md": 1,
-    "docs/prompts.md": 2,
-    "docs/long_texts.md": 5,
-    "docs/late_interaction.md": 3,
-    "docs/sparse.md": 3,
-    "docs/security.md": 1,
-    "docs/files.md": 2,
-    "docs/vision.md": 1,
-    "docs/vllm.md": 1,
-}
+ADDRESS = re.compile(r"(?<=//)127\.0\.0\.1:[38]0[08]0|localhost:8000")
 SHELL = 'set -euo pipefail\ncurl() { command curl --silent --show-error --fail-with-body "$@"; echo; }\n'
-
-
-@dataclass(frozen=True)
-class PageModel:
-    hub_name: str
-    save: Callable[[Path], object] | None = None  # None: the default model
-
-
-def find_blocks(page: str) -> list[CodeBlock]:
-    return [block for block in read_blocks(page) if block.is_tested]
-
-
-# the functions import what only the environment of the tests has: the pages of the default model run without it
-def save_prompts_model(folder: Path) -> None:
-    """Save a model of Sentence Transformers with a prompt for queries."""
-    from tests.tiny import save_tiny
-
-    save_tiny(folder, "BertModel")
-    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling").mkdir()
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "the old book: "}}))
-
-
-def save_colbert(folder: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from tests.tiny import change_config, save_tiny
-
-    save_tiny(folder, "BertModel")
-    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    tensors["linear.weight"] = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    change_config(folder, architectures=["HF_ColBERT"])
-
-
-def save_splade(folder: Path) -> None:
-    from tests.tiny import tiny_splade
-
-    tiny_splade(folder)
-
-
-def save_colqwen3(folder: Path) -> None:
-    """Save the model of the examples, and the image of the page."""
-    from PIL import Image
-
-    spec = spec_from_file_location("tiny_colqwen3", ROOT / "examples" / "tiny_colqwen3.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.write_checkpoint(folder)
-    Image.new("RGB", (64, 96), "red").save(folder / "scan.png")
-
-
-DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
-# small models with random weights have the place of those on the hub, or the default model, which does the same tasks
-MODELS = {
-    "default": PageModel(DEFAULT),
-    "protected": PageModel(DEFAULT),  # with an API key
-    "e5": PageModel("intfloat/e5-small"),
-    "reranker": PageModel("BAAI/bge-reranker-v2-m3"),
-    "splade": PageModel("naver/splade-v3-distilbert", save_splade),
-    "colbert": PageModel("answerdotai/answerai-colbert-small-v1", save_colbert),
-    "colqwen3": PageModel("TomoroAI/tomoro-colqwen3-embed-4b", save_colqwen3),
-    "prompts": PageModel("Snowflake/snowflake-arctic-embed-m-v1.5", save_prompts_model),
-}
 
 
 class Servers:
     """The models, made when a block needs one, and a server for each that is asked for over HTTP."""
 
-    def __init__(self, default_folder: Path, make_folder: Callable[[str], Path], stack: ExitStack) -> None:
+    def __init__(self, default_folder: Path, models_folder: Path, stack: ExitStack) -> None:
         self.default_folder = default_folder
-        self.make_folder = make_folder
+        self.models_folder = models_folder
         self.stack = stack
-        self.folders: dict[str, Path] = {}
         self.addresses: dict[str, str] = {}
 
     def get_folder(self, name: str) -> Path:
-        save = MODELS[name].save
-        if save is None:
-            return self.default_folder
-        if name not in self.folders:
-            self.folders[name] = self.make_folder(name)
-            save(self.folders[name])
-        return self.folders[name]
+        return make_model(name, self.models_folder) or self.default_folder
 
     def get_address(self, name: str) -> str:
         if name not in self.addresses:
@@ -143,28 +53,40 @@ class Servers:
             self.addresses[name] = url.removeprefix("http://")
         return self.addresses[name]
 
+    def replace_models(self, code: str) -> str:
+        for name, model in MODELS.items():
+            if model.hub_name in code:
+                code = code.replace(model.hub_name, str(self.get_folder(name)))
+        return code
+
 
 @pytest.fixture(scope="module")
 def servers(default_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    models_folder = os.environ.get(MODELS_VARIABLE) or tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
-        yield Servers(default_folder, tmp_path_factory.mktemp, stack)
+        yield Servers(default_folder, Path(models_folder), stack)
 
 
-@pytest.mark.parametrize(
-    ("page", "number"), [pytest.param(page, n, id=f"{page} {n}") for page, count in PAGES.items() for n in range(count)]
-)
+def list_rows() -> Iterator[Any]:
+    """Yield pages and numbers of their tested blocks; `make test` runs first blocks in the environment of a reader."""
+    for page in PAGES:
+        for number, block in enumerate(find_tested_blocks(page)):
+            marks = [pytest.mark.slow] if block == read_blocks(page)[0] else []
+            yield pytest.param(page, number, id=f"{page} {number}", marks=marks)
+
+
+@pytest.mark.parametrize(("page", "number"), list(list_rows()))
 def test_a_block_runs(
     page: str, number: int, servers: Servers, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    block = find_blocks(page)[number]
-    code = block.code
-    if ADDRESS in code:
-        code = code.replace(ADDRESS, servers.get_address(block.model))
-    hub_name, folder = MODELS[block.model].hub_name, servers.get_folder(block.model)
-    code = code.replace(f'"{hub_name}"', f'"{folder}"')
+    block = find_tested_blocks(page)[number]
+    code = servers.replace_models(block.code)
+    if ADDRESS.search(code):
+        code = ADDRESS.sub(servers.get_address(block.model), code)
     monkeypatch.chdir(tmp_path)
-    for image in folder.glob("*.png"):
-        copy(image, tmp_path)
+    write_files(page, code, servers)
+    if "cert.pem" in code:
+        code = code.replace("key.pem", certificate(tmp_path, "cert")[1]).replace("/run/secrets", str(tmp_path))
     capfd.readouterr()
 
     if block.language == "python":
@@ -177,9 +99,22 @@ def test_a_block_runs(
         assert_same_output(capfd.readouterr().out, block.output)
 
 
+def write_files(page: str, code: str, servers: Servers) -> None:
+    """Write the files that a block names into the working folder: those of the page, its image, texts, keys."""
+    for block in read_blocks(page):
+        if block.language == "yaml" and (name := re.match(r"# (\S+\.yaml)\n", block.code)):
+            Path(name[1]).write_text(servers.replace_models(block.code))
+    if "scan.png" in code:
+        copy(servers.get_folder("colqwen3") / "scan.png", ".")
+    Path("lines.txt").write_text("Follow the white rabbit.\nHow deep is the cave?\n")
+    Path("keys").write_text("SECRET\n")
+
+
 def run_line(line: str) -> int:
     """Run a line of a bash block; `cenote` in this process, which has loaded what takes seconds to import."""
     program, *argv = shlex.split(line, comments=True) or ["true"]
+    if [program, *argv[:1]] == ["cenote", "serve"]:
+        return serve_until_ready(argv[1:])
     if program == "cenote":
         return main(argv)
     if [program, *argv] == ["make", "serve"]:  # the server of the test is running
@@ -188,11 +123,18 @@ def run_line(line: str) -> int:
     return subprocess.run(["bash", "-c", SHELL + line], env=os.environ | {"PATH": path}, timeout=60).returncode
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_tested_block_of_a_page_is_found(page: str) -> None:
-    text = (ROOT / page).read_text()
+def serve_until_ready(flags: Sequence[str]) -> int:
+    server = ServerProcess(*flags, "--port", "0")
+    try:
+        server.wait_until_ready()
+    finally:
+        status = server.stop()
+    return status
 
-    assert len(find_blocks(page)) == text.count("<!-- tested") == PAGES[page]
+
+def test_every_tested_block_of_a_page_is_found() -> None:
+    for page in PAGES:
+        assert len(find_tested_blocks(page)) == len(re.findall("^<!-- tested", (ROOT / page).read_text(), re.MULTILINE))
 
 
 def assert_same_output(actual: str, expected: str) -> None:

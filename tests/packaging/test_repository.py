@@ -84,4 +84,11 @@ def test_the_pages_for_contributors_name_files_and_targets_that_exist(page: str)
 
     assert not [link for link in links if not (ROOT / link).exists()]
     assert not [name for name in names if not list(ROOT.glob(name.rstrip("/")))]
-    assert set(re.findall(r"`make ([a-z]+)`", text)) <= make_targets()
+    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= make_targets()
+
+
+def test_the_page_for_contributors_names_what_ci_runs() -> None:
+    targets = re.findall(r"^make (test\S*)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+    names = " and ".join(f"`make {target}`" for target in targets)
+    assert f"`bash .ci/run`, which is {names}," in (ROOT / "CONTRIBUTING.md").read_text()

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from cenote.api.background_load import import_engine
@@ -29,6 +30,7 @@ from cenote.utils.fork import PROCESS_ID, fork_grandchild
 
 MODULES = ("cenote.cli.serve", "cenote.api.app", "cenote.api.server", "cenote.api.supervisor.supervisor")
 MODULE = "tests.serving.forked_server"
+ROOT = Path(__file__).parents[2]
 PADDING = "-" * 2000  # its forks show their command lines in the place of its own
 MAX_REQUEST_BYTES = 1_000_000
 STDERR = 2
@@ -67,7 +69,8 @@ def fork_server(argv: Sequence[str], environment: Mapping[str, str]) -> ForkedSe
         ours, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with others:
             command = [sys.executable, "-m", MODULE, str(others.fileno()), PADDING]
-            process = subprocess.Popen(command, pass_fds=[others.fileno()], env={**os.environ, **environment})
+            variables = {**os.environ, **environment}
+            process = subprocess.Popen(command, pass_fds=[others.fileno()], env=variables, cwd=ROOT)
         assert ours.recv(1) == READY
         _servers.append(ours)
         atexit.register(process.wait)

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from .forked_server import ForkedServer, fork_server
+
+if TYPE_CHECKING:
+    import httpx
 
 LISTENING = re.compile(r"listening on (\S+);")
 LISTEN_FLAGS = ("--host", "127.0.0.1", "--port", "0")
@@ -94,6 +95,8 @@ class ServerProcess:
         return sorted(pids)
 
     def client(self, **options: Any) -> httpx.Client:
+        import httpx  # servers also start in an environment of a reader, which does not have it
+
         return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **options)
 
     def signal(self, number: int = signal.SIGTERM) -> None:

@@ -25,9 +25,9 @@ from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
 from tests.suite import first_of
 
+from .certificates import certificate, needs_openssl
 from .conftest import StartServer
 from .server_process import TIMEOUT_S, ServerProcess, wait_until
-from .test_sockets import certificate, needs_openssl
 
 LONG = {"input": [f"{number} " + "river stone " * 98 for number in range(2048)]}  # seconds of work
 

@@ -15,31 +15,9 @@ import pytest
 
 from cenote.api.sockets import accept_pending, refuse_new_connections
 
+from .certificates import certificate, needs_openssl
 from .conftest import StartServer
 from .server_process import ServerProcess
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
-
-
-def certificate(folder: Path, name: str) -> tuple[str, str]:
-    """Create a self-signed certificate for this machine and return it and its key."""
-    folder.mkdir(exist_ok=True)
-    cert, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    create = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    options = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
-    subprocess.run([*create, *options], check=True, capture_output=True)
-    return cert, key
 
 
 def subject(port: int) -> str:
