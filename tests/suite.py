@@ -120,6 +120,7 @@ def get_rank(nodeid: str) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # Collecting thousands of tests makes no garbage; pytest_collection_finish enables it again.
     if not hasattr(config, "workerinput"):  # the process that starts the workers gets the reports of all
         config.pluginmanager.register(RunReport())
 
@@ -141,6 +142,7 @@ def pytest_collection_finish() -> None:
     """Leave modules and collected tests out of garbage collections, which would traverse them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 50)
 
 

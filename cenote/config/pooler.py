@@ -49,7 +49,9 @@ class PoolerConfig:
     step_tag_id: int | None = option("STEP pooling returns the rows of this token id", default=None)
     returned_token_ids: list[int] | None = option("STEP pooling returns these columns", default=None)
     include_prompt: bool | None = option("pool the tokens of the prompt too", default=None)
-    enable_flash_late_interaction: bool = option("accepted for compatibility with vLLM and ignored", default=True)
+    enable_flash_late_interaction: bool | None = option(
+        "accepted for compatibility with vLLM and ignored", default=None
+    )
     softmax: bool | None = option("deprecated alias of use_activation", default=None)
     activation: bool | None = option("deprecated alias of use_activation", default=None)
 
@@ -75,6 +77,7 @@ class PoolerConfig:
             )
         set_field(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
         set_field(self, "logit_bias", None)
+        set_field(self, "enable_flash_late_interaction", None)  # What changes no result is no part of the fingerprint.
         if self.max_embed_len is not None and self.max_embed_len < 1:
             raise BadRequest(f"max_embed_len must be at least 1, got {self.max_embed_len}")
         if self.logit_sigma == 0:
