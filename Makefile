@@ -56,7 +56,7 @@ check: setup ## lint, format, types and import order
 
 # a worker takes a file at a time, and starts with the longest ones (tests/suite.py)
 WORKERS ?= 3
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
 test: setup ## checks, and a test of every promise
 	@echo "== checks and a test of every promise: about eight minutes on two cores =="

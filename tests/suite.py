@@ -63,8 +63,6 @@ LONGEST_FIRST = (
     "tests/cli",
     "tests/bench",
 )
-# folders whose files share servers with several models
-SHARED_SERVERS = ("tests/clients/", "tests/ui/", "tests/seeds/")
 CPU_TIMES = Path("/proc/stat")
 
 
@@ -121,21 +119,7 @@ def get_rank(nodeid: str) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # Collecting thousands of tests makes no garbage; pytest_collection_finish enables it again.
-    if not hasattr(config, "workerinput"):  # the process that starts the workers gets the reports of all
-        config.pluginmanager.register(RunReport())
-
-
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a worker a file at a time, or a whole folder whose files share servers."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class FolderScheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            folder = next((folder for folder in SHARED_SERVERS if nodeid.startswith(folder)), None)
-            return folder or str(super()._split_scope(nodeid))
-
-    return FolderScheduling(config, log)
+    config.pluginmanager.register(RunReport())
 
 
 def pytest_collection_finish() -> None:

@@ -128,8 +128,9 @@ class Int8Quantizer:
     def _make_int8_layer(self, layer: WeightOnlyLinear, input_max: Tensor | None) -> nn.Module:
         weight, scales = layer.take_weight(), None
         if input_max is not None:
+            del weight  # It is replaced: two of them would be in memory.
             pieces = self._sources[layer].read()
-            weight_max = torch.stack([piece.abs().amax(dim=0).float() for piece in pieces]).amax(dim=0)
+            weight_max = torch.stack([absolute_max(piece) for piece in pieces]).amax(dim=0)
             scales = smooth_scales(weight_max, input_max)
             weight = quantize_pieces(pieces, _quantize_smoothed(scales), torch.int8, CPU)
         if amx_linear.supports(layer.in_features, layer.dtype, CPU, layer.activation, int8=True):
@@ -143,6 +144,12 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = exact.abs().amax(dim=1) / 127
     inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
     return (exact * inverse[:, None]).round().to(torch.int8), scales
+
+
+def absolute_max(weight: Tensor) -> Tensor:
+    """Return the largest absolute weight of every input, without a copy of all weights."""
+    smallest, largest = torch.aminmax(weight, dim=0)
+    return torch.maximum(largest, -smallest).float()
 
 
 def _quantize_smoothed(scales: Tensor) -> QuantizeRows:

@@ -19,8 +19,8 @@ MAX_OUTPUTS = 10_000
 def pack_heads(heads: Heads, format: Format) -> None:
     """Pack the float32 layers of the heads of a model whose linear layers multiply in this format.
 
-    The product of SPLADE with the vocabulary is as large as several layers and multiplies in float16 where the layers
-    do, or where they are quantized; the other layers are small and multiply in float32.
+    The product of SPLADE with the vocabulary is as large as several layers: it multiplies in float16 where the layers
+    do, or where they are quantized, and in bfloat16 where it is stored so. The other layers multiply in float32.
     """
     for layer in heads.modules():
         if (
@@ -31,7 +31,8 @@ def pack_heads(heads: Heads, format: Format) -> None:
             layer.packed = PackedLinear(layer, None, "float32")
     if isinstance(heads.splade, SpladeHead):
         is_float16 = format != "float32" and supports_format("float16")
-        _pack_vocabulary(heads.splade, "float16" if is_float16 else "float32")
+        is_bfloat16 = heads.splade.head.classifier.weight.dtype is torch.bfloat16
+        _pack_vocabulary(heads.splade, "float16" if is_float16 else "bfloat16" if is_bfloat16 else "float32")
 
 
 def _pack_vocabulary(splade: SpladeHead, format: Format) -> None:

@@ -35,6 +35,6 @@ def test_time_counts_where_it_is_spent(tmp_path: Path, monkeypatch: pytest.Monke
             engine.stop()
 
     part = {"executor": times.model, "tokenizer": times.tokenizer, "admission": times.engine}[sleeps_in]
-    assert 0.05 <= part <= times.total
-    assert times.total - part < 0.05
+    assert part >= 0.05
+    assert abs(times.total - part) < 0.05  # They are measured in different calls.
     assert engine.loop.executor is executor

@@ -27,7 +27,7 @@ def test_the_kernels_for_amx_pass_their_tests_with_emulated_tiles(tmp_path: Path
     flags = ("-O2", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", f"-I{EMULATED}")
     library = compile_c("x86_64", [*sources, EMULATED / "amx.c"], tmp_path / "amx.so", *flags)
 
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "tests.kernels.emulated.amx_plugin", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.kernels.emulated.amx_plugin", *TESTS]
     environment = {**os.environ, "CENOTE_EMULATED_AMX": str(library)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
