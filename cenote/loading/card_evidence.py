@@ -58,6 +58,7 @@ POOLING_CODE = {
     "CLS": re.compile(r"\b(cls_pool(?:ing)?(?=\()|last_hidden_state\[:, ?0(?:, ?:)?\])"),
     "POOLER": re.compile(r"\.(pooler_output)\b"),
 }
+NORMALIZATION = re.compile(r"normali[sz]|\.norm\(", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class ModelUse:
     is_declared: bool = False  # an option, or files of Sentence Transformers, say what kind of model it is
     is_converted: bool = False  # a language model, used as an embedder since nothing says what it is
     default_pooling: str | None = None  # of the architecture, if nothing else decides the pooling
+    normalizes_by_default: bool = False  # nothing else decides that
     has_modules: bool = True  # modules.json
     lacks_pair_prompt: bool = False  # a reranker made of a decoder, without a score template
 
@@ -189,12 +191,20 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
 def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
     """Return a doubt about the default pooling of an encoder that is published for any use."""
     is_open = use.kind == "embed" and use.default_pooling is not None and not (use.is_declared or use.has_modules)
-    if not is_open or use.architecture not in GENERAL_ENCODERS or use.default_pooling in _find_pooling_code(card):
+    if not is_open or use.architecture not in GENERAL_ENCODERS:
+        return None
+    if use.default_pooling not in _find_pooling_code(card):
+        return (
+            f"{use.config_file}: no file says how {use.architecture} makes embeddings; pooling is "
+            f"{use.default_pooling}, as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
+            '{"pooling_type": "MEAN"}; setting it ends this warning'
+        )
+    if not use.normalizes_by_default or NORMALIZATION.search(card.text):
         return None
     return (
-        f"{use.config_file}: no file says how {use.architecture} makes embeddings; pooling is {use.default_pooling}, "
-        "as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
-        '{"pooling_type": "MEAN"}; setting it ends this warning'
+        f"the example code of {card.source} pools as {use.architecture} does by default ({use.default_pooling}), but "
+        'does not normalize embeddings; to get dot products as there, set pooler_config={"use_activation": false}. '
+        "Cosines are equal; setting true ends this warning"
     )
 
 
