@@ -5,6 +5,7 @@ A card may be wrong, so it changes nothing: it agrees, raises a doubt, or has a 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,9 +183,12 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
             f"the example code of {card.source} uses {function}, but {here}, without the pooler; if embeddings are "
             'wrong, set hf_overrides={"_name_or_path": "sup-simcse-bert-base-uncased"}, which uses it as SimCSE does'
         )
+    config: dict[str, str | bool] = {"pooling_type": method}
+    if _lacks_normalization(card, use):
+        config["use_activation"] = False
     return (
         f"the example code of {card.source} pools with {function}, but {here}; if embeddings are wrong, set "
-        f'pooler_config={{"pooling_type": "{method}"}}'
+        f"pooler_config={json.dumps(config)}"
     )
 
 
@@ -199,13 +203,18 @@ def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
             f"{use.default_pooling}, as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
             '{"pooling_type": "MEAN"}; setting it ends this warning'
         )
-    if not use.normalizes_by_default or NORMALIZATION.search(card.text):
+    if not _lacks_normalization(card, use):
         return None
     return (
         f"the example code of {card.source} pools as {use.architecture} does by default ({use.default_pooling}), but "
         'does not normalize embeddings; to get dot products as there, set pooler_config={"use_activation": false}. '
         "Cosines are equal; setting true ends this warning"
     )
+
+
+def _lacks_normalization(card: ModelCard, use: ModelUse) -> bool:
+    """Return whether embeddings are normalized only by default, and the card says nothing of that."""
+    return use.normalizes_by_default and NORMALIZATION.search(card.text) is None
 
 
 def _find_pooling_code(card: ModelCard) -> dict[str, str]:

@@ -70,7 +70,14 @@ DECLARED = use(is_declared=True)
             ("mine",),
             "the example code of README.md loads the model with CrossEncoder, but",
         ),
-        ("", MEAN_CODE, use(default_pooling="CLS"), (), r'mean_pooling, but .*pooler_config={"pooling_type": "MEAN"}'),
+        ("", MEAN_CODE, use(default_pooling="CLS"), (), r'mean_pooling, but .*pooler_config={"pooling_type": "MEAN"}$'),
+        (
+            "",
+            MEAN_CODE,
+            use(default_pooling="CLS", normalizes_by_default=True),
+            (),
+            r'pooler_config={"pooling_type": "MEAN", "use_activation": false}$',
+        ),
         # names
         ("", "", use(), ("my-reranker",), "the model is called my-reranker, but config.json names BertModel"),
         (
