@@ -7,10 +7,12 @@ import json
 from cenote.cli.model_settings import resolve_settings, settings_to_json
 from cenote.config.engine import EngineConfig
 
+MAX_COLUMN = 80  # longer values, such as doubts, do not make all rows as long as themselves
+
 
 def inspect_model(config: EngineConfig, *, with_checksums: bool = False) -> int:
     rows = [setting.format_row() for setting in resolve_settings(config, with_checksums=with_checksums)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    widths = [max(len(row[column]) for row in rows if len(row[column]) <= MAX_COLUMN) for column in (0, 1)]
     for name, value, source in rows:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {f'from {source}' if source else ''}".rstrip())
     return 0

@@ -5,6 +5,7 @@ A card may be wrong, so it changes nothing: it agrees, raises a doubt, or has a 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ POOLING_CODE = {
     "CLS": re.compile(r"\b(cls_pool(?:ing)?(?=\()|last_hidden_state\[:, ?0(?:, ?:)?\])"),
     "POOLER": re.compile(r"\.(pooler_output)\b"),
 }
+NORMALIZATION = re.compile(r"normali[sz]|\.norm\(", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class ModelUse:
     is_declared: bool = False  # an option, or files of Sentence Transformers, say what kind of model it is
     is_converted: bool = False  # a language model, used as an embedder since nothing says what it is
     default_pooling: str | None = None  # of the architecture, if nothing else decides the pooling
+    normalizes_by_default: bool = False  # nothing else decides that
     has_modules: bool = True  # modules.json
     lacks_pair_prompt: bool = False  # a reranker made of a decoder, without a score template
 
@@ -180,22 +183,38 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
             f"the example code of {card.source} uses {function}, but {here}, without the pooler; if embeddings are "
             'wrong, set hf_overrides={"_name_or_path": "sup-simcse-bert-base-uncased"}, which uses it as SimCSE does'
         )
+    config: dict[str, str | bool] = {"pooling_type": method}
+    if _lacks_normalization(card, use):
+        config["use_activation"] = False
     return (
         f"the example code of {card.source} pools with {function}, but {here}; if embeddings are wrong, set "
-        f'pooler_config={{"pooling_type": "{method}"}}'
+        f"pooler_config={json.dumps(config)}"
     )
 
 
 def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
     """Return a doubt about the default pooling of an encoder that is published for any use."""
     is_open = use.kind == "embed" and use.default_pooling is not None and not (use.is_declared or use.has_modules)
-    if not is_open or use.architecture not in GENERAL_ENCODERS or use.default_pooling in _find_pooling_code(card):
+    if not is_open or use.architecture not in GENERAL_ENCODERS:
+        return None
+    if use.default_pooling not in _find_pooling_code(card):
+        return (
+            f"{use.config_file}: no file says how {use.architecture} makes embeddings; pooling is "
+            f"{use.default_pooling}, as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
+            '{"pooling_type": "MEAN"}; setting it ends this warning'
+        )
+    if not _lacks_normalization(card, use):
         return None
     return (
-        f"{use.config_file}: no file says how {use.architecture} makes embeddings; pooling is {use.default_pooling}, "
-        "as in vLLM. If the model's page pools otherwise, set pooler_config, such as "
-        '{"pooling_type": "MEAN"}; setting it ends this warning'
+        f"the example code of {card.source} pools as {use.architecture} does by default ({use.default_pooling}), but "
+        'does not normalize embeddings; to get dot products as there, set pooler_config={"use_activation": false}. '
+        "Cosines are equal; setting true ends this warning"
     )
+
+
+def _lacks_normalization(card: ModelCard, use: ModelUse) -> bool:
+    """Return whether embeddings are normalized only by default, and the card says nothing of that."""
+    return use.normalizes_by_default and NORMALIZATION.search(card.text) is None
 
 
 def _find_pooling_code(card: ModelCard) -> dict[str, str]:

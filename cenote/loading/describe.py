@@ -234,6 +234,7 @@ def _weigh_card(options: EngineConfig, model: ModelDescription, card: ModelCard)
         is_declared=is_declared,
         is_converted=model.entry.kind == "causal" and kind.value == "embed" and not is_declared,
         default_pooling=pooling.value[0] if is_default else None,
+        normalizes_by_default=model.plan.use_activation == NORMALIZE_BY_DEFAULT,
         has_modules=model.checkpoint.find_file(MODULES_FILE) is not None,
         lacks_pair_prompt="score" in model.plan.supported_tasks and not (has_pair_prompt or is_declared),
     )

@@ -155,11 +155,13 @@ def _collect_tokenizer(description: ModelDescription, options: EngineConfig) -> 
 
 def _collect_pooling(description: ModelDescription) -> dict[str, Any]:
     files = replace(description.sentence_transformers, prompts={}, default_prompt_name=None, max_length=None)
-    late = description.late_interaction
+    late, projection = description.late_interaction, description.architecture.projection
     return {
         "plan": description.plan,
         "sentence_transformers": files,
         "late_interaction": None if late is None else late.settings,
+        # of a model that is known by its name; other projections follow from the architecture
+        **({"pooler": projection} if projection is not None and projection.is_pooler else {}),
     }
 
 

@@ -15,6 +15,7 @@ from cenote.config.engine import EngineConfig, HubAccess
 from cenote.errors import LoadError
 from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
+from cenote.loading.merged_weights import POOLER
 from cenote.loading.peft_files import (
     check_lora_config,
     lora_scaling,
@@ -69,7 +70,8 @@ class LoRALoader:
             locations = self.weight_loader.locate(self._strip_prefix(module))
             if module in unused and len(unused) < len(changes):
                 continue
-            if not locations:
+            is_of_head = any(map(self.weight_loader.is_read_alone, self._list_names(module)))
+            if not locations and not is_of_head:
                 raise LoadError(
                     f"{source}: the model has no layer {module} that supports LoRA; "
                     "the adapter may be for another model"
@@ -78,10 +80,10 @@ class LoRALoader:
                 raise LoadError(
                     f"{source}: LoRA is not supported in the vision tower ({module}); merge the adapter into the model"
                 )
-            if any(path not in self.layers for path, *_ in locations):
+            if is_of_head or any(path not in self.layers for path, *_ in locations):
                 raise LoadError(
                     f"{source}: LoRA is not supported in {module}, which is not a linear layer or an embedding table "
-                    "of the backbone; merge the adapter into the model"
+                    "of the backbone alone; merge the adapter into the model"
                 )
             for path, start, rows, inputs in locations:  # more than one if layers share weights
                 # PEFT stores LoRA weights of embeddings for the transposed table
@@ -95,10 +97,17 @@ class LoRALoader:
 
     def _is_unused(self, module: str) -> bool:
         """Return whether the model has this layer and reads it for no task, such as the pooler of a BERT embedder."""
-        names = [f"{module.removeprefix(prefix)}.weight" for prefix in ("", *self.architecture.prefixes)]
+        names, loader = self._list_names(module), self.weight_loader
         patterns = self.architecture.unused_weights
-        is_known = any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-        return is_known and not self.weight_loader.locate(self._strip_prefix(module))
+        is_known = any(fnmatchcase(f"{name}.weight", pattern) for name in names for pattern in patterns)
+        is_read = any(loader.is_read_alone(name) for name in names) or loader.locate(self._strip_prefix(module))
+        # a language model without lm_head may make a head of its embedding table
+        is_stored = any(loader.has(f"{name}.weight") for name in names)
+        return is_known and not is_read and (is_stored or module.endswith(POOLER))
+
+    def _list_names(self, module: str) -> list[str]:
+        """Return the names that a module of an adapter may have in the checkpoint."""
+        return [module.removeprefix(prefix) for prefix in ("", *self.architecture.prefixes)]
 
     def _strip_prefix(self, module: str) -> str:
         for prefix in sorted(self.architecture.prefixes, key=len, reverse=True):

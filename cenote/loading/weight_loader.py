@@ -38,6 +38,7 @@ class WeightLoader:
             name.removeprefix(self.prefix): name for name in weights.names() if name.startswith(self.prefix)
         }
         self._unread = set(weights.names())
+        self._read_alone: set[str] = set()  # by a head that is made of them, not by a table
         self._missing: list[str] = []
         # stored module -> (module path, all stored modules concatenated there, its weight)
         self._locations: dict[str, list[tuple[str, list[str], Tensor]]] = {}
@@ -53,7 +54,12 @@ class WeightLoader:
         if name not in self._stored_names:
             raise LoadError(f"{self.weights.source}: the checkpoint has no {name}")
         self._unread.discard(self._stored_names[name])
+        self._read_alone.add(self._stored_names[name])
         return self.weights.get(self._stored_names[name])
+
+    def is_read_alone(self, module: str) -> bool:
+        """Return whether something was made of the weight of a stored module that `locate` does not tell."""
+        return self._stored_names.get(f"{module}.weight") in self._read_alone
 
     def load(
         self,

@@ -157,8 +157,11 @@ def _find_matching_name(name: str, names: Iterable[str]) -> str | None:
     by_normalized = {normalize_name(known): known for known in names}
     if name in by_normalized.values():
         return name
-    group = _find_synonym_group(normalize_name(name))
-    candidates = (normalize_name(name), *(SYNONYMS[group] if group else ()))
+    normalized = normalize_name(name)
+    group = _find_synonym_group(normalized)
+    # Jina's API has the tasks nl2code.query and nl2code.passage, its models the prompts nl2code_query and _document
+    of_document = (f"{normalized.removesuffix('passage')}document",) if normalized.endswith("-passage") else ()
+    candidates = (normalized, *of_document, *(SYNONYMS[group] if group else ()))
     return _first_not_none(by_normalized.get(candidate) for candidate in candidates)
 
 

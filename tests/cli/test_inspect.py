@@ -47,6 +47,17 @@ def test_the_settings_of_the_default_model_are_shown(capsys: pytest.CaptureFixtu
     assert table["tasks"][0] == "embed, token_embed"
 
 
+def test_a_long_doubt_does_not_widen_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert(tmp_path)
+
+    assert main(["inspect", str(tmp_path)]) == 0
+
+    doubt, *rows = capsys.readouterr().out.splitlines()
+    assert doubt.startswith("doubts ") and len(doubt) > 200
+    columns = {row.index("  from ") for row in rows if len(row.partition("  from ")[0]) <= 80}
+    assert len(columns) == 1 and max(columns) < 110
+
+
 @pytest.mark.parametrize("build", [st_formats.static_retrieval, st_formats.potion, st_formats.m2v_base_output])
 def test_sizes_of_static_embeddings_are_read_without_their_data(
     build: Callable[[Path], None],

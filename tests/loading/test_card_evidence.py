@@ -70,7 +70,14 @@ DECLARED = use(is_declared=True)
             ("mine",),
             "the example code of README.md loads the model with CrossEncoder, but",
         ),
-        ("", MEAN_CODE, use(default_pooling="CLS"), (), r'mean_pooling, but .*pooler_config={"pooling_type": "MEAN"}'),
+        ("", MEAN_CODE, use(default_pooling="CLS"), (), r'mean_pooling, but .*pooler_config={"pooling_type": "MEAN"}$'),
+        (
+            "",
+            MEAN_CODE,
+            use(default_pooling="CLS", normalizes_by_default=True),
+            (),
+            r'pooler_config={"pooling_type": "MEAN", "use_activation": false}$',
+        ),
         # names
         ("", "", use(), ("my-reranker",), "the model is called my-reranker, but config.json names BertModel"),
         (
@@ -189,7 +196,8 @@ def test_a_card_that_cannot_be_read_stops_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("emb = model(**x).last_hidden_state[:, 0, :]", None),
+        ("emb = F.normalize(model(**x).last_hidden_state[:, 0, :])", None),
+        ("emb = model(**x).last_hidden_state[:, 0, :]", "does not normalize embeddings; to get dot products as there"),
         ("emb = model(**x).pooler_output", 'hf_overrides={"_name_or_path": "sup-simcse-bert-base-uncased"}'),
         ("emb = model(**x)", "no file says how BertModel makes embeddings"),
     ],
@@ -204,6 +212,15 @@ def test_the_pooling_of_an_encoder_is_looked_up_in_its_example_code(
 
     assert len(doubts) == (words is not None)
     assert all(words is not None and words in doubt for doubt in doubts)
+
+
+def test_a_doubt_about_normalization_ends_with_the_option(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    (tmp_path / "README.md").write_text("embeds = model(**encoded).last_hidden_state[:, 0, :]")
+
+    assert len(described(tmp_path).doubts) == 1
+    for normalizes in (True, False):
+        assert described(tmp_path, pooler_config=PoolerConfig(use_activation=normalizes)).doubts == ()
 
 
 # models

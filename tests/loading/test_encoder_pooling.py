@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
+from cenote.loading.fingerprint import compute_fingerprint, list_differing_parts
 from cenote.loading.model_description import ModelDescription
 from tests.tiny import TEXTS, change_config, save_tiny, tiny_bert
 
@@ -109,6 +110,16 @@ def test_a_copy_under_another_name_is_recognised_by_its_origin(tmp_path: Path) -
         ("CLS",),
         f"config.json _name_or_path princeton-nlp/{SUP}, with the pooler",
     )
+
+
+def test_the_use_of_the_pooler_changes_the_fingerprint(tmp_path: Path) -> None:
+    fingerprints = []
+    for name in (SUP, UNSUP):
+        folder = make_folder(tmp_path, name)
+        tiny_bert(folder)
+        fingerprints.append(str(compute_fingerprint(described(folder), EngineConfig(model=str(folder)))))
+
+    assert list_differing_parts(*fingerprints) == ["pooling"]
 
 
 def test_files_of_sentence_transformers_come_before_the_name(tmp_path: Path) -> None:

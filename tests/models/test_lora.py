@@ -140,6 +140,24 @@ def test_updates_of_a_head_are_refused(layer: str, tmp_path: Path) -> None:
         LLM(str(tmp_path / "model"), lora_modules=(f"tuned={tmp_path / 'tuned'}",))
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "layer", "options"),
+    [
+        ("sup-simcse-bert-base-uncased", "BertModel", "pooler.dense", {}),
+        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", "lm_head", {"tie_word_embeddings": False}),
+        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", "embed_tokens", {"tie_word_embeddings": True}),
+    ],
+)
+def test_updates_of_a_layer_that_is_read_as_a_head_are_refused(
+    name: str, model: str, layer: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = save_tiny(tmp_path / name, model, **options)
+    save_adapter(tmp_path / "tuned", plain, ("query", "q_proj", layer), seed=1)
+
+    with pytest.raises(LoadError, match=rf"LoRA is not supported in (model\.)?{layer}, .* merge the adapter"):
+        LLM(str(tmp_path / name), lora_modules=(f"tuned={tmp_path / 'tuned'}",))
+
+
 @pytest.mark.parametrize("multiplies_int8", [False, True])
 def test_adapters_apply_to_layers_with_int8_weights(
     multiplies_int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -229,6 +229,15 @@ def test_tasks_of_jina_are_ignored_by_models_without_adapters_and_prompts(
         select_for(replace(model_info, adapters=("song",)), embedding_task=word)
 
 
+def test_tasks_of_jinas_code_models_select_their_prompts(model_info: ModelInfo) -> None:
+    model = replace(model_info, prompts={"nl2code_query": "code for: ", "nl2code_document": "code: "})
+
+    assert select_for(model, embedding_task="nl2code.query").prompt == "code for: "
+    assert select_for(model, embedding_task="nl2code.passage").prompt == "code: "
+    with pytest.raises(BadRequest, match="unknown task 'qa.passage'; available: nl2code_document, nl2code_query"):
+        select_for(model, embedding_task="qa.passage")
+
+
 def test_a_role_without_a_prompt_gets_none_and_other_input_types_keep_the_default(model_info: ModelInfo) -> None:
     model = replace(model_info, prompts={"query": "q: "}, default_prompt="q: ")
 
