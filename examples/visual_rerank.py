@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--question", default="Where is the red bar, and where is the text?")
     args = parser.parse_args(arguments)
     pages = {file: Image.open(file) for file in args.files} or {name: draw() for name, draw in PAGES.items()}
-    with TemporaryDirectory() as folder, LLM(args.model or str(write_checkpoint(Path(folder)))) as llm:
+    dtype = "auto" if args.model else "float32"  # the default model's scores are then the same on every machine
+    with TemporaryDirectory() as folder, LLM(args.model or str(write_checkpoint(Path(folder))), dtype=dtype) as llm:
         print(args.question)
         for rank, (score, name) in enumerate(rank_pages(llm, args.question, pages), start=1):
             print(f"{rank}.  {score:7.3f}  {name}")
