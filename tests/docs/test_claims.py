@@ -121,8 +121,8 @@ def test_the_numbers_of_checked_models_are_those_of_the_table() -> None:
     counts = [len(models), checks["real weights"], with_random_weights, checks["refused"]]
 
     readme = read_numbers(
-        r"Of the (\d+) published models in its table, (\d+) were run with their published weights, (\d+) were checked with "
-        r"tiny random weights, and (\d+) are refused; their files come from public sources \((\d+)\), from those of a "
+        r"Of the (\d+) published models in its table, (\d+) were run with their published weights, (\d+) were checked "
+        r"with tiny random weights, and (\d+) are refused; their files come from public sources \((\d+)\), from those of a "
         r"similar model \((\d+)\) or partly from memory \((\d+)\)",
         "README.md",
     )
