@@ -122,8 +122,8 @@ def test_the_numbers_of_checked_models_are_those_of_the_table() -> None:
 
     readme = read_numbers(
         r"Of the (\d+) published models in its table, (\d+) were run with their published weights, (\d+) were checked "
-        r"with tiny random weights, and (\d+) are refused; their files come from public sources \((\d+)\), from those of a "
-        r"similar model \((\d+)\) or partly from memory \((\d+)\)",
+        r"with tiny random weights, and (\d+) are refused; their files come from public sources \((\d+)\), from those "
+        r"of a similar model \((\d+)\) or partly from memory \((\d+)\)",
         "README.md",
     )
 
