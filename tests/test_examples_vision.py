@@ -63,7 +63,7 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     for row, expected_row in zip(printed[1:], expected[1:], strict=True):
         (number, score, *name), (expected_number, expected_score, *expected_name) = row.split(), expected_row.split()
         assert (number, name) == (expected_number, expected_name)
-        assert float(score) == pytest.approx(float(expected_score), abs=0.02)
+        assert float(score) == pytest.approx(float(expected_score), abs=0.002)
 
 
 def test_files_are_ranked_as_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,17 @@ def test_no_source_file_unpickles_anything() -> None:
         assert not re.search(r"(?<![\w.])(eval|exec)\(", source), path
 
 
+def test_only_the_engine_process_of_the_server_imports_torch() -> None:
+    importing = {
+        path.parent.name
+        for path in SOURCES
+        if "api" in path.parts
+        and re.search(r"^\s*(?:import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+    assert importing == {"engine_process"}
+
+
 def test_only_the_benchmark_imports_its_peers() -> None:
     for path in SOURCES:
         imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)

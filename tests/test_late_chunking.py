@@ -188,6 +188,12 @@ def test_a_text_is_split_into_chunks(llm: LLM) -> None:
         (["the cat", "  "], {}, BadRequest, "chunk 1 of the document has no tokens"),
         (["the cat "] * 40, {}, InputTooLong, "40 chunks have 82 tokens, the limit is 66"),
         (
+            ["the cat", "a " * 5000],
+            {},
+            InputTooLong,
+            "one has 10000 characters, the limit is 66 tokens, and they are not",
+        ),
+        (
             CHUNKS,
             {"tokenization_kwargs": {"truncate_prompt_tokens": 10}},
             InputTooLong,

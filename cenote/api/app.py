@@ -38,6 +38,7 @@ from cenote.api.request_body import add_similar_name, check_media_type, check_ra
 from cenote.api.request_context import RequestContext, make_unsupported_error
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.system_routes import make_root_route, make_system_routes
+from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
@@ -141,6 +142,7 @@ class Endpoint:
                 reply = await self._handle(scope, receive, admission)
             except PoolingError as error:
                 entry: DialectRoute = scope.get("entry") or self.path_routes.default
+                adapt_advice(error, entry.dialect.truncation)
                 reply = error_reply(error, scope["request_id"], entry.dialect.encode_error)
             if reply is None:  # the client disconnected
                 reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")

@@ -85,15 +85,15 @@ class ApiKeyStore:
     def describe(self) -> str:
         """Return which key opens what, for the startup banner."""
         if not self.is_required:
-            return "none: the API is open to every client that can connect, admin routes to this machine only"
+            return "none: the API is open to every client that can connect, /admin to this machine only"
         num_admins = sum(key.is_admin for key in self.keys)
         others = len(self.keys) - num_admins
         locked = "all routes except health checks and pages"
         if not num_admins:
-            return f"{others} for {locked}; none for admin routes (--admin-api-key)"
+            return f"{others} for {locked}; none for /admin (--admin-api-key)"
         if not others:
             return f"{num_admins} admin, required by {locked}; add --api-key for clients that are no admins"
-        return f"{others} for {locked}, {num_admins} admin for these and for admin routes"
+        return f"{others} for {locked}, {num_admins} admin for these and for /admin"
 
     def key_id(self, headers: Headers) -> str | None:
         """Return the id of the key sent, the first 8 hex digits of its SHA-256; None if missing or unknown."""

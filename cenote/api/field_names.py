@@ -27,7 +27,7 @@ HARMLESS_FIELDS = frozenset((
 MIN_CHARS = 4  # of names that are compared
 MAX_CHARS = 40
 MAX_COMPARED = 32  # names of one body
-CLOSE = 0.88  # of difflib's ratio: one wrong letter in eight
+CLOSE = 0.88  # of difflib's ratio: one wrong letter in eight; or the same letters in another order
 SIMILAR = 0.6  # for a name in a body that lacks a required field
 
 _known_fields = set(OTHER_FIELDS)
@@ -55,7 +55,8 @@ def find_similar(name: str, candidates: Iterable[str], cutoff: float = SIMILAR) 
         return None
     folded_name, is_strict = fold(name), cutoff >= CLOSE
     keys = [key for key in folded if len(key) >= MIN_CHARS and not (is_strict and abs(len(key) - len(folded_name)) > 2)]
-    found = get_close_matches(folded_name, keys, 1, cutoff)
+    swapped = [key for key in keys if key != folded_name and sorted(key) == sorted(folded_name)]  # of any length
+    found = swapped[:1] or get_close_matches(folded_name, keys, 1, cutoff)
     return folded[found[0]] if found else None
 
 

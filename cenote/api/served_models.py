@@ -262,16 +262,17 @@ class ServedModels:
         if len(candidates) == 1:
             return candidates[0]
         names = [f"{model.name} ({describe_tasks(model.model_info)})" for model in candidates or self._models]
-        which = "several models of this server" if candidates else "no model of this server"
-        raise BadRequest(
-            f"The request names no model, and {which} can answer it. Set `model`, or the header x-model, to one of: "
-            f"{', '.join(names[:MAX_LISTED_NAMES])}",
-            param="model",
+        outcome = (
+            "several models of this server can answer it. Set `model`, or the header x-model, to one of"
+            if candidates
+            else "no model of this server can answer it, whichever it names"
         )
+        message = f"The request names no model, and {outcome}: {', '.join(names[:MAX_LISTED_NAMES])}"
+        raise BadRequest(message, param="model")
 
 
 def is_made_for_scores(model_info: ModelInfo | None) -> bool:
-    return model_info is not None and model_info.score_types[:1] != ("bi-encoder",)
+    return model_info is not None and model_info.score_types[:1] not in (("bi-encoder",), ("sparse",))
 
 
 def describe_tasks(model_info: ModelInfo | None) -> str:

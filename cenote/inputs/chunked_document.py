@@ -32,7 +32,15 @@ def plan_document(
     """
     chunks = [(prompt or "") + document.chunks[0], *document.chunks[1:]]
     for chunk in chunks:
-        builder.crop_text(chunk, tokenization, limits, None)  # checks the length
+        try:
+            builder.crop_text(chunk, tokenization, limits, None)  # checks the length
+        except InputTooLong as error:
+            raise InputTooLong(
+                f"late_chunking computes all chunks of a document at once: one has {len(chunk)} characters, the limit "
+                f"is {limits.max_tokens} tokens, and they are not truncated; send a part of the document per request",
+                param=error.param,
+                value=error.value,
+            ) from None
     texts.update(dict.fromkeys(chunks))
     excluded_prompt = prompt if exclude_prompt else None
     if excluded_prompt:

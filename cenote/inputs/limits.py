@@ -9,9 +9,11 @@ from cenote.errors import BadRequest, InputTooLong, TruncationTooLong
 from cenote.protocol.params import TokenizationParams
 
 # before vLLM's text, which clients look for anywhere in a message, as this is what a person has to read
+SET_TRUNCATION = "Set truncate_prompt_tokens=-1"
+SERVER_ADVICE = "; a server does so by default"
 TOO_LONG_ADVICE = (
-    "Set truncate_prompt_tokens=-1 to cut such inputs to {max_tokens} tokens; a server does so for all requests with "
-    "--auto-truncate, and embeds long texts in chunks with --pooler-config.enable_chunked_processing. "
+    f"{SET_TRUNCATION} to cut such inputs to {{max_tokens}} tokens{SERVER_ADVICE} with --auto-truncate, and embeds "
+    "long texts in chunks with --pooler-config.enable_chunked_processing. "
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cenote.errors import BadRequest
+from cenote.errors import LoadError
 
 
 def read_template_text(value: str | None, option: str) -> str | None:
@@ -14,4 +14,4 @@ def read_template_text(value: str | None, option: str) -> str | None:
     try:
         return Path(value).read_text(encoding="utf-8")
     except OSError as error:
-        raise BadRequest(f"{option} {value!r} is neither Jinja text nor a file: {error.strerror}") from error
+        raise LoadError(f"{option} {value!r} is neither Jinja text nor a file: {error.strerror}") from error

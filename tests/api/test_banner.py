@@ -34,10 +34,10 @@ LOCKED = "all routes except health checks and pages"
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({}, "none: the API is open to every client that can connect, admin routes to this machine only"),
-        ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for admin routes (--admin-api-key)"),
+        ({}, "none: the API is open to every client that can connect, /admin to this machine only"),
+        ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for /admin (--admin-api-key)"),
         ({"admin_api_key": ("a",)}, f"1 admin, required by {LOCKED}; add --api-key for clients that are no admins"),
-        ({"api_key": ("a",), "admin_api_key": ("b",)}, f"1 for {LOCKED}, 1 admin for these and for admin routes"),
+        ({"api_key": ("a",), "admin_api_key": ("b",)}, f"1 for {LOCKED}, 1 admin for these and for /admin"),
     ],
 )
 def test_the_banner_says_which_key_opens_what(settings: dict[str, Any], text: str, llm: LLM) -> None:

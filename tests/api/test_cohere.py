@@ -320,7 +320,7 @@ def test_without_truncation_a_long_text_is_an_error(prompted: LLM) -> None:
     status, message, param = get_error(make_client(prompted), texts=["the cat", "the cat " * 40], truncate="NONE")
 
     assert (status, param) == (400, "input_tokens")
-    assert message.startswith("Set truncate_prompt_tokens=-1 to cut such inputs to 66 tokens;")
+    assert message.startswith("Leave out truncate=NONE to cut such inputs to 66 tokens;")
     assert "This model's maximum context length is 66 tokens. However, you requested 0 output tokens" in message
 
 

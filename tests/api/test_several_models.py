@@ -17,7 +17,7 @@ from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.served_models import EngineUse, ServedModel
 from cenote.config.server import ServerConfig
-from tests.tiny import tiny_bert, tiny_bert_classifier
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_splade
 
 from .app_client import assert_refused, load_llm
 
@@ -146,6 +146,20 @@ def test_a_request_without_a_model_reaches_the_one_that_can_answer_it(
     assert "x-model" not in client.post(path, json=body, headers={"x-model": model}).headers
 
 
+def test_scores_without_a_model_are_those_of_the_reranker_not_of_an_embedder_of_any_kind(
+    app_state: AppState, client: TestClient, folder: Path
+) -> None:
+    (folder / "splade").mkdir()
+    tiny_splade(folder / "splade")
+    with load_llm(folder / "splade") as llm:
+        app_state.models.set([*app_state.models, make_model(app_state, 2, llm, folder / "splade", "sparse")])
+
+        reply = client.post("/rerank", json={"query": "a", "documents": ["b"]})
+
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-model"] == "org/rank"
+
+
 def test_a_request_without_a_model_is_refused_if_several_can_answer_it(client: TestClient) -> None:
     words = (
         "The request names no model, and several models of this server can answer it. Set `model`, or the header "
@@ -159,7 +173,7 @@ def test_a_request_without_a_model_is_refused_if_several_can_answer_it(client: T
 def test_a_request_without_a_model_that_none_can_answer_names_what_each_does(client: TestClient) -> None:
     reply = client.post("/entities", json={"input": "a"})
 
-    words = "and no model of this server can answer it"
+    words = "and no model of this server can answer it, whichever it names: emb"
     assert_refused(reply, words, "model")
     assert "emb (embed, token_embed), org/rank (classify, token_classify)" in reply.json()["message"]
 

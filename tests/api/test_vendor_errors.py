@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,9 +15,11 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.dialects import DIALECTS, VENDOR_DIALECTS
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.replies import encode_default_error
 from tests.api.app_client import load_llm, make_client
 from tests.tiny import tiny_bert_classifier
 
+ROOT = Path(__file__).parents[2]
 JSON = {"content-type": "application/json"}
 CASES = [(dialect, route) for dialect in VENDOR_DIALECTS for route in dialect.routes]
 NAMES = [f"{dialect.name}-{index}" for index, (dialect, _) in enumerate(CASES)]
@@ -76,3 +80,56 @@ def test_routes_that_would_generate_text_say_what_there_is_instead(dialect: Dial
         body = msgspec.json.decode(reply.content, type=dialect.error_type)  # in the format of the vendor
         assert "Cenote generates no text" in str(body)
         assert "routes of this server: /detokenize, /pooling, /rerank, /score, /tokenize, /v1/embed" in str(body)
+
+
+def test_the_documentation_names_the_dialects_with_error_bodies_of_their_own() -> None:
+    text = " ".join((ROOT / "docs/serving.md").read_text().split())
+    named = text.partition("Errors have one body, except on the routes of ")[2].partition(", which have their own")[0]
+
+    assert {name.lower() for name in re.split(", | and ", named)} == {
+        dialect.name for dialect in DIALECTS if dialect.encode_error is not encode_default_error
+    }
+
+
+LONG = "the city " * 300
+TOO_LONG = [
+    ("/v1/embeddings", {"input": LONG}, {"truncate_prompt_tokens": -1}),
+    ("/pooling", {"input": LONG}, {"truncate_prompt_tokens": -1}),
+    ("/score", {"text_1": LONG, "text_2": "a"}, {"truncate_prompt_tokens": -1}),
+    ("/invocations", {"input": LONG}, {"truncate_prompt_tokens": -1}),
+    ("/embed", {"inputs": LONG}, {"truncate": False}),
+    ("/api/embed", {"model": "mini", "input": LONG}, {"truncate": False}),
+    ("/v2/embed", {"texts": [LONG], "input_type": "search_query"}, {"truncate": "NONE"}),
+    ("/v1/ranking", {"query": {"text": "a"}, "passages": [{"text": LONG}]}, {"truncate": "END"}),
+    ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "text", "text": LONG}]}]}, {"truncation": False}),
+    (
+        "/v1/publishers/google/models/mini:predict",
+        {"instances": [{"content": LONG}]},
+        {"parameters": {"autoTruncate": False}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), TOO_LONG, ids=[path for path, *_ in TOO_LONG])
+def test_the_error_for_a_long_text_names_the_field_that_the_client_has_for_it(
+    path: str, body: dict[str, Any], field: dict[str, Any], llm: LLM
+) -> None:
+    client = make_client(llm)
+    ((name, value),) = (field.get("parameters") or field).items()
+    is_default = value in (False, "NONE")  # texts are cut unless the request says otherwise
+
+    refused, answered = (
+        client.post(path, json=body | fields) for fields in ((field, {}) if is_default else ({}, field))
+    )
+
+    setting = f"{name}={'false' if value is False else value}"
+    assert f"{'Leave out' if is_default else 'Set'} {setting} to cut such inputs to" in refused.text
+    assert answered.status_code == 200, answered.text
+
+
+def test_the_error_for_a_long_text_names_the_option_of_the_server_where_clients_have_none(llm: LLM) -> None:
+    refused = make_client(llm).post("/embedding", json={"content": LONG})
+    answered = make_client(llm, auto_truncate=True).post("/embedding", json={"content": LONG})
+
+    assert refused.json()["message"].startswith("A server cuts such inputs with --auto-truncate, and embeds long texts")
+    assert answered.status_code == 200

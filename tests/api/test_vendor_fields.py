@@ -247,6 +247,7 @@ def test_models_answer_to_their_hub_name_folder_and_suffixes(llm: LLM, tmp_path:
         ("/v1/embeddings", {"input": "a"}, "encodingFormat", "encoding_format"),
         ("/v1/embeddings", {"input": "a"}, "promt_name", "prompt_name"),
         ("/pooling", {"input": "a"}, "truncate_promt_tokens", "truncate_prompt_tokens"),
+        ("/pooling", {"input": "a"}, "taks", "task"),
         ("/rerank", {"query": "a", "documents": ["a"]}, "topN", "top_n"),
         ("/v2/embed", {"texts": ["a"], "input_type": "search_query"}, "embeding_types", "embedding_types"),
         ("/invocations", {"input": "a"}, "dimenson", "dimensions"),

@@ -25,6 +25,7 @@ STATUSES = {
     """embed --pooler-config '{"none": 1}' hello""": 2,
     "embed --model folder hello": 78,
     "embed --device tpu hello": 78,
+    "embed --chat-template none.jinja hello": 78,
     "serve --none": 2,
     "serve --port 99999": 2,
     "serve --root-path x": 2,

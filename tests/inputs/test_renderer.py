@@ -197,7 +197,7 @@ def test_an_input_of_exactly_the_models_length_fits(renderer: Renderer) -> None:
 
 
 ADVICE = (
-    "Set truncate_prompt_tokens=-1 to cut such inputs to 16 tokens; a server does so for all requests with "
+    "Set truncate_prompt_tokens=-1 to cut such inputs to 16 tokens; a server does so by default with "
     "--auto-truncate, and embeds long texts in chunks with --pooler-config.enable_chunked_processing. "
 )
 

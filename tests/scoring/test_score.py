@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
+from cenote import LLM, BadRequest, InputTooLong, LoadError, PoolingParams, Unsupported
 from cenote.errors import PoolingError
 from cenote.protocol.params import LoRARequest
 from cenote.protocol.requests import ScoreRequest
@@ -141,7 +141,7 @@ def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: CrossEn
     for given in (file, str(file), file.read_text()):
         with LLM(folder, dtype="float32", chat_template=given) as llm:
             assert scores(llm.score("cat", "dog", pooling_params=raw)) == pytest.approx([expected], abs=1e-4)
-    with pytest.raises(BadRequest, match="neither Jinja text nor a file"):
+    with pytest.raises(LoadError, match="neither Jinja text nor a file"):
         LLM(folder, chat_template=str(tmp_path / "missing.jinja"))
 
 

@@ -285,6 +285,9 @@ def test_errors_are_statuses(m3: Client, cross: Client) -> None:
     embed, codes = m3.messages.EmbedRequest, grpc.StatusCode
     assert_status(lambda: m3.call("Embed.Embed", embed()), codes.INVALID_ARGUMENT, "cannot be empty")
     assert_status(lambda: m3.call("Embed.Embed", embed(inputs=LONG)), codes.INVALID_ARGUMENT, "context length is 64")
+    assert_status(
+        lambda: m3.call("Embed.Embed", embed(inputs=LONG)), codes.INVALID_ARGUMENT, "Set truncate=true to cut"
+    )
     assert m3.call("Embed.Embed", embed(inputs=LONG, truncate=True)).metadata.compute_tokens == 64
     assert_status(lambda: m3.call("Embed.Embed", embed(inputs="a", dimensions=7)), codes.INVALID_ARGUMENT, "matryoshka")
     assert_status(lambda: cross.call("Embed.Embed", embed(inputs="a")), codes.UNIMPLEMENTED, "does not support")

@@ -231,4 +231,5 @@ COHERE = Dialect(
         ),
     ],
     generation_paths=("/v1/chat", "/v2/chat", "/v1/generate"),
+    truncation="Leave out truncate=NONE",
 )

@@ -149,4 +149,5 @@ COHERE_V1 = Dialect(
             example={"inputs": ["The food was great.", "Never again."]},
         ),
     ],
+    truncation="Leave out truncate=NONE",
 )

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from cenote.api.app_state import AppState
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
 from cenote.api.request_context import RequestContext
+from cenote.inputs.limits import SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 
 Handler = Callable[[Any, RequestContext], Awaitable[Reply]]
@@ -77,4 +78,5 @@ class Dialect:
     encode_error: ErrorEncoder = encode_default_error  # for all errors on its paths
     error_type: Any = ErrorBody  # type of the error body, for the OpenAPI document
     error_statuses: Sequence[int] = ()  # besides those of all dialects
+    truncation: str | None = SET_TRUNCATION  # what a client does to have inputs cut; None: it cannot
     generation_paths: Sequence[str] = ()  # where the vendor generates text, for an error that explains it

@@ -360,4 +360,5 @@ GEMINI = Dialect(
     ],
     encode_error=encode_error,
     error_type=GeminiError,
+    truncation="Leave out autoTruncate=false",
 )

@@ -97,4 +97,5 @@ LLAMA_CPP = Dialect(
         replace(RERANK.routes[0], paths=("/v1/reranking", "/reranking")),
     ],
     generation_paths=("/completion", "/infill"),
+    truncation=None,
 )

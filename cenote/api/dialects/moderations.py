@@ -101,4 +101,5 @@ MODERATIONS = Dialect(
             example={"input": ["The river is old.", "The fish is red."]},
         )
     ],
+    truncation=None,
 )

@@ -141,4 +141,5 @@ NIM = Dialect(
             reply_type=NimMetadata,
         ),
     ],
+    truncation="Set truncate=END",
 )

@@ -291,4 +291,5 @@ OLLAMA = Dialect(
     generation_paths=("/api/chat", "/api/generate"),
     encode_error=encode_error,
     error_type=OllamaError,
+    truncation="Leave out truncate=false",
 )

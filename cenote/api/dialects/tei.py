@@ -390,4 +390,5 @@ TEI = Dialect(
     TeiError,
     error_statuses=(422, 424),
     generation_paths=("/generate", "/generate_stream"),  # of Text Generation Inference
+    truncation="Leave out truncate=false",
 )

@@ -124,4 +124,5 @@ VOYAGE = Dialect(
         ),
         CONTEXTUALIZED_ROUTE,
     ],
+    truncation="Leave out truncation=false",
 )

@@ -18,6 +18,7 @@ from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
 from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Overloaded, PoolingError, Unauthorized, make_internal_error
 from cenote.utils.request_ids import SAFE_REQUEST_ID
 
@@ -135,6 +136,7 @@ class Call:
         return make_internal_error(f"internal server error; see the server log, request {self.request_id}", error)
 
     async def _abort(self, error: PoolingError) -> NoReturn:
+        adapt_advice(error, "Set truncate=true")
         metadata = (("x-request-id", self.request_id), *make_error_metadata(error))
         await self.grpc_context.abort(get_status_code(error), get_message(error), metadata)
         raise AssertionError("abort raises")
