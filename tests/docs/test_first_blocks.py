@@ -42,7 +42,7 @@ FIRST_BLOCKS = {
     "docs/prompts.md": TESTED,
     "docs/quickstart.md": MADE,
     "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
-    "docs/scale.md": "measures a server under load",
+    "docs/scale.md": MADE,
     "docs/security.md": TESTED,
     "docs/serving.md": TESTED,
     "docs/several_models.md": TESTED,
@@ -51,7 +51,7 @@ FIRST_BLOCKS = {
     "docs/vision.md": TESTED,
     "docs/vllm.md": TESTED,
     "examples/README.md": MADE,
-    "examples/corpus/README.md": "needs Ray; tests/ray runs the example",
+    "examples/corpus/README.md": "runs in tests/ray/test_corpus_example.py, without the installation",
     "examples/near_duplicates/README.md": MADE,
     "examples/tensor_plugin/README.md": MADE,
 }
