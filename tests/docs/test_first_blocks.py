@@ -156,7 +156,10 @@ PARSERS = {
 
 @pytest.mark.parametrize(
     "command",
-    ["cenote serve m --prot 8000", "cenote embeds a", "make servee", "pip install -e '.[s4]'", "cenote ps &&"],
+    [
+        *("cenote serve m --prot 8000", "cenote embeds a", "make servee", "pip install -e '.[s4]'", "cenote ps &&"),
+        "git clone <this repository>\n",
+    ],
 )
 def test_a_mistake_in_a_block_is_found(command: str) -> None:
     with pytest.raises(Exception):  # noqa: B017  # of pytest, bash or our own parser
