@@ -24,7 +24,7 @@ setup: $(READY) ## create .venv with Cenote, the test tools and the default mode
 # pip, not a faster tool: it uses the CPU build of torch if the machine offers one. Most modules of the test tools are
 # never imported, so that compiling those that are takes less time than compiling all.
 $(READY): $(SOURCES)
-	@echo "== creating $(VENV) and installing Cenote with its test tools =="
+	@echo "== creating $(VENV) and installing Cenote with its test tools; the first time this takes minutes =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[parquet]" --group dev
@@ -58,8 +58,10 @@ check: setup ## lint, format, types and import order
 WORKERS ?= 3
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
-test: setup ## checks, and a test of every promise
-	@echo "== checks and a test of every promise: about eight minutes on two cores =="
+# says what follows before the set-up, which is no prerequisite for that reason
+test: ## checks, and a test of every promise
+	@echo "== checks and a test of every promise: about eight minutes on two cores, after the set-up =="
+	@$(MAKE) --no-print-directory setup
 	$(PYTEST) -m "not slow"
 	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="
 
@@ -74,7 +76,7 @@ $(RAY_READY): $(READY)
 	@echo "== creating $(RAY_VENV) and installing Ray =="
 	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(RAY_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
-	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt "ray[data,serve]>=2.54" "pyarrow>=17" pylance
+	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt "ray[data,serve]>=2.54" "pyarrow>=17" pylance faiss-cpu
 	touch $(RAY_READY)
 
 test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; RAY_TESTS=full for all rows

@@ -42,7 +42,7 @@ FIRST_BLOCKS = {
     "docs/prompts.md": TESTED,
     "docs/quickstart.md": MADE,
     "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
-    "docs/scale.md": "measures a server under load",
+    "docs/scale.md": MADE,
     "docs/security.md": TESTED,
     "docs/serving.md": TESTED,
     "docs/several_models.md": TESTED,
@@ -51,7 +51,7 @@ FIRST_BLOCKS = {
     "docs/vision.md": TESTED,
     "docs/vllm.md": TESTED,
     "examples/README.md": MADE,
-    "examples/corpus/README.md": "needs Ray; tests/ray runs the example",
+    "examples/corpus/README.md": "runs in tests/ray/test_corpus_example.py, without the installation",
     "examples/near_duplicates/README.md": MADE,
     "examples/tensor_plugin/README.md": MADE,
 }
@@ -156,7 +156,10 @@ PARSERS = {
 
 @pytest.mark.parametrize(
     "command",
-    ["cenote serve m --prot 8000", "cenote embeds a", "make servee", "pip install -e '.[s4]'", "cenote ps &&"],
+    [
+        *("cenote serve m --prot 8000", "cenote embeds a", "make servee", "pip install -e '.[s4]'", "cenote ps &&"),
+        "git clone <this repository>\n",
+    ],
 )
 def test_a_mistake_in_a_block_is_found(command: str) -> None:
     with pytest.raises(Exception):  # noqa: B017  # of pytest, bash or our own parser

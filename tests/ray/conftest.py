@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 HAS_RAY = find_spec("ray") is not None
-NEEDS_CLUSTER = ["test_dataset.py", "test_run_files.py", "test_commands.py", "test_serve.py", "test_faults.py"]
+NEEDS_CLUSTER = [
+    *("test_dataset.py", "test_run_files.py", "test_commands.py", "test_serve.py", "test_faults.py"),
+    "test_corpus_example.py",
+]
 collect_ignore = [] if HAS_RAY else NEEDS_CLUSTER
 IS_FULL = os.environ.get("RAY_TESTS") == "full"
 STORE_BYTES = 200 * 1024**2
