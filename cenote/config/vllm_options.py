@@ -251,7 +251,8 @@ def remove_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_value(name: str, value: Any) -> None:
     accepted = list_accepted_values(name)
     is_empty = value is None or (isinstance(value, str | Collection) and not value)
-    if is_empty or value in accepted or (_is_list(value) and list(value) == list(accepted[0] or ())):
+    is_default_list = VLLM_OPTIONS[name] == Values and _is_list(value) and list(value) == list(accepted[0] or ())
+    if is_empty or is_default_list or value in accepted:
         return
     hint = "remove it" if accepted[0] is None else f"remove it or use {accepted[0]!r}"
     raise LoadError(f"{name}={value!r} is not supported: {REFUSAL_REASONS[name]}; {hint}")

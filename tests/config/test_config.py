@@ -214,6 +214,12 @@ def test_vllm_options_that_would_change_something_have_their_default_value_or_ar
     assert caught.value.message.startswith(f"{name}={other!r} is not supported: {REFUSAL_REASONS[name]}; remove it")
 
 
+@pytest.mark.parametrize("name", REFUSAL_REASONS)
+def test_a_list_for_a_vllm_option_is_refused_unless_it_is_the_default(name: str) -> None:
+    with pytest.raises(LoadError, match=f"^{name}=\\['other'\\] is not supported: "):
+        EngineConfig.from_kwargs("m", **{name: ["other"]})
+
+
 def test_a_refused_vllm_option_is_one_line_with_the_value_that_is_accepted() -> None:
     reason = "the processes of a model run on one machine and share its layers by tensor_parallel_size"
 
