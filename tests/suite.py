@@ -45,6 +45,7 @@ SLOW = {
 
 # A worker takes a whole file, so the longest ones start first: none of them is left alone at the end.
 LONGEST_FIRST = (
+    "tests/docs/test_readers_environment.py",
     "tests/test_ray.py",
     "tests/test_checks.py",
     "tests/serving/test_front_ends.py",
@@ -58,7 +59,6 @@ LONGEST_FIRST = (
     "tests/clients",
     "tests/deploy",
     "tests/real",
-    "tests/docs/test_readers_environment.py",
     "tests/test_examples",
     "tests/cli",
     "tests/bench",
