@@ -86,5 +86,6 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
         ),
         "API keys": app_state.api_keys.describe(),
         "address": address,
-        **({} if settings.grpc_port is None else {"gRPC": f"{settings.host} port {settings.grpc_port}"}),
+        **({} if settings.uds else {"open to": settings.describe_reach()}),
+        **({} if settings.grpc_port is None else {"gRPC": f"{settings.listen_host} port {settings.grpc_port}"}),
     }

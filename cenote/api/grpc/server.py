@@ -30,7 +30,7 @@ class GrpcServer:
             options=make_channel_options(settings), maximum_concurrent_rpcs=settings.max_connections
         )
         self.server.add_generic_rpc_handlers(tuple(make_service_handlers(self.app_state)))
-        address = format_target(settings.host, settings.grpc_port or 0)
+        address = format_target(settings.listen_host, settings.grpc_port or 0)
         credentials = make_credentials(settings)
         try:
             if credentials is None:
