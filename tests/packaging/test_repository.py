@@ -75,28 +75,6 @@ def test_both_architectures_are_tested_and_get_a_wheel() -> None:
     assert ["make", "dist"] in read_commands(WORKFLOWS[1])
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_uses_actions_at_a_commit_as_a_tag_can_be_moved(workflow: Path) -> None:
-    actions = [step["uses"] for job in read_jobs(workflow).values() for step in job["steps"] if "uses" in step]
-
-    assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
-
-
-def test_a_release_is_audited_and_listed_and_signed_by_a_job_that_runs_no_code() -> None:
-    jobs = read_jobs(WORKFLOWS[1])
-    audit = [shlex.split(line) for step in jobs["audit"]["steps"] for line in step.get("run", "").splitlines()]
-    modules = {words[2]: words for words in audit}
-    signed = {step["uses"].partition("@")[0]: step["with"] for step in jobs["attest"]["steps"]}
-
-    assert {"--strict", "--require-hashes"} <= set(modules["pip_audit"])
-    for module in ("pip_audit", "cyclonedx_py"):
-        assert "deploy/docker/requirements/all.txt" in modules[module]
-    assert set(jobs["attest"]["needs"]) == jobs.keys() - {"attest"}
-    assert {"dist/*.whl", "dist/*.tar.gz"} <= set(signed["actions/attest-build-provenance"]["subject-path"].split())
-    assert signed["actions/attest-sbom"]["sbom-path"] == f"dist/{modules['cyclonedx_py'][-1]}"
-    assert [name for name, job in jobs.items() if "write" in str(job.get("permissions"))] == ["attest"]
-
-
 def test_pre_commit_runs_the_commands_of_make_check() -> None:
     checks = [line for line in list_recipe("check") if re.match(r"\.venv/bin/(?!python)", line)]
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
