@@ -22,10 +22,11 @@ OTHER_PROGRAMS = {
     "cenote": "--version",
     "docker": "--build-arg --from --interval --mount --platform --read-only --retries --start-period --user",
     "helm": "--values",
-    "kubectl": "--from-literal",
+    "kubectl": "--from-literal --output",
     "mypy": "--strict",
-    "pip": "--find-links --index-url --no-deps --no-index",
+    "pip": "--find-links --hash --index-url --no-deps --no-index --only-binary --require-hashes",
     "prometheus": "--storage",
+    "pytest": "--workers",
     "sky": "--env",
 }
 
