@@ -104,7 +104,7 @@ def starting() -> Iterator[Start]:
     running: list[ServerProcess] = []
 
     def start(*flags: str) -> ServerProcess:
-        running.append(ServerProcess(*flags, *EXACT))
+        running.append(ServerProcess(*flags, *EXACT, "--allow-local-admin"))
         return running[-1]
 
     yield start
@@ -345,7 +345,7 @@ def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_without_keys_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
+def test_with_local_admin_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
     models: Models, start: Start
 ) -> None:
     server = start(str(models.folder / "embedder")).wait_until_ready()

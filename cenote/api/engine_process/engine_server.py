@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 

@@ -99,7 +99,7 @@ class LoopClock:
 
 
 async def read_beats(reader: HeartbeatReader) -> AsyncIterator[Beat]:
-    """Yield the state several times a second; not if this process was late, because then the other probably was, too."""
+    """Yield the state several times a second; not if this process was late, as then the other probably was, too."""
     last_poll = time.monotonic()
     while True:
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Changes of the table of a running server: a load that fails leaves nothing behind, whatever comes at the same time."""
+"""Changes of the table of a running server: a load that fails leaves nothing behind."""
 
 from __future__ import annotations
 
