@@ -85,8 +85,7 @@ class SQLiteFile:
         """Return the bytes of the file that are in use."""
         connection = self._connection or self.get_connection()  # never another one within a transaction
         num_pages, num_free, page_size = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
         return int((num_pages - num_free) * page_size)
 

@@ -248,9 +248,7 @@ def test_a_damaged_index_is_recognised_and_the_file_recreated(tmp_path: Path) ->
     columns = "type, name, tbl_name, rootpage, sql"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
-        index = connection.execute(
-            f"SELECT {columns} FROM sqlite_master WHERE name = 'entries_by_tenant'"
-        ).fetchone()
+        index = connection.execute(f"SELECT {columns} FROM sqlite_master WHERE name = 'entries_by_tenant'").fetchone()
         connection.execute("DELETE FROM sqlite_master WHERE name = 'entries_by_tenant'")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:  # a row that the index does not have
         connection.execute("INSERT INTO entries (tenant, key, value) VALUES ('', x'61', x'00')")

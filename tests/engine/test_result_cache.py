@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cenote import LLM, LoadError, PoolingParams
+from cenote import LLM, PoolingParams
 from cenote.protocol.results import PoolResult
 from tests.api.app_client import load_llm, make_client
 from tests.engine.conftest import MakeEngine, echoed_token_ids, make_request

@@ -15,9 +15,12 @@ from cenote.utils.file_lock import lock_file
 def test_a_lock_that_another_one_keeps_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
 
-    with lock_file(path, 1), pytest.raises(TimeoutError, match=r"held this lock for 0.05 s .*/lock"):
-        with lock_file(path, 0.05):
-            pass
+    with (
+        lock_file(path, 1),
+        pytest.raises(TimeoutError, match=r"held this lock for 0.05 s .*/lock"),
+        lock_file(path, 0.05),
+    ):
+        pass
     with lock_file(path, 0.05):
         pass
 
