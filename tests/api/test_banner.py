@@ -37,7 +37,8 @@ LOCKED = "all routes except health checks and pages"
         ({}, "none: the API is open to every client that can connect, admin routes to nobody (--admin-api-key)"),
         (
             {"allow_local_admin": True},
-            "none: the API is open to every client that can connect, admin routes to this machine (--allow-local-admin)",
+            "none: the API is open to every client that can connect, "
+            "admin routes to this machine (--allow-local-admin)",
         ),
         ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for admin routes (--admin-api-key)"),
         ({"admin_api_key": ("a",)}, f"1 admin, required by {LOCKED}; add --api-key for clients that are no admins"),

@@ -99,12 +99,13 @@ class EngineHandle:
             self._num_oom_kills = count_oom_kills()
             child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd, table_fd]
             self.process: ChildProcess = await self.launcher.start_engine(child_fds, child_stderr)
+            on_error.callback(self.process.kill)
+            control.setblocking(False)
+            await self.control.connect(control)
             on_error.pop_all()
         self.pid = self.process.pid
         os.set_blocking(self._stderr, False)
         asyncio.get_running_loop().add_reader(self._stderr, self._forward_stderr)
-        control.setblocking(False)
-        await self.control.connect(control)
         self.control.send(init)
 
     def add_link(self, link: socket.socket, engine_id: int) -> None:

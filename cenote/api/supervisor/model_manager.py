@@ -294,6 +294,8 @@ class ModelManager:
         except TimeoutError:
             waited_s = time.monotonic() - started_at
             logger.warning("requests to %s did not finish within %.0f s and fail", engines.entry.name, waited_s)
+        except Exception:  # a defect: engines that nobody uses must not stay
+            logger.exception("the engines of %s could not be released and end now", engines.entry.name)
         await engines.stop()
         self.sets.remove(engines)
 
