@@ -96,6 +96,7 @@ class EngineHandle:
             self.heartbeat = HeartbeatReader(heartbeat_fd)
             on_error.callback(self.heartbeat.close)
             self._device_table = DeviceTable(table_fd)
+            on_error.callback(setattr, self, "_device_table", None)
             self._num_oom_kills = count_oom_kills()
             child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd, table_fd]
             self.process: ChildProcess = await self.launcher.start_engine(child_fds, child_stderr)

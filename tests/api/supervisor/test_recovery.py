@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,3 +153,26 @@ def test_a_model_that_was_unloaded_may_be_loaded_by_a_request_some_time_after_a_
         await models.stop()
 
     asyncio.run(run())
+
+
+def test_starts_that_the_system_refuses_never_count_and_leave_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_open: list[int] = []
+
+    async def refuse(fds: object, stderr: int) -> Any:
+        num_open.append(len(os.listdir("/proc/self/fd")))
+        raise OSError(24, "Too many open files")
+
+    async def run() -> None:
+        models = make_models(TABLE, StubEngines(tmp_path, "load"))
+        with monkeypatch.context() as refusing:
+            refusing.setattr(models.launcher, "start_engine", refuse)
+            models.start()
+            await wait_until(lambda: len(num_open) > 2 * MAX_FAILURES)
+            assert models.rows["tiny"].outage[0] == "could not be started (Too many open files)"
+        await wait_until(lambda: get_status(models) == "ready")
+        await models.stop()
+
+    asyncio.run(run())
+    assert max(num_open) == num_open[0]
