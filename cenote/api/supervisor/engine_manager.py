@@ -124,6 +124,8 @@ class EngineManager:
     async def _keep_running(self) -> None:
         """Run engine processes one after the other; return when the server stops or none can ever load the model."""
         while not self._stopping.is_set():
+            adapters = self.init.adapters if self.adapters is None else self.adapters
+            self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
             engine = EngineHandle(self.launcher, self._on_loaded)
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
@@ -153,8 +155,6 @@ class EngineManager:
             self._set_status(status, state)
             await self._wait_stopping(policy.delay_s)
             self._count_restart()
-            adapters = self.init.adapters if self.adapters is None else self.adapters
-            self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
 
     async def _wait_stopping(self, timeout_s: float) -> None:
         with suppress(TimeoutError):
