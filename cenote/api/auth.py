@@ -82,10 +82,11 @@ class ApiKeyStore:
         """Whether the only keys are those of admins, so that clients have none."""
         return bool(self.keys) and all(key.is_admin for key in self.keys)
 
-    def describe(self) -> str:
+    def describe(self, allows_local_admin: bool = False) -> str:
         """Return which key opens what, for the startup banner."""
         if not self.is_required:
-            return "none: the API is open to every client that can connect, /admin to this machine only"
+            admin = "to this machine (--allow-local-admin)" if allows_local_admin else "to nobody (--admin-api-key)"
+            return f"none: the API is open to every client that can connect, /admin {admin}"
         num_admins = sum(key.is_admin for key in self.keys)
         others = len(self.keys) - num_admins
         locked = "all routes except health checks and pages"

@@ -84,7 +84,7 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
         "limits": (
             f"{settings.max_request_items:,} inputs and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
         ),
-        "API keys": app_state.api_keys.describe(),
+        "API keys": app_state.api_keys.describe(settings.allow_local_admin),
         "address": address,
         **({} if settings.grpc_port is None else {"gRPC": f"{settings.host} port {settings.grpc_port}"}),
     }

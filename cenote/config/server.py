@@ -76,6 +76,11 @@ class ServerConfig:
     admin_api_key: tuple[str, ...] = option(
         "API keys for admin routes, such as those that load adapters; other keys cannot use these then", default=()
     )
+    allow_local_admin: bool = option(
+        "without any API key, open admin routes to clients of this machine (loopback or a Unix domain socket); behind "
+        "a proxy on the same machine that would be everybody",
+        default=False,
+    )
     api_server_count: int = option(
         "number of front-end processes, or auto for one per two cores; 1: the supervisor serves HTTP itself",
         default=1,

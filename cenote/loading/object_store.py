@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -15,12 +14,15 @@ from typing import Any
 
 from cenote.errors import LoadError
 from cenote.utils.cache_folder import find_cache_folder, write_atomically
+from cenote.utils.file_lock import lock_file
 from cenote.utils.install_commands import install_command
 
 S3_SCHEME = "s3://"
 S3_URI = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<prefix>[^?#]*[^/?#])/?")
 MANIFEST_FILE = ".etags.json"
 LOCK_FILE = ".lock"
+# without a change of the files, a process that downloads the same model is held to be stopped
+LOCK_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,18 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _lock(folder: Path) -> Iterator[None]:
     """Replicas that start together download once."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with lock_file(folder / LOCK_FILE, LOCK_TIMEOUT_S, lambda: _read_progress(folder)):
         yield
+
+
+def _read_progress(folder: Path) -> object:
+    """Return what changes while another process downloads."""
+    progress = []
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # renamed meanwhile
+            stat = path.stat()
+            progress.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return sorted(progress)
 
 
 def _remove_deleted(folder: Path, names: set[str]) -> None:

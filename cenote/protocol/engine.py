@@ -12,7 +12,8 @@ from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, 
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.metrics import MetricFamily
 
-# restarting: a new engine process is being started; failed: it exited too often; stopped: it will not come back
+# restarting: a new engine process is being started; failed: they exit again and again, or none could load the model;
+# stopped: it will not come back
 EngineStatus = Literal["loading", "ready", "restarting", "failed", "stopped"]
 # of a model: also without engine processes, and while they finish their last requests
 ModelStatus = EngineStatus | Literal["unloaded", "unloading"]

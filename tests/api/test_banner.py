@@ -34,7 +34,11 @@ LOCKED = "all routes except health checks and pages"
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({}, "none: the API is open to every client that can connect, /admin to this machine only"),
+        ({}, "none: the API is open to every client that can connect, /admin to nobody (--admin-api-key)"),
+        (
+            {"allow_local_admin": True},
+            "none: the API is open to every client that can connect, /admin to this machine (--allow-local-admin)",
+        ),
         ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for /admin (--admin-api-key)"),
         ({"admin_api_key": ("a",)}, f"1 admin, required by {LOCKED}; add --api-key for clients that are no admins"),
         ({"api_key": ("a",), "admin_api_key": ("b",)}, f"1 for {LOCKED}, 1 admin for these and for /admin"),

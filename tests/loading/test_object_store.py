@@ -12,7 +12,9 @@ import pytest
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
+from cenote.loading import object_store
 from cenote.loading.checkpoint import find_adapter, find_checkpoint
+from cenote.utils.file_lock import lock_file
 from cenote.utils.install_commands import install_command
 from tests.loading.fake_s3 import FakeS3, run_fake_s3
 from tests.tiny import tiny_bert
@@ -134,3 +136,17 @@ def test_hub_names_may_have_a_scheme_and_a_revision() -> None:
 
     assert (config.model, config.revision, config.tokenizer) == ("owner/name", "v2", "owner/tokenizer")
     assert EngineConfig(model="hf://owner/name:v2", revision="v3").revision == "v3"
+
+
+def test_a_process_that_is_stopped_during_a_download_is_no_endless_wait(
+    store: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "LOCK_TIMEOUT_S", 0.1)
+    folder = find_checkpoint(URI).folder
+
+    with (
+        lock_file(folder / object_store.LOCK_FILE, 1),
+        pytest.raises(LoadError, match=r"another process has held this lock for 0.1 s without progress: .*\.lock"),
+    ):
+        find_checkpoint(URI)
+    assert find_checkpoint(URI).folder == folder

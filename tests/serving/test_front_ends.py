@@ -431,6 +431,30 @@ def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> No
 
 
 @pytest.mark.slow
+def test_a_stopped_front_end_is_replaced(server: FrontEndServers) -> None:
+    stopped, running = server.front_ends()
+    os.kill(stopped, signal.SIGSTOP)
+
+    wait_until(lambda: len(server.front_ends()) == 2 and stopped not in server.front_ends())
+
+    assert running in server.front_ends()
+    assert re.search(r"gave no sign of life for [5-9]\.\d s and was killed; \d requests were lost", server.output)
+    wait_until(lambda: len({server.find_owner(client) for client in connections(server, 40)}) == 2)
+
+
+@pytest.mark.slow
+def test_a_server_whose_supervisor_is_stopped_is_not_alive_until_it_goes_on(own_server: FrontEndServers) -> None:
+    front_ends = own_server.wait_until_ready().front_ends()
+    own_server.signal(signal.SIGSTOP)
+    wait_until(lambda: own_server.status("/health/live") == 503)
+    assert b"the supervisor gave no sign of life" in own_server.get("/health/live")[1]
+
+    own_server.signal(signal.SIGCONT)
+    wait_until(lambda: own_server.status("/health/live") == 200)
+    assert own_server.front_ends() == front_ends
+
+
+@pytest.mark.slow
 def test_ctrl_c_to_the_process_group_is_one_shutdown(own_server: FrontEndServers) -> None:
     own_server.wait_until_ready()
     front_ends = own_server.front_ends()

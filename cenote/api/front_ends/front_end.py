@@ -41,6 +41,7 @@ from cenote.api.wire.control_messages import (
     ReleaseEngine,
     SupervisorToFrontEnd,
 )
+from cenote.api.wire.heartbeat import HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes
 from cenote.utils.child_process import exit_with_parent
@@ -52,13 +53,14 @@ REPORT_INTERVAL_S = 0.1
 
 def main() -> int:
     exit_with_parent()
-    channel_fd, links_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
+    channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
         # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
         # make the file description, which all processes share, blocking
         listener.setblocking(False)
-    front_end = FrontEndProcess(counts_fd, admission_fd, listeners)
+    front_end = FrontEndProcess(counts_fd, admission_fd, listeners, HeartbeatReader(supervisor_fd))
+    HeartbeatWriter(heartbeat_fd, front_end.clock.find_busy_stage).thread.start()
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
     return 1 if front_end.is_disconnected or front_end.server.failure is not None else 0
 
@@ -69,13 +71,18 @@ class FrontEndProcess:
     server: FrontEndServer
     engines: RemoteEngines
 
-    def __init__(self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket], supervisor: HeartbeatReader
+    ) -> None:
         self.counts_fd = counts_fd
         self.admission_fd = admission_fd
         self.listeners = listeners
+        self.supervisor = supervisor
+        self.clock = LoopClock()
         self.channel: Channel[SupervisorToFrontEnd] = Channel(
-            SupervisorToFrontEnd, self._on_message, self._on_disconnect
+            SupervisorToFrontEnd, self._on_message, self._on_disconnect, self._on_unhandled
         )
+        self._unhandled = ""  # why the state of the models is not known any more, until the next report of it
         self.metrics = ForwardedMetrics(self.channel)
         self.admin = ForwardedAdmin(self.channel)
         self.is_disconnected = False
@@ -86,13 +93,25 @@ class FrontEndProcess:
         await self.initialized.wait()
         if self.is_disconnected:
             return
-        receiver = LinkReceiver(links, self.engines.add_link)
+        receiver = LinkReceiver(links, self.engines.add_link, self.on_link_lost)
+        turning = asyncio.get_running_loop().create_task(self._turn_clock())
         await self.server.serve([])
         if (error := self.server.failure) is not None:
             logger.error("front-end process %d cannot start", os.getpid(), exc_info=error)
+        turning.cancel()
         receiver.close()
         self.engines.close()
         self.channel.close()
+
+    async def _turn_clock(self) -> None:
+        while True:
+            self.clock.turn()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def find_control_error(self) -> str:
+        """Return why the supervisor cannot act, or is not understood; "" if it can."""
+        hang = self.supervisor.read().describe_hang()
+        return self._unhandled if hang is None else f"the supervisor {hang}"
 
     def report_stats(self) -> None:
         self.metrics.report(self.server.app_state.num_in_flight)
@@ -102,6 +121,7 @@ class FrontEndProcess:
             self._initialize(message)
         elif isinstance(message, ModelStates):
             self.engines.set_models(message)
+            self._unhandled = ""
         elif isinstance(message, EngineState):
             self.engines.set_state(message)
         elif isinstance(message, EngineExited):
@@ -128,6 +148,7 @@ class FrontEndProcess:
         app_state = AppState(init.settings, counters)
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
+        app_state.find_control_error = self.find_control_error
         app_state.metrics, app_state.admin = self.metrics, self.admin
         self.engines = RemoteEngines(app_state, self)
         self.server = FrontEndServer(app_state, self, init.front_end_id)
@@ -147,6 +168,10 @@ class FrontEndProcess:
 
     def on_settled(self) -> None:
         self.channel.send(FrontEndReady())
+
+    def _on_unhandled(self, call_id: int, error: Exception) -> None:
+        if not call_id:
+            self._unhandled = f"a message of the supervisor could not be handled ({type(error).__name__}: {error})"
 
     def _on_disconnect(self) -> None:
         """Exit: the supervisor has ended."""

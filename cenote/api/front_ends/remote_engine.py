@@ -131,7 +131,7 @@ class RemoteEngine(EngineCalls):
             EngineMessage,
             lambda message, array_bytes: self._on_message(channel, message, array_bytes),
             lambda: self._on_closed(channel),
-            lambda call_id, error: self._on_undecodable(channel, call_id),
+            lambda call_id, error: self._on_unhandled(channel, call_id),
         )
         self._channel = channel
         await channel.connect(sock)
@@ -299,10 +299,10 @@ class RemoteEngine(EngineCalls):
         if call is not None and not call.future.done():  # else the client disconnected in the meantime
             call.future.set_result((response, array_bytes))
 
-    def _on_undecodable(self, channel: Channel[EngineMessage], call_id: int) -> None:
+    def _on_unhandled(self, channel: Channel[EngineMessage], call_id: int) -> None:
         call = self._pending.get(call_id)
         if call is not None and not call.future.done():
-            call.future.set_exception(PoolingError("the response of the engine process cannot be decoded"))
+            call.future.set_exception(PoolingError("the response of the engine process cannot be read"))
         elif not call_id:
             channel.abort()  # results of calls that are not known: all of them are sent again, none waits for ever
 

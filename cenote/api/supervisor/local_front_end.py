@@ -52,7 +52,7 @@ class LocalFrontEnd:
             self.engines.close()
 
     def connect_engine(self, engine_id: int) -> None:
-        """Connect with the engine process that has just been started."""
+        """Connect with the engine process that has just been started; raise OSError if no descriptors are left."""
         ours, theirs = make_link()
         self.add_engine_link(engine_id, theirs)
         self._call(lambda engines: engines.add_link(ours, engine_id))
@@ -70,7 +70,10 @@ class LocalFrontEnd:
         """Send no more requests to an engine; return when those in flight are answered."""
         released = self._releases[engine_id] = asyncio.get_running_loop().create_future()
         self._call(lambda engines: engines.release(engine_id))
-        await released
+        try:
+            await released
+        finally:  # also when the caller waits no longer: what is in flight may end later
+            del self._releases[engine_id]
 
     def _call(self, call: EnginesCall) -> None:
         """Call now or, before the engines have been made, in the same order then."""
@@ -97,7 +100,9 @@ class LocalFrontEnd:
         await self._change_adapter(engine_id, name, path, in_place)
 
     def on_released(self, engine_id: int) -> None:
-        self._releases.pop(engine_id).set_result(None)
+        released = self._releases.get(engine_id)
+        if released is not None and not released.done():
+            released.set_result(None)
 
     def on_settled(self) -> None:
         if not self.app_state.is_draining:
