@@ -18,6 +18,7 @@ from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.calls import CallRunner, Method, parse_peer
 from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
 from cenote.api.grpc.health_pb2 import HealthCheckRequest
+from cenote.api.grpc.messages import MessageParser
 from cenote.api.grpc.server import GrpcServer, check_settings, format_target
 from cenote.api.grpc.services import ROUTES, TEI_METHODS, make_method_handler
 from cenote.api.grpc.statuses import get_status_code
@@ -146,7 +147,12 @@ def serve_handler(app_state: AppState, handler: Any, use: Callable[[grpc.aio.Cha
         port = server.add_insecure_port("127.0.0.1:0")
         methods = {
             method.name: make_method_handler(
-                method, CallRunner(Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler), app_state)
+                method,
+                CallRunner(
+                    Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler),
+                    MessageParser(method.input_type, 2048),
+                    app_state,
+                ),
             )
             for method in tei.DESCRIPTOR.services_by_name["Embed"].methods
         }
