@@ -145,7 +145,7 @@ class HttpConnection(FlowControl):
             return False
         if not self.unparsed:
             self._drop_incomplete_request()
-        if not active.is_started:
+        if not (active.is_started or self.sent_ahead):
             self.sent_ahead = HTTP_VERSION
             self.transport.write(HTTP_VERSION)
         self.timer.set(PEER_ROUND_TRIP_S)
