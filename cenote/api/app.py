@@ -17,7 +17,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.admin_routes import make_admin_routes
-from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
+from cenote.api.admission.cost import SMALL_BYTES
+from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route

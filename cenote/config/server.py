@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +15,10 @@ from cenote.config.options import (
     parse_token_count,
 )
 from cenote.errors import BadRequest
+from cenote.utils.system_limits import count_cpus, count_memory_bytes
 
 MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
+MAX_AUTO_INFLIGHT_BYTES = 2 * 1024**3
 POSITIVE_OPTIONS = (
     "api_server_count",
     "memory_budget",
@@ -33,10 +34,15 @@ POSITIVE_OPTIONS = (
 )
 
 
+def choose_inflight_bytes() -> int:
+    """Return a quarter of the memory that the server may use: what it makes of a body takes several times its size."""
+    return min(MAX_AUTO_INFLIGHT_BYTES, count_memory_bytes() // 4)
+
+
 def parse_front_end_count(value: str | int) -> int:
     """Return the number of front-ends; "auto" leaves half of the cores to the engine and to others."""
     if value == "auto":
-        return max(1, min(MAX_AUTO_FRONT_ENDS, len(os.sched_getaffinity(0)) // 2))
+        return max(1, min(MAX_AUTO_FRONT_ENDS, count_cpus() // 2))
     return int(value)
 
 
@@ -103,8 +109,9 @@ class ServerConfig:
         default=None,
     )
     max_inflight_bytes: int = option(
-        "maximum bytes of request bodies and answers in memory, such as 2G; the server returns 429 above it",
-        default=2 * 1024**3,
+        "maximum bytes of request bodies and answers in memory, such as 2G; the server returns 429 above it. Default: "
+        "2G, or a quarter of the memory of the machine or of its container if that is less",
+        make_default=choose_inflight_bytes,
         parse=parse_bytes,
     )
     max_connections: int = option("maximum number of open connections", default=4096)

@@ -208,6 +208,15 @@ def test_both_front_ends_respond_without_importing_torch(server: FrontEndServers
     assert "libtorch" in Path(f"/proc/{server.engine}/maps").read_text()
 
 
+def test_for_lack_of_memory_the_kernel_kills_the_supervisor_last(server: FrontEndServers) -> None:
+    def read_score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    scores = [read_score(pid) for pid in (server.process.pid, server.front_ends()[0], server.engine or 0)]
+
+    assert scores == [scores[0], scores[0] + 300, scores[0] + 500]
+
+
 def test_a_burst_of_clients_is_distributed_over_front_ends(server: FrontEndServers) -> None:
     wait_until(lambda: load(server) == 0)
     clients = [server.connect() for _ in range(16)]

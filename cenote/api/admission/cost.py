@@ -22,6 +22,8 @@ BYTES_BY_FORMAT: dict[str | None, int] = {"base64": BASE64_BYTES, "bytes": BINAR
 # non-zero weights of a sparse vector, with their token ids; the vocabulary is a bound that no text reaches
 SPARSE_WEIGHTS_PER_TOKEN, MAX_SPARSE_WEIGHTS = 32, 32_768
 SPARSE_WEIGHT_BYTES = 2 * JSON_BYTES
+# bodies and answers up to this size are not counted: the number of connections bounds them
+SMALL_BYTES = 16 * 1024
 # of an entry of an answer besides its numbers
 ENTRY_BYTES = 64
 

@@ -44,7 +44,7 @@ from cenote.api.wire.control_messages import (
 from cenote.api.wire.heartbeat import HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes
-from cenote.utils.child_process import exit_with_parent
+from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 logger = logging.getLogger("cenote")
 
@@ -53,6 +53,7 @@ REPORT_INTERVAL_S = 0.1
 
 def main() -> int:
     exit_with_parent()
+    prefer_as_oom_victim(FRONT_END_OOM_SCORE)
     channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
@@ -95,7 +96,7 @@ class FrontEndProcess:
             return
         receiver = LinkReceiver(links, self.engines.add_link, self.on_link_lost)
         turning = asyncio.get_running_loop().create_task(self._turn_clock())
-        await self.server.serve([])
+        await self.server.serve(self.listeners)
         if (error := self.server.failure) is not None:
             logger.error("front-end process %d cannot start", os.getpid(), exc_info=error)
         turning.cancel()
@@ -193,18 +194,12 @@ class FrontEndServer(ApiServer):
         self.front_end = front_end
         self.front_end_id = front_end_id
         self.connection_counts = ConnectionCounts(front_end.counts_fd, app_state.settings.api_server_count)
-        self.acceptors = [
-            BalancedAcceptor(listener, self.accept_connection, lambda: self.connection_counts.is_busier(front_end_id))
-            for listener in front_end.listeners
-        ]
         self.is_closed = self.is_done = False
         self.owns_listeners = False
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:
         self._update_count()
-        for acceptor in self.acceptors:
-            acceptor.start()
+        await super().startup(sockets)
         self.front_end.channel.send(Listening())
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
 
@@ -212,10 +207,7 @@ class FrontEndServer(ApiServer):
         gc.collect()
         gc.freeze()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for acceptor in self.acceptors:
-            acceptor.stop()
-            acceptor.listener.close()
+    async def shutdown(self, sockets: Sequence[socket.socket]) -> None:
         self.is_closed = True
         self._update_count()
         await super().shutdown(sockets)
@@ -238,6 +230,15 @@ class FrontEndServer(ApiServer):
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
             self.front_end.report_stats()
+
+    def make_acceptor(self, listener: socket.socket) -> BalancedAcceptor:
+        return BalancedAcceptor(
+            listener,
+            self.accept_connection,
+            self.make_room,
+            lambda: self.connection_counts.is_busier(self.front_end_id),
+            can_refuse=self.tls_context is None,
+        )
 
     def make_connection(self) -> HttpConnection:
         return CountedConnection(self._update_count, self.server_state)

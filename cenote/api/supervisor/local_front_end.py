@@ -47,7 +47,7 @@ class LocalFrontEnd:
 
     async def serve(self) -> None:
         """Serve until a signal or a failure, then drain in-flight requests."""
-        await self.server.serve(list(self.listeners))
+        await self.server.serve(self.listeners)
         if self.engines is not None:
             self.engines.close()
 
@@ -131,7 +131,7 @@ class LocalServer(ApiServer):
         self.on_imported = on_imported
         self.on_draining = on_draining
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:
         await super().startup(sockets)
         self.on_listening()
 

@@ -16,8 +16,9 @@ from PIL import Image
 from cenote.errors import BadRequest, EngineStopped, Overloaded
 from cenote.inputs.media import decoder_protocol
 from cenote.inputs.media.image_header import ImageHeader
+from cenote.utils.system_limits import count_cpus
 
-NUM_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # they share one memory budget
+NUM_PROCESSES = max(1, min(4, count_cpus() // 4))  # they share one memory budget
 # wall time per image. The child's CPU time limit is a third of it: the child runs at low priority, and a valid image
 # must not time out on a busy machine
 DECODE_TIMEOUT_S = 30.0

@@ -97,7 +97,7 @@ def test_connections_above_the_limit_replace_idle_ones_or_are_refused() -> None:
         await send({"type": "http.response.body", "body": b"ok"})
 
     refused: list[str] = []
-    state = ServerState(app, max_connections=2, on_refused=refused.append)
+    state = ServerState(app, max_connections=2, on_refused=lambda _, message: refused.append(message))
 
     async def run() -> None:
         nonlocal release
