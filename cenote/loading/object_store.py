@@ -43,6 +43,8 @@ def download_from_s3(uri: str, patterns: Sequence[str], ignored: Sequence[str], 
     if match is None:
         raise LoadError(f"invalid model {uri!r}; expected s3://bucket/path of a folder with config.json")
     bucket, prefix = match["bucket"], match["prefix"]
+    if any(part in ("", ".", "..") for part in prefix.split("/")) or "\0" in prefix:
+        raise LoadError(f"invalid model {uri!r}: a part of the path is empty, '.' or '..'; expected s3://bucket/path")
     client = _make_client()
     try:
         found = [item for item in _list_objects(client, bucket, prefix) if not _matches(item.name, ignored)]
@@ -50,7 +52,7 @@ def download_from_s3(uri: str, patterns: Sequence[str], ignored: Sequence[str], 
             raise LoadError(f"{uri} has no objects; expected config.json, tokenizer.json and model.safetensors there")
         if not any(fnmatch(item.name, patterns[-1]) for item in found):
             patterns = [*patterns, *fallback]
-        folder = find_cache_folder() / "s3" / bucket / prefix
+        folder = _find_local_folder(bucket, prefix)
         with _lock(folder):
             _remove_deleted(folder, {item.name for item in found})
             _download_changed(client, bucket, folder, [item for item in found if _matches(item.name, patterns)])
@@ -58,6 +60,15 @@ def download_from_s3(uri: str, patterns: Sequence[str], ignored: Sequence[str], 
         raise LoadError(f"{uri} cannot be stored below {find_cache_folder()}: {error}; set CENOTE_CACHE_DIR") from error
     except _client_errors() as error:
         raise LoadError(f"{uri} cannot be read: {error}; check the name, AWS_ENDPOINT_URL and credentials") from error
+    return folder
+
+
+def _find_local_folder(bucket: str, prefix: str) -> Path:
+    """Return the folder of the copy; raise if a link leads out of the cache."""
+    cache = (find_cache_folder() / "s3").resolve()
+    folder = (cache / bucket / prefix).resolve()
+    if not folder.is_relative_to(cache / bucket):
+        raise LoadError(f"s3://{bucket}/{prefix} would be stored in {folder}, outside {cache}; remove the link there")
     return folder
 
 
@@ -80,7 +91,7 @@ def _list_objects(client: Any, bucket: str, prefix: str) -> Iterator[StoredObjec
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
         for entry in page.get("Contents", ()):
             name = entry["Key"].removeprefix(f"{prefix}/")
-            if not name or name.endswith("/"):  # consoles create these for folders
+            if not name or name.endswith("/") or name in (MANIFEST_FILE, LOCK_FILE):  # consoles create folders/
                 continue
             if name.startswith("/") or ".." in PurePosixPath(name).parts:
                 raise LoadError(f"s3://{bucket}/{entry['Key']} is outside the model folder; rename the object")
