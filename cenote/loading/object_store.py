@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 from cenote.errors import LoadError
 from cenote.utils.cache_folder import find_cache_folder, write_atomically
+from cenote.utils.durable_files import replace_durably
 from cenote.utils.install_commands import install_command
 
 S3_SCHEME = "s3://"
@@ -129,7 +129,7 @@ def _download_changed(client: Any, bucket: str, folder: Path, objects: Sequence[
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         client.download_file(bucket, item.key, str(part))
-        os.replace(part, path)
+        replace_durably(part, path)
         etags[item.name] = item.etag
         write_atomically(folder / MANIFEST_FILE, json.dumps(etags).encode())
 
