@@ -24,7 +24,7 @@ import pytest
 from PIL.PngImagePlugin import PngInfo
 
 from cenote.errors import BadRequest
-from cenote.inputs.media import sandbox
+from cenote.inputs.media import decoder_protocol, sandbox
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from tests.inputs.media.conftest import make_image_source
@@ -286,3 +286,9 @@ def test_a_filter_allows_exactly_the_calls_of_its_list(machine: str) -> None:
     assert simulate(program, arch, numbers["prlimit64"], (0, resource.RLIMIT_NOFILE)) == sandbox.DENY
     others = [other for name, other in sandbox.AUDIT_ARCH.items() if name != machine]
     assert simulate(program, others[0], numbers["read"]) == sandbox.KILL_PROCESS
+
+
+def test_the_documentation_says_where_each_layer_holds() -> None:
+    page = (Path(__file__).parents[3] / "docs/security.md").read_text()
+
+    assert re.findall(r"^\| `([\w-]+)` \| Linux", page, re.MULTILINE) == list(decoder_protocol.LAYERS)
