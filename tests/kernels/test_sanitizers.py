@@ -28,8 +28,8 @@ TOKENIZERS = {
 KERNELS = {"cenote/kernels/_native.abi3.so": [*AMX, "cenote/kernels/cpu/*.c"]}
 TOKENIZER_TESTS = ["tests/inputs/test_subword.py", "tests/inputs/test_wordpiece.py"]
 KERNEL_TESTS = [
-    *(f"tests/kernels/test_{name}.py" for name in ("linear", "few_rows", "native_rows", "native_encoder")),
-    *(f"tests/kernels/test_{name}.py" for name in ("cpu_levels", "cpu_pooling", "max_sim", "attention", "convolution")),
+    *(f"tests/kernels/test_{name}.py" for name in ("linear", "native_rows", "native_encoder")),
+    *(f"tests/kernels/test_{name}.py" for name in ("attention", "cpu_levels", "cpu_pooling")),
 ]
 # They compare bits of several processes again and again, and results whose last bits depend on the optimization.
 LEFT_OUT = "not same_bits and not activations_equal"
@@ -93,16 +93,18 @@ def test_differential_tests_pass_under_the_sanitizers(
     for target, patterns in libraries.items():
         compile_library(checkout, target, patterns)
 
+    code = f"import ctypes, torch, cenote\nprint(cenote.__path__[0])\n[ctypes.CDLL(name) for name in {list(libraries)}]"
+    loaded = run_tests(checkout, [], code)
     done = run_tests(checkout, files)
 
+    assert loaded.returncode == 0 and loaded.stdout.strip() == str(checkout / "cenote"), loaded.stderr
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert " passed" in done.stdout or "tests  folder" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("statement", "report"),
     [
-        ("((char *)malloc(number))[number] = 1", "heap-buffer-overflow"),
+        ("*(volatile char *)((char *)malloc(number) + number) = 1", "heap-buffer-overflow"),
         ("number = 2147483647 + number", "runtime error: signed integer overflow"),
     ],
 )
