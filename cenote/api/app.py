@@ -208,8 +208,10 @@ class Endpoint:
                 self._check_supported(route, use.engine.model_info)
             elif not model.is_awaited:
                 raise model.make_state_error()
-        if route.needs_admin and not self.app_state.api_keys.may_administer(admission.key):
-            raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
+        if route.needs_admin and not admission.key.is_admin:
+            missing = "" if self.app_state.api_keys.has_admin else ", and this server has none"
+            needed = "--admin-api-key, or `admin` in --api-key-file"
+            raise Forbidden(f"{route.paths[0]} needs an admin key{missing}: {needed}")
 
     def _check_supported(self, route: Route, model_info: ModelInfo) -> None:
         if not route.is_supported(model_info):

@@ -158,7 +158,9 @@ class ServerConfig:
     )
     enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
     skip_model_name_validation: bool = option("accept any model name in requests", default=False)
-    allow_runtime_lora_updating: bool = option("serve /v1/load_lora_adapter and /v1/unload_lora_adapter", default=False)
+    allow_runtime_lora_updating: bool = option(
+        "serve /v1/load_lora_adapter and /v1/unload_lora_adapter, which need an admin key", default=False
+    )
     disable_docs: bool = option("do not serve /docs and /openapi.json", default=False)
     disable_ui: bool = option("do not serve the playground at /", default=False)
     disable_access_log: bool = option("do not log requests", default=False)

@@ -28,6 +28,21 @@ def test_the_kernels_of_each_of_several_models_are_named(llm: LLM) -> None:
     assert "on cpu;" in describe_model(BannerModel(["a"], "ready", replace(info, products=None)))
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "not loaded at runtime, which needs an admin key (--admin-api-key)"),
+        ({"admin_api_key": ("a",)}, "loaded and unloaded at runtime with an admin key"),
+    ],
+)
+def test_the_banner_says_whether_adapters_can_be_loaded(settings: dict[str, Any], text: str, llm: LLM) -> None:
+    allowed = AppState(ServerConfig(allow_runtime_lora_updating=True, **settings))
+    plain = AppState(ServerConfig(**settings))
+
+    assert make_banner_rows(allowed, "http://localhost", llm.engine.model_info)["adapters"] == text
+    assert "adapters" not in make_banner_rows(plain, "http://localhost", llm.engine.model_info)
+
+
 LOCKED = "all routes except health checks and pages"
 
 

@@ -150,3 +150,40 @@ def test_a_process_that_is_stopped_during_a_download_is_no_endless_wait(
     ):
         find_checkpoint(URI)
     assert find_checkpoint(URI).folder == folder
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://models/../../../victim", "s3://models/team/../../../victim", "s3://models/./tiny", "s3://models/a//b"],
+)
+def test_a_path_with_parts_that_name_no_folder_is_refused(store: FakeS3, uri: str, tmp_path: Path) -> None:
+    store.objects[f"{uri.removeprefix('s3://models/')}/config.json"] = b"{}"
+    before = set(tmp_path.rglob("*"))
+
+    with pytest.raises(LoadError, match=re.escape(f"invalid model {uri!r}: a part of the path is empty, '.' or '..'")):
+        find_checkpoint(uri)
+
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_link_does_not_lead_out_of_the_cache(store: FakeS3, tmp_path: Path) -> None:
+    (tmp_path / "cache/s3/models").mkdir(parents=True)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "cache/s3/models/team").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(LoadError, match="s3://models/team/tiny would be stored in .*victim/tiny, outside .*cache/s3"):
+        find_checkpoint(URI)
+
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_the_list_of_files_comes_from_no_object(store: FakeS3, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    store.objects["team/tiny/.etags.json"] = b'{"../../../../../victim": "x"}'
+
+    folder = find_checkpoint(URI).folder
+    find_checkpoint(URI)
+
+    assert (tmp_path / "victim").read_text() == "kept"
+    assert b"victim" not in (folder / ".etags.json").read_bytes()
+    assert "team/tiny/.etags.json" not in store.downloads

@@ -51,7 +51,7 @@ class Route:
     api_name: str = ""  # name in the error "The model does not support ... API"
     is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
     is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
-    needs_admin: bool = False  # an admin key, if one is configured
+    needs_admin: bool = False  # an admin key; without one nobody may use it
     can_be_binary: bool = False  # whether it can respond with application/octet-stream
     example: Mapping[str, Any]  # request body for the documentation page
     documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document
