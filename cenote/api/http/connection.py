@@ -92,11 +92,11 @@ class HttpConnection(FlowControl):
             state.on_refused("connections", state.limit_message)
             self._send_error(ProtocolError(503, state.limit_message))
             return
-        state.connections.add(self)
+        state.connections[self] = None
         self.timer.set(state.keep_alive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.connections.discard(self)
+        self.server_state.connections.pop(self, None)
         self.phase = DISCARDING
         self.timer.cancel()
         for cycle in (self.active, self.cycle):
@@ -311,6 +311,11 @@ class HttpConnection(FlowControl):
     def is_idle(self) -> bool:
         """Whether the connection has no request, and is not receiving one."""
         return self.active is None and (self.phase is IDLE or self.phase is NEW)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the client has sent nothing yet."""
+        return self.phase is NEW
 
     def shutdown(self) -> None:
         """Accept no new request, but finish those being received or processed."""

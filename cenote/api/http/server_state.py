@@ -28,7 +28,7 @@ class ServerState:
     on_refused: Callable[[RefusalReason, str], None] = (
         _ignore  # called with a message for each connection above a limit
     )
-    connections: set[HttpConnection] = field(default_factory=set)
+    connections: dict[HttpConnection, None] = field(default_factory=dict)  # in the order of their age
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # requests in progress
 
     @property
@@ -39,10 +39,18 @@ class ServerState:
         )
 
     def close_idle_connection(self) -> bool:
-        """Close a connection without a request in favour of another one; return whether there was one."""
+        """Close a connection without a request in favour of another one; return whether there was one.
+
+        The oldest of those that have never sent a request is the first: the client of another one may be about to send.
+        """
+        found: HttpConnection | None = None
         for connection in self.connections:
-            if connection.is_idle:
-                connection.transport.abort()  # there is nothing to send, and TLS would wait for an answer
-                self.connections.discard(connection)
-                return True
-        return False
+            if connection.is_idle and (found is None or connection.is_new):
+                found = connection
+                if connection.is_new:
+                    break
+        if found is None:
+            return False
+        found.transport.abort()  # there is nothing to send, and TLS would wait for an answer
+        del self.connections[found]
+        return True
