@@ -24,7 +24,7 @@ SURROGATE_PAIR_BYTES = 12
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
 MAX_VALUES = 4_000_000
-MAX_CONTAINERS = 500_000
+MAX_CONTAINERS = 128 * 1024
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
 NULL_JSON = msgspec.Raw(b"null")
 JsonType = Literal["string", "number", "boolean", "array", "object"]
