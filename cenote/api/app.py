@@ -34,8 +34,9 @@ from cenote.api.replies import (
     to_response,
 )
 from cenote.api.request_body import add_similar_name, check_media_type, check_raw_body, parse_body
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
+from cenote.api.selected_model import make_unsupported_error
 from cenote.api.system_routes import make_root_route, make_system_routes
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo

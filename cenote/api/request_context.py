@@ -24,13 +24,12 @@ from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.admission.ticket import Ticket
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
-from cenote.api.served_models import EngineUse, LoadModel, Selection, ServedModel, ServedModels
+from cenote.api.selected_model import SelectedModel
+from cenote.api.served_models import EngineUse, LoadModel, ServedModels
 from cenote.api.server_timing import format_server_timing
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, InputTooLong, NotOffered, PoolingError, RouteNotFound
-from cenote.protocol.engine import Engine
+from cenote.errors import BadRequest, InputTooLong
 from cenote.protocol.input_types import Input
-from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
@@ -55,10 +54,8 @@ MAX_TYPICAL_CHARS_PER_TOKEN = 16
 ADAPTER_COST = RequestCost(1)
 
 
-class RequestContext:
-    engine: Engine  # of the model that `select_model` has selected
-    model: str  # its name in responses, whichever the request used
-    is_in_thread = False  # the handler runs outside of the event loop now: see `handle_in_thread`
+class RequestContext(SelectedModel):
+    """The state of one request, and the calls of the engine that its handler makes."""
 
     def __init__(
         self,
@@ -95,9 +92,9 @@ class RequestContext:
         self.num_truncated = 0  # inputs that were truncated
         self.num_tokenized = 0  # tokens of answers that are tokens
         self.warning: str | None = None  # in the headers of the response; logged once for each client
-        self.is_model_chosen = False  # of several, by the route, as the request names none
-        self.adapter: str | None = None  # adapter that the request names as its model
-        self.role: Role | None = None  # whose prompt is used, by the name of the model
+        self.is_model_chosen = False
+        self.adapter: str | None = None
+        self.role: Role | None = None
 
     def read_options(self, body: object) -> None:
         """Read the fields of a parsed body that concern its admission and its id."""
@@ -107,65 +104,6 @@ class RequestContext:
             self.request_id = request_id
         if (timeout_s := getattr(body, "timeout", None)) is not None:
             self.admission.set_timeout(timeout_s)
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self.engine.model_info
-
-    async def select_model(
-        self, name: str | None, *, param: str | None = None, is_able: Callable[[ModelInfo], bool] = bool
-    ) -> None:
-        """Select the model that a request names, for all that follows; without a name, the one that supports the route.
-
-        Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs. `is_able`:
-        whether a model can do what the body asks for, besides supporting the route.
-        """
-        if self.path_model is not None:
-            name = self._resolve_path_model(self.path_model)
-        elif name is None:
-            name = self.header_model
-        if moves := self.is_in_thread:
-            await TO_LOOP
-        model = self.models.by_name.get(name)
-        if model is None:
-            model, self.adapter, self.role = self._find(name, param, is_able)
-        use, is_checked = (
-            model.use,
-            self.models.sole is not None,
-        )  # the route of a single model, before the body is read
-        if use is None or not use.is_ready:
-            use = await model.wait(self._load, self.admission.deadline_at, self.settings.replay_timeout_s)
-            is_checked = False
-        if use is not self._use:
-            self.release()
-            use.num_users += 1
-            self._use, self.engine, self.admission.controller = use, use.engine, use.admission
-        self.model = model.name
-        if not is_checked and not self.route.is_supported(use.engine.model_info):
-            raise self._make_unsupported_error(model)
-        if moves:
-            await TO_THREAD
-
-    def _resolve_path_model(self, name: str) -> str:
-        """Return the name; with a slash before it if it is a folder, whose slash was merged with that of the path."""
-        return name if self.models.find(name) is not None or self.models.find(f"/{name}") is None else f"/{name}"
-
-    def _find(self, name: str | None, param: str | None, is_able: Callable[[ModelInfo], bool]) -> Selection:
-        if name is None or (self.settings.skip_model_name_validation and self.models.find(name) is None):
-            self.is_model_chosen = True
-            return Selection(self.models.choose(self.route.is_supported, is_able))
-        return self.models.require(name, param)
-
-    def _make_unsupported_error(self, model: ServedModel) -> PoolingError:
-        others = [other.name for other in self.models.list_supporting(self.route.is_supported) if other is not model]
-        advice = f"models of this server that do: {', '.join(others)}" if others else "no model of this server does"
-        return make_unsupported_error(self.route, self.engine.model_info, advice)
-
-    def release(self) -> None:
-        """The request does not use its engine any more."""
-        if self._use is not None:
-            self._use.release()
-            self._use = None
 
     def check_num_items(self, count: int, name: str) -> None:
         if count > self.settings.max_request_items:
@@ -432,12 +370,4 @@ def make_variables_error(num_chars: int, count: int, kind: str) -> BadRequest:
         f"chat_template_kwargs are rendered for each of the {count} {kind}, {num_chars} characters in all, limit "
         f"{MAX_VARIABLE_CHARS}; split the request",
         param="chat_template_kwargs",
-    )
-
-
-def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
-    error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
-    return error_type(
-        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
-        f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, get_args
 
@@ -14,17 +15,17 @@ from msgspec import inspect
 from cenote.api.dialects.dialect import Route
 
 MAX_ITEMS = 2048  # of a list by the default of --max-request-items
-MAX_DEPTH = 5
+MAX_DEPTH, MAX_KEYS = 5, 100_000
 # each character is a token, or an escape in UTF-8 and JSON that is longer than the character
 TEXTS = {"commas": ",", "words": "the old city ", "emoji": "\U0001f600"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A way to fill a field: returns a value of about so many bytes of JSON."""
+    """A way to fill a field: returns JSON of about so many bytes, which takes no time."""
 
     name: str
-    make: Callable[[int], Any]
+    make: Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class LargeRequest:
 
     def encode(self, num_bytes: int) -> bytes:
         share = num_bytes // len(self.fields)
-        body = self.example | {name: fill.make(share) for name, fill in self.fields.items()}
-        return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+        values = {name: to_json(value) for name, value in self.example.items()}
+        return join_object(values | {name: fill.make(share) for name, fill in self.fields.items()})
 
 
 def list_large_requests(route: Route) -> list[LargeRequest]:
@@ -82,11 +83,11 @@ def iter_fills(kind: inspect.Type, depth: int = 0) -> Iterator[Fill]:
             yield from iter_fills(part, depth)
     elif isinstance(kind, inspect.StrType):
         for name, text in TEXTS.items() if not depth else [("commas", ",")]:
-            yield Fill(name, lambda size, text=text: text * max(1, size // len(text.encode())))  # type: ignore[misc]
+            yield Fill(name, partial(repeat_text, text.encode()))
     elif isinstance(kind, inspect.IntType):
-        yield Fill("least", lambda size: max(1, kind.ge or 0))
+        yield Fill("least", lambda size: b"%d" % max(1, kind.ge or 0))
     elif isinstance(kind, inspect.LiteralType):
-        yield from (Fill(str(value), lambda size, value=value: value) for value in kind.values)  # type: ignore[misc]
+        yield from (Fill(str(value), lambda size, value=value: to_json(value)) for value in kind.values)  # type: ignore[misc]
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and depth < MAX_DEPTH:
         yield from iter_lists(kind, depth)
     elif isinstance(kind, inspect.StructType) and depth < MAX_DEPTH:
@@ -99,14 +100,8 @@ def iter_lists(kind: inspect.ListType | inspect.VarTupleType, depth: int) -> Ite
     """Yield lists with as many items as are allowed, and with as many as fit."""
     limit = kind.max_length or MAX_ITEMS
     for item in iter_fills(kind.item_type, depth + 1):
-
-        def repeat(size: int, limit: int, item: Fill = item) -> list[Any]:
-            smallest = len(json.dumps(item.make(1)).encode()) + 1
-            count = max(1, min(limit, size // smallest))
-            return [item.make(size // count)] * count
-
-        yield Fill(f"{limit} of {item.name}", lambda size, repeat=repeat: repeat(size, limit))  # type: ignore[misc]
-        yield Fill(f"many of {item.name}", lambda size, repeat=repeat: repeat(size, size))  # type: ignore[misc]
+        yield Fill(f"{limit} of {item.name}", partial(repeat_item, item, limit))
+        yield Fill(f"many of {item.name}", partial(repeat_item, item, 2**62))
 
 
 def iter_structs(kind: inspect.StructType, depth: int) -> Iterator[Fill]:
@@ -116,18 +111,35 @@ def iter_structs(kind: inspect.StructType, depth: int) -> Iterator[Fill]:
     for field, choices in fills.items():
         for fill in choices:
 
-            def make(size: int, field: str = field, fill: Fill = fill) -> dict[str, Any]:
-                return {name: other.make(1) for name, other in required.items()} | {field: fill.make(size)}
+            def make(size: int, field: str = field, fill: Fill = fill) -> bytes:
+                return join_object({name: other.make(1) for name, other in required.items()} | {field: fill.make(size)})
 
             yield Fill(f"{field}: {fill.name}", make)
 
 
 def iter_objects() -> Iterator[Fill]:
     """Yield objects of any keys, with those that the server reads in one place or another."""
-    part, tool = {"type": "text", "text": "a"}, {"name": "a"}
-    yield Fill("keys", lambda size: {f"k{number}": 0 for number in range(size // 9)})
-    yield Fill("tools", lambda size: {"tools": [tool] * max(1, size // 13)})
-    yield Fill("message", lambda size: {"role": "user", "content": "," * size})
-    yield Fill("parts", lambda size: {"role": "user", "content": [part] * max(1, size // 27)})
-    yield Fill("text", lambda size: {"text": "," * size})
-    yield Fill("inputs", lambda size: {"inputs": ["a"] * max(1, size // 4)})
+    part, tool = Fill("", lambda _: b'{"type":"text","text":"a"}'), Fill("", lambda _: b'{"name":"a"}')
+    yield Fill("keys", lambda size: join_object({f"k{number}": b"0" for number in range(min(size // 9, MAX_KEYS))}))
+    yield Fill("tools", lambda size: join_object({"tools": repeat_item(tool, size, size)}))
+    yield Fill("message", lambda size: join_object({"role": b'"user"', "content": repeat_text(b",", size)}))
+    yield Fill("parts", lambda size: join_object({"role": b'"user"', "content": repeat_item(part, size, size)}))
+    yield Fill("text", lambda size: join_object({"text": repeat_text(b",", size)}))
+    yield Fill("inputs", lambda size: join_object({"inputs": repeat_item(Fill("", lambda _: b'"a"'), size, size)}))
+
+
+def repeat_text(text: bytes, size: int) -> bytes:
+    return b'"%s"' % (text * max(1, size // len(text)))
+
+
+def repeat_item(item: Fill, limit: int, size: int) -> bytes:
+    count = max(1, min(limit, size // (len(item.make(1)) + 1)))
+    return b"[%s]" % b",".join([item.make(size // count)] * count)
+
+
+def join_object(values: Mapping[str, bytes]) -> bytes:
+    return b"{%s}" % b",".join([b"%s:%s" % (to_json(name), value) for name, value in values.items()])
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value).encode()

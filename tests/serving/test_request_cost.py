@@ -6,12 +6,14 @@ by hand.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,25 @@ POLL_S = 0.02
 KILOBYTE, MEGABYTE = 1000, 1_000_000
 # a template whose time grows with the variables of the request
 TEMPLATE = "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+MESSAGES = [[{"role": "user", "content": "a"}]] * 64
+# two fields, each of an ordinary size, whose product is not
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokens of a character": ("/tokenize", {"inputs": "," * MEGABYTE}),
+    "tokens of a byte": ("/tokenize", {"prompt": "\U0001f600," * (MEGABYTE // 3), "return_token_strs": True}),
+    "token ids": ("/detokenize", {"tokens": [7] * (MEGABYTE // 3)}),
+    "inputs and labels": ("/v1/classify", {"input": ["a"] * 1500, "labels": ["x" * 4000 + str(n) for n in range(256)]}),
+    "chunks of a character": ("/v1/embeddings", {"input": "a " * MEGABYTE, "chunk_size": 1}),
+    "documents and fields": (
+        "/rerank",
+        {"query": "a", "documents": [{"a": "b"}] * 2000, "rank_fields": [f"f{n}" for n in range(20_000)]},
+    ),
+    "conversations and variables": (
+        "/v1/embeddings",
+        {"messages": MESSAGES, "chat_template_kwargs": {"tools": [{"name": ""}] * 60_000}},
+    ),
+    "contents": ("/v1beta/models/embedder:countTokens", {"contents": [{"parts": [{"text": "a"}]}] * 40_000}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +157,18 @@ def test_large_fields_of_every_route_delay_nobody(server: ServerProcess) -> None
     requests = [request for route in ROUTES for request in choose(list_large_requests(route), 1)]
 
     assert find_problems(server, requests, 250 * KILOBYTE, timeout_ms=300) == []
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_product_of_two_fields_is_refused_before_it_is_computed(server: ServerProcess, name: str) -> None:
+    path, body = ATTACKS[name]
+
+    with LivePoller(server) as poller:
+        status = send(server, path, json.dumps(body).encode(), timeout_ms=20_000)
+        time.sleep(POLL_S)
+
+    assert status in (400, 413, 422)
+    assert poller.longest_s < MAX_LIVE_S
 
 
 @pytest.mark.slow

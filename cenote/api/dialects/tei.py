@@ -29,7 +29,8 @@ from cenote.api.encoding import Float32Array, to_float32_array
 from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import NULL_JSON, list_keys, parse_body, read_type
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_context import RequestContext
+from cenote.api.selected_model import make_unsupported_error
 from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_arrays
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -53,31 +53,24 @@ async def tokenize(body: TeiTokenizeBody, context: RequestContext) -> Reply:
     prompt = "" if body.prompt_name is None else get_named_prompt(body.prompt_name, context.model_info)
     parts = []
     for text in texts:
-        parts.append(b"[%s]" % b",".join(await encode_tokens(prompt + text, body.add_special_tokens, context)))
+        tokens = [
+            msgspec.json.encode(part)[1:-1]
+            async for part in iter_tokens(prompt + text, context, add_special_tokens=body.add_special_tokens)
+        ]
+        parts.append(b"[%s]" % b",".join(tokens))
     return Reply(b"[%s]" % b",".join(parts))
 
 
-async def encode_tokens(text: str, add_special_tokens: bool, context: RequestContext) -> list[bytes]:
-    """Return the tokens of a text as JSON, in parts between which control returns to the event loop."""
-    result = await request_tokens(text, add_special_tokens, context)
-    starts = find_byte_offsets(text)
-    parts = []
-    for first in range(0, len(result.token_ids), TOKENS_PER_YIELD):
-        parts.append(msgspec.json.encode(make_tokens(text, result, starts, first, first + TOKENS_PER_YIELD))[1:-1])
-        if first:
-            await asyncio.sleep(0)
-    return parts
-
-
-async def tokenize_text(text: str, add_special_tokens: bool, context: RequestContext) -> list[TeiToken]:
-    result = await request_tokens(text, add_special_tokens, context)
-    return make_tokens(text, result, find_byte_offsets(text), 0, len(result.token_ids))
-
-
-async def request_tokens(text: str, add_special_tokens: bool, context: RequestContext) -> TokenizeResult:
-    return await context.tokenize(
+async def iter_tokens(text: str, context: RequestContext, *, add_special_tokens: bool) -> AsyncIterator[list[TeiToken]]:
+    """Yield the tokens of a text in parts, between which control returns to the event loop."""
+    result = await context.tokenize(
         text, is_answer=True, add_special_tokens=add_special_tokens, return_token_strs=True, return_offsets=True
     )
+    starts = find_byte_offsets(text)
+    for first in range(0, len(result.token_ids), TOKENS_PER_YIELD):
+        if first:
+            await asyncio.sleep(0)
+        yield make_tokens(text, result, starts, first, first + TOKENS_PER_YIELD)
 
 
 def find_byte_offsets(text: str) -> Sequence[int]:
