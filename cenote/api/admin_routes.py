@@ -146,9 +146,12 @@ def is_foreign_page(scope: Scope) -> bool:
     Such a page may have let its own name resolve to this machine, so that the name in Host has to be a local one.
     """
     host, origin = get_header(scope, b"host") or "", get_header(scope, b"origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    try:
+        if origin is not None and urlsplit(origin).netloc != host:
+            return True
+        name = urlsplit(f"//{host}").hostname or "localhost"
+    except ValueError:  # no names, such as [::1
         return True
-    name = urlsplit(f"//{host}").hostname or "localhost"
     return scope.get("client") is not None and name != "localhost" and not is_local((name, 0))
 
 

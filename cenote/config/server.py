@@ -24,6 +24,7 @@ POSITIVE_OPTIONS = (
     "memory_budget",
     "gpu_memory_budget",
     "max_request_items",
+    "max_tokenize_tokens",
     "max_body_bytes",
     "max_queue_tokens",
     "max_queue_seconds",
@@ -97,6 +98,9 @@ class ServerConfig:
         default=False,
     )
     max_request_items: int = option("maximum number of inputs or documents in a request", default=2048)
+    max_tokenize_tokens: int = option(
+        "maximum tokens of a request to tokenize or detokenize", default=256 * 1024, parse=parse_token_count
+    )
     max_body_bytes: int = option("maximum size of a request body in bytes", default=64 * 1024**2)
     max_queue_tokens: int = option(
         "maximum tokens of requests in flight, for each lane; larger requests are refused, others get 429 above it",

@@ -47,7 +47,10 @@ class Engine(Protocol):
         return_token_strs: bool = False,
         return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokenizeResult: ...
+        max_tokens: int | None = None,
+    ) -> TokenizeResult:
+        """Return the tokens of a prompt; raise if they are more than `max_tokens`."""
+        ...
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 

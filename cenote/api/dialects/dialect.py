@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
+from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
 from cenote.inputs.limits import SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 
-Handler = Callable[[Any, RequestContext], Awaitable[Reply]]
+Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Reply]]
 GetHandler = Callable[[Request, AppState], Awaitable[Reply]]
 
-JsonType = Literal["string", "number", "boolean", "array", "object"]
 ANY_TYPE: frozenset[JsonType] = frozenset(("string", "number", "boolean", "array", "object"))
 BodyKeys = Mapping[str, frozenset[JsonType]]
 

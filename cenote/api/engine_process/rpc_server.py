@@ -102,6 +102,7 @@ class EngineRpcServer:
                 return_token_strs=request.return_token_strs,
                 return_offsets=request.return_offsets,
                 mm_processor_kwargs=from_json(request.mm_processor_kwargs),
+                max_tokens=request.max_tokens,
             )
             return TokenizeResponse(call_id, tokenized.token_ids, tokenized.token_strs, tokenized.offsets), ()
         if isinstance(request, DetokenizeCall):

@@ -44,7 +44,7 @@ from cenote.api.wire.messages import (
 from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import compute_input_size
+from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest, Timing
 from cenote.protocol.results import PoolResult
@@ -186,7 +186,7 @@ class RemoteEngine(EngineCalls):
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         if not self.availability.is_available:
-            num_chars = sum(map(compute_input_size, request.inputs))
+            num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
             await self.availability.wait(request.deadline_at, None, num_chars)
         if self.can_render(request):
             try:

@@ -19,7 +19,8 @@ from cenote.api.grpc.statuses import get_message, get_status_code, make_error_me
 from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_context import RequestContext
+from cenote.api.selected_model import make_unsupported_error
 from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Overloaded, PoolingError, Unauthorized, make_internal_error
 from cenote.utils.request_ids import SAFE_REQUEST_ID

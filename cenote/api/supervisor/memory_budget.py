@@ -100,8 +100,8 @@ def estimate_weights(entry: ModelEntry) -> int:
     if (folder := find_folder(entry)) is None:
         return 0
     for pattern in WEIGHT_FILES:
-        sizes = [file.stat().st_size for file in folder.rglob(pattern)]
-        if sizes:
+        files = [file for depth in ("", "*/") for file in folder.glob(depth + pattern)]
+        if sizes := [file.stat().st_size for file in files]:
             return round(sum(sizes) * find_dtype_factor(entry, folder))
     return 0
 

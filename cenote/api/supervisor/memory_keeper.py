@@ -55,10 +55,10 @@ class MemoryKeeper:
         async with self._lock:
             ends_at = time.monotonic() + self.timeout_s
             while True:
-                sets = self.models.sets
-                need = estimate(entry, sets)
+                sets = list(self.models.sets)
+                need = await asyncio.to_thread(estimate, entry, sets)  # its folder may be large, or far away
                 self.budget.check_alone(row.name, need)
-                if self.budget.fits(measure_used(sets).plus(need)):
+                if self.budget.fits((await asyncio.to_thread(measure_used, sets)).plus(need)):
                     return self.models.start_engines(entry)
                 await self._unload_one(row, ends_at)
 
