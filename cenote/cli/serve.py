@@ -66,12 +66,15 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     reserved: socket.socket | None = None  # kept open until the end
     if settings.grpc_port is not None:
         check_grpc(settings)
-        reserved = reserve_grpc_port(settings.host, settings.grpc_port)
+        reserved = reserve_grpc_port(settings.listen_host, settings.grpc_port)
         settings = replace(settings, grpc_port=reserved.getsockname()[1])
-        logger.info("gRPC listens on %s port %d", settings.host, settings.grpc_port)
+        logger.info("gRPC listens on %s port %d", settings.listen_host, settings.grpc_port)
     app_state = AppState(settings)
     sources = [entry.config.model or "the default model" for entry in table.entries if entry.load == "start"]
     logger.info("listening on %s; loading %s", format_address(settings, listener), ", ".join(sources) or "no model")
+    if settings.host is None and not settings.uds:
+        # programs that expect the default of vLLM, which is every address, get no connection and need the reason
+        logger.info("open to %s", settings.describe_reach())
 
     stop_engine: Callable[[], None] | None = None
     try:

@@ -17,6 +17,7 @@ from cenote.config.options import (
 from cenote.errors import BadRequest
 from cenote.utils.system_limits import count_cpus, count_memory_bytes
 
+LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
 MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
 MAX_AUTO_INFLIGHT_BYTES = 2 * 1024**3
 POSITIVE_OPTIONS = (
@@ -51,7 +52,11 @@ def parse_front_end_count(value: str | int) -> int:
 class ServerConfig:
     """Options of the HTTP server: address, authentication, limits, TLS and logging."""
 
-    host: str = option("address to listen on", default="0.0.0.0")
+    host: str | None = option(
+        f"address to listen on. Default: {LOOPBACK}, which only this machine reaches, or {ALL_ADDRESSES} if API keys "
+        "are set",
+        default=None,
+    )
     port: int = option("port to listen on; 0 selects a free port", default=8000, parse=parse_port)
     grpc_port: int | None = option(
         "port of the gRPC API of Text Embeddings Inference, on the same address; 0 selects a free port; needs "
@@ -204,3 +209,22 @@ class ServerConfig:
         if self.root_path and not self.root_path.startswith("/"):
             raise BadRequest(f"root_path must start with a slash, got {self.root_path!r}", param="root_path")
         check_positive(self, POSITIVE_OPTIONS)
+
+    @property
+    def listen_host(self) -> str:
+        """Return the address to listen on: without keys, no other machine can connect unless `host` says so."""
+        if self.host is not None:
+            return self.host
+        return ALL_ADDRESSES if self.has_keys else LOOPBACK
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_key or self.api_key_file or self.admin_api_key)
+
+    def describe_reach(self) -> str:
+        """Return who can connect, the option that decides it, and the option that changes it."""
+        if self.host is not None:
+            return f"clients that reach {self.host or 'any address of this machine'} (--host)"
+        if self.has_keys:
+            return f"other machines too, as API keys are set; --host {LOOPBACK} closes it to them"
+        return f"this machine only, as neither --host nor an API key is set; --host {ALL_ADDRESSES} opens it to others"

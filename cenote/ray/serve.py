@@ -140,8 +140,9 @@ def run_serve(settings: ServerConfig, table: ModelTable, config: RayConfig) -> N
     application = build(settings, table, config)
     ray = connect(config.address)
     serve = import_ray("ray.serve")
-    serve.start(http_options={"host": settings.host, "port": settings.port})
+    serve.start(http_options={"host": settings.listen_host, "port": settings.port})
     serve.run(application, name=APP_NAME, route_prefix=settings.root_path or "/")
+    print_note(f"port {settings.port} is open to {settings.describe_reach()}")
     if config.address is not None:
         print_note(f"deployed the application {APP_NAME}; serve status shows it, serve delete {APP_NAME} removes it")
         return

@@ -63,3 +63,18 @@ def test_the_banner_says_which_key_opens_what(settings: dict[str, Any], text: st
     app_state = AppState(ServerConfig(**settings))
 
     assert make_banner_rows(app_state, "http://localhost", llm.engine.model_info)["API keys"] == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "this machine only, as neither --host nor an API key is set; --host 0.0.0.0 opens it to others"),
+        ({"api_key": ("a",)}, "other machines too, as API keys are set; --host 127.0.0.1 closes it to them"),
+        ({"host": "10.0.0.1"}, "clients that reach 10.0.0.1 (--host)"),
+        ({"host": ""}, "clients that reach any address of this machine (--host)"),
+    ],
+)
+def test_the_banner_says_who_can_connect_and_why(settings: dict[str, Any], text: str, llm: LLM) -> None:
+    app_state = AppState(ServerConfig(**settings))
+
+    assert make_banner_rows(app_state, "http://localhost", llm.engine.model_info)["open to"] == text

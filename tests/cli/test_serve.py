@@ -50,6 +50,27 @@ def test_the_model_is_positional_or_an_option(capsys: pytest.CaptureFixture[str]
     assert "two different models: a and --model b" in usage_error(capsys, "a", "--model", "b")
 
 
+@pytest.mark.parametrize(
+    ("words", "host"),
+    [
+        ((), "127.0.0.1"),
+        (("--host", "0.0.0.0"), "0.0.0.0"),
+        (("--host", ""), ""),  # every address, of IPv6 too
+        (("--api-key", "k"), "0.0.0.0"),
+        (("--api-key-file", "keys"), "0.0.0.0"),
+        (("--admin-api-key", "k"), "0.0.0.0"),
+        (("--api-key", "k", "--host", "10.0.0.1"), "10.0.0.1"),
+    ],
+)
+def test_other_machines_connect_only_with_a_host_or_keys(words: tuple[str, ...], host: str) -> None:
+    assert server_config(*words).listen_host == host
+
+
+def test_variables_may_name_the_host_and_the_keys() -> None:
+    assert server_config(CENOTE_HOST="0.0.0.0").listen_host == "0.0.0.0"
+    assert server_config(VLLM_API_KEY="theirs").listen_host == "0.0.0.0"
+
+
 @pytest.mark.parametrize("port", ["65536", "99999", "-1", "80.5", "http"])
 def test_an_invalid_port_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = f"invalid port {port!r}; expected a number from 1 to 65535, or 0 for a free port"
@@ -335,7 +356,7 @@ def test_every_option_has_a_variable() -> None:
     assert (config.model, config.max_model_len, config.enable_prompt_embeds) == ("some/model", 8192, False)
     assert config.pooler_config == PoolerConfig(pooling_type="MEAN")
     assert (settings.served_model_name, settings.api_key) == (("a", "b", "c"), ("-k 1", "k2"))
-    assert (settings.disable_docs, settings.shutdown_delay_s, settings.host) == (True, 2.5, "0.0.0.0")
+    assert (settings.disable_docs, settings.shutdown_delay_s, settings.host) == (True, 2.5, None)
 
 
 def test_variables_of_vllm_are_used_if_those_of_cenote_are_not_set() -> None:

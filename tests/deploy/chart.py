@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,23 @@ RELEASE = {"Name": "cenote", "Namespace": "default", "Service": "Helm"}
 GO_LIBRARIES = "/usr/share/gocode"  # where Debian installs sprig
 
 
-def render_chart(values: Mapping[str, Any], folder: Path = CHART) -> list[dict[str, Any]]:
-    """Return the manifests; skip the test if neither Helm nor Go with sprig is installed."""
+# a random key is different each time: the manifests name a secret that kubectl creates
+MANIFEST_VALUES = {"apiKey": {"existingSecret": "cenote-keys"}}
+
+
+def render_chart(
+    values: Mapping[str, Any], folder: Path = CHART, cluster: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return the manifests for a cluster with these objects; skip the test without both Helm and Go with sprig."""
     check_values(merge_values(read_yaml(folder / "values.yaml"), values))
-    return [document for text in render_texts(values, folder) for document in yaml.safe_load_all(text) if document]
+    texts = render_texts(values, folder, cluster)
+    return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
 
-def render_texts(values: Mapping[str, Any], folder: Path = CHART) -> list[str]:
-    if (helm := shutil.which("helm")) is not None:
+def render_texts(
+    values: Mapping[str, Any], folder: Path = CHART, cluster: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    if (helm := shutil.which("helm")) is not None and not cluster:  # Helm asks a real cluster only
         command = [helm, "template", RELEASE["Name"], str(folder), "--namespace", RELEASE["Namespace"], "--values", "-"]
         done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -42,6 +51,7 @@ def render_texts(values: Mapping[str, Any], folder: Path = CHART) -> list[str]:
         "Values": merge_values(read_yaml(folder / "values.yaml"), values),
         "Release": RELEASE,
         "Chart": chart,
+        "Cluster": list(cluster),
     }
     command = [str(build_renderer())]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=60)
@@ -93,9 +103,12 @@ def read_all_yaml(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the manifests of the default values: python -m tests.deploy.chart."""
-    header = "# The Helm chart with its default values; written by python -m tests.deploy.chart\n"
-    documents = [yaml.safe_dump(document, sort_keys=False, width=120) for document in render_chart({})]
+    """Write the manifests of the default values, with the secret of another command: python -m tests.deploy.chart."""
+    header = (
+        "# The Helm chart with its default values and apiKey.existingSecret; written by python -m tests.deploy.chart\n"
+        '# First: kubectl create secret generic cenote-keys --from-literal=api-key="$(openssl rand -hex 32)"\n'
+    )
+    documents = [yaml.safe_dump(document, sort_keys=False, width=120) for document in render_chart(MANIFEST_VALUES)]
     (DEPLOY / "kubernetes" / "cenote.yaml").write_text(header + "---\n".join(documents))
 
 

@@ -1,5 +1,6 @@
 // Renders the templates of a Helm chart with Go's template engine and the functions of sprig, as Helm does, where Helm
-// itself is not installed. Reads JSON from stdin: files (name to text), and the objects Values, Release and Chart.
+// itself is not installed. Reads JSON from stdin: files (name to text), the objects Values, Release and Chart, and the
+// objects of a cluster.
 // Writes JSON: name of each template to its text.
 package main
 
@@ -21,6 +22,7 @@ type input struct {
 	Values  map[string]interface{}
 	Release map[string]interface{}
 	Chart   map[string]interface{}
+	Cluster []map[string]interface{}
 }
 
 func main() {
@@ -60,6 +62,16 @@ func render(chart input) (map[string]string, error) {
 			return value, errors.New(message)
 		}
 		return value, nil
+	}
+	// as of a cluster: an empty object if there is no such one
+	functions["lookup"] = func(version, kind, namespace, name string) map[string]interface{} {
+		for _, object := range chart.Cluster {
+			metadata, _ := object["metadata"].(map[string]interface{})
+			if object["apiVersion"] == version && object["kind"] == kind && metadata["name"] == name {
+				return object
+			}
+		}
+		return map[string]interface{}{}
 	}
 	root.Funcs(functions)
 	for name, text := range chart.Files {

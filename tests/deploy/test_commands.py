@@ -21,6 +21,8 @@ from tests.deploy.chart import DEPLOY, read_all_yaml, read_yaml
 from tests.deploy.container import Container
 from tests.deploy.dockerfile import DOCKERFILES, read_dockerfile
 
+KEY = {"Authorization": "Bearer secret"}
+
 
 def find_deployment() -> dict[str, Any]:
     documents = read_all_yaml(DEPLOY / "kubernetes" / "cenote.yaml")
@@ -36,7 +38,11 @@ def read_runtime(name: str) -> dict[str, Any]:
 @pytest.fixture
 def deployment(tmp_path: Path, default_folder: Path) -> Iterator[Container]:
     pod = find_deployment()
-    container = Container(pod["containers"][0], tmp_path, pod["terminationGracePeriodSeconds"])
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "api-key").write_text("secret")
+    replacements = {"--api-key-file=/etc/cenote/keys": f"--api-key-file={keys}"}
+    container = Container(pod["containers"][0], tmp_path, pod["terminationGracePeriodSeconds"], replacements)
     container.start()
     yield container
     container.kill()
@@ -48,13 +54,14 @@ def test_the_deployment_starts_serves_drains_and_writes_to_its_volumes_only(depl
 
     def send() -> None:
         url = f"http://127.0.0.1:{deployment.port}/v1/embeddings"
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=60, headers=KEY) as client:
             answers.append(client.post(url, json={"input": ["hello there " * 50] * 40}).status_code)
 
     assert 503 in statuses  # it accepts connections before the model is loaded
     assert deployment.probe("readinessProbe") == 200 and deployment.probe("livenessProbe") == 200
-    first = httpx.post(f"http://127.0.0.1:{deployment.port}/v1/embeddings", json={"input": "hello"}, timeout=60)
-    assert first.status_code == 200
+    url = f"http://127.0.0.1:{deployment.port}/v1/embeddings"
+    first = httpx.post(url, json={"input": "hello"}, timeout=60, headers=KEY)
+    assert first.status_code == 200 and httpx.post(url, json={"input": "hello"}).status_code == 401
     sender = threading.Thread(target=send)
     sender.start()
     time.sleep(0.3)
@@ -150,6 +157,17 @@ def test_the_ray_service_runs_an_application_that_exists_with_options_that_exist
     settings, _ = parse_config([f"--{option.replace('_', '-')}={value}" for option, value in options.items()], {})
     (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
     assert scaling["max_replicas"] == group["maxReplicas"] and settings.api_key_file == "/etc/cenote/keys"
+
+
+def test_containers_name_the_host_as_no_client_reaches_the_loopback_address_of_a_container() -> None:
+    compose = read_yaml(DEPLOY / "compose.yaml")["services"]["cenote"]["command"]
+    sky = shlex.split(read_yaml(DEPLOY / "skypilot" / "serve.yaml")["run"].strip().splitlines()[-1])[3:]
+    containers = [find_deployment()["containers"][0]["args"], *(read_runtime(name)["args"] for name in ("cpu", "gpu"))]
+
+    for words in (compose, sky, *containers):
+        assert parse_config(words, {})[0].host == "0.0.0.0"
+    for path in DOCKERFILES:
+        assert parse_config([], read_dockerfile(path).environment)[0].host == "0.0.0.0"
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

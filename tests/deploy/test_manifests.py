@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, DEPLOY, check_values, read_all_yaml, read_yaml, render_chart
+from tests.deploy.chart import CHART, DEPLOY, MANIFEST_VALUES, check_values, read_all_yaml, read_yaml, render_chart
 from tests.deploy.custom_resources import SPECS
 
 EXAMPLES = sorted((DEPLOY / "helm" / "examples").glob("*.yaml"))
@@ -81,7 +82,64 @@ def test_the_chart_renders_with_the_values_of_an_example(path: Path) -> None:
 
 
 def test_the_manifests_are_those_of_the_chart() -> None:
-    assert render_chart({}) == read_all_yaml(DEPLOY / "kubernetes" / "cenote.yaml")  # python -m tests.deploy.chart
+    written = read_all_yaml(DEPLOY / "kubernetes" / "cenote.yaml")  # python -m tests.deploy.chart
+
+    assert render_chart(MANIFEST_VALUES) == written
+
+
+def render_by_kind(values: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
+    return {document["kind"]: document for document in render_chart(values, **options)}
+
+
+def test_the_chart_makes_a_random_key_that_the_server_requires_and_prometheus_sends() -> None:
+    documents = render_by_kind({"serviceMonitor": {"enabled": True}})
+
+    check_manifest(documents["Secret"])
+    name, key = documents["Secret"]["metadata"]["name"], base64.b64decode(documents["Secret"]["data"]["api-key"])
+    pod = documents["Deployment"]["spec"]["template"]["spec"]
+    (endpoint,) = documents["ServiceMonitor"]["spec"]["endpoints"]
+    assert len(key) == 43 and key.isalnum()
+    assert render_by_kind({})["Secret"]["data"] != documents["Secret"]["data"]
+    assert "--api-key-file=/etc/cenote/keys" in pod["containers"][0]["args"]
+    assert name in [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+    assert endpoint["authorization"]["credentials"] == {"name": name, "key": "api-key"}
+
+
+def test_an_upgrade_keeps_the_key_of_the_chart() -> None:
+    installed = render_by_kind({})["Secret"]
+
+    assert render_by_kind({}, cluster=[installed])["Secret"] == installed
+
+
+def test_the_chart_makes_no_key_beside_an_existing_secret_or_if_it_shall_not() -> None:
+    given, none = render_by_kind({"apiKey": {"existingSecret": "mine"}}), render_by_kind({"apiKey": {"create": False}})
+
+    (given_pod, open_pod) = (each["Deployment"]["spec"]["template"]["spec"] for each in (given, none))
+    assert "Secret" not in given and "Secret" not in none
+    assert [volume["secret"]["secretName"] for volume in given_pod["volumes"] if "secret" in volume] == ["mine"]
+    assert not [word for word in open_pod["containers"][0]["args"] if "key" in word]
+
+
+OWN_NAMESPACE, ALL_NAMESPACES = {"podSelector": {}}, {"namespaceSelector": {"matchLabels": {}}}
+BLOCK = {"ipBlock": {"cidr": "192.0.2.0/24"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "sources"),
+    [
+        ({}, [OWN_NAMESPACE]),
+        ({"allowedNamespaces": [{}]}, [ALL_NAMESPACES]),
+        ({"allowedCidrs": ["192.0.2.0/24"]}, [OWN_NAMESPACE, BLOCK]),
+    ],
+)
+def test_only_the_namespace_of_the_release_may_connect_unless_values_name_others(
+    policy: dict[str, Any], sources: list[dict[str, Any]]
+) -> None:
+    document = render_by_kind({"networkPolicy": policy})["NetworkPolicy"]
+
+    check_manifest(document)
+    (rule,) = document["spec"]["ingress"]
+    assert rule["from"] == sources
 
 
 def test_the_values_of_the_chart_reach_the_container() -> None:

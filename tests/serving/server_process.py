@@ -28,6 +28,7 @@ TIMEOUT_S = 60.0  # far more than any step takes
 class ServerProcess:
     """One run of `cenote serve`; collects the lines that it prints."""
 
+    listen_flags: tuple[str, ...] = LISTEN_FLAGS
     is_forked = sys.platform.startswith("linux")  # False: started as users start it, which takes seconds
 
     def __init__(self, *flags: str, **environment: str) -> None:
@@ -35,7 +36,7 @@ class ServerProcess:
         self.api_key: str | None = None  # that clients of client() send
         self.lines: list[str] = []
         self.lines_changed = threading.Condition()
-        argv = ["serve", *(flags if "--uds" in flags else (*LISTEN_FLAGS, *flags))]
+        argv = ["serve", *(flags if "--uds" in flags else (*self.listen_flags, *flags))]
         if self.is_forked and environment.items() <= ENVIRONMENT.items():
             self.process: subprocess.Popen[str] | ForkedServer = fork_server(argv, ENVIRONMENT)
         else:

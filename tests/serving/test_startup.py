@@ -55,6 +55,21 @@ def test_the_banner_lists_the_model_and_the_address(shared_server: ServerProcess
     assert facts["limits"] == "256 tokens per input, 2,048 inputs and 64 MiB per request"
     assert facts["API keys"].startswith("none")
     assert facts["address"] == shared_server.address
+    assert facts["open to"] == "clients that reach 127.0.0.1 (--host)"
+
+
+class ServerWithoutHost(ServerProcess):
+    listen_flags = ("--port", "0")
+
+
+def test_without_a_host_and_keys_only_this_machine_connects_and_a_line_says_how_others_can(tmp_path: Path) -> None:
+    server = ServerWithoutHost(str(tmp_path))  # without a model it ends after it has begun to listen
+
+    assert server.wait() == 78
+
+    assert server.address.startswith("http://127.0.0.1:")
+    reason = "this machine only, as neither --host nor an API key is set; --host 0.0.0.0 opens it to others"
+    assert server.output.count(f"open to {reason}\n") == 1
 
 
 def test_only_one_socket_listens(shared_server: ServerProcess) -> None:

@@ -39,7 +39,7 @@ class GrpcServer:
             maximum_concurrent_rpcs=settings.max_connections,
         )
         self.server.add_generic_rpc_handlers(tuple(handlers))
-        address = format_target(settings.host, settings.grpc_port or 0)
+        address = format_target(settings.listen_host, settings.grpc_port or 0)
         credentials = make_credentials(settings)
         try:
             if credentials is None:

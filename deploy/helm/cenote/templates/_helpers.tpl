@@ -25,3 +25,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "cenote.hasCacheClaim" -}}
 {{- if or .Values.cache.persistent .Values.cache.existingClaim }}true{{ end }}
 {{- end }}
+
+{{- /* The secret with API keys; nothing if there is none. */}}
+{{- define "cenote.keySecret" -}}
+{{- if .Values.apiKey.existingSecret }}{{ .Values.apiKey.existingSecret }}{{ else if .Values.apiKey.create }}{{ include "cenote.name" . }}-api-key{{ end }}
+{{- end }}
