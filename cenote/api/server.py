@@ -92,12 +92,12 @@ class ApiServer(HttpServer):
         """Serve all routes, then load the engine: two threads that import modules would wait for each other."""
         try:
             self.server_state.app = await self.startup_app.get_app()
-            self.on_app_built()
             if self.app_state.settings.grpc_port is not None:
                 from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
 
                 self.grpc_server = GrpcServer(self.app_state)
                 await self.grpc_server.start()
+            self.on_app_built()
         except Exception as error:
             self._on_failed(error)
             return
@@ -106,7 +106,7 @@ class ApiServer(HttpServer):
             self.background_tasks.append(asyncio.get_running_loop().create_task(self._watch_engine()))
 
     def on_app_built(self) -> None:
-        """Called when all routes are served."""
+        """Called when all routes are served, those of gRPC too."""
 
     async def shutdown(self, sockets: Sequence[socket.socket]) -> None:
         """Drain all connections that have begun by now; cancel the rest after `shutdown_timeout_s`."""
