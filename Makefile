@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
 
-.PHONY: help setup serve check test test-slow test-all test-ray clients docs bench gpu dist lock clean
+.PHONY: help setup serve check test test-slow test-all test-ray fuzz clients docs bench gpu dist audit lock clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,11 @@ test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; R
 	@echo "== tests on a Ray cluster =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" $(RAY_VENV)/bin/python -m pytest -W default tests/ray  # Ray itself warns
 
+# make fuzz FUZZ_SECONDS=60 ARGS="connection safetensors"
+FUZZ_SECONDS ?= 5
+fuzz: setup ## mutate what attackers reach first, guided by coverage; FUZZ_SECONDS=60 for each
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ_SECONDS) $(ARGS)
+
 # each group of clients has an environment of its own in .venv-clients; JavaScript clients need node and npm
 clients: setup ## check published client libraries; ARGS="--groups cohere javascript --upgrade"
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients.matrix $(ARGS)
@@ -106,9 +111,19 @@ dist: setup ## build the sdist and this machine's wheel into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
+# of the package with its extras, in an environment without the test tools
+AUDITED := .venv-audited
+audit: ## list what an install brings in dist/cenote.cdx.json; fails if a vulnerability of it is known
+	$(PYTHON) -m venv $(AUDITED) && $(PYTHON) -m venv $(AUDITED)/tools
+	$(AUDITED)/bin/python -m pip install --quiet --constraint constraints.txt ".[parquet,grpc,s3]"
+	$(AUDITED)/tools/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	mkdir -p dist
+	$(AUDITED)/tools/bin/python -m cyclonedx_py environment $(AUDITED) --output-file dist/cenote.cdx.json
+	$(AUDITED)/tools/bin/python -m pip_audit --path "$$($(AUDITED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+
 lock: setup ## write the versions and hashes of the packages in the images: deploy/docker/requirements
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock_images.py
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(RAY_VENV) .venv-clients build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RAY_VENV) $(AUDITED) .venv-clients build dist site *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,6 +17,7 @@ PoolingError            500
 ├── NumericalError      500   the model output contains NaN or infinity
 ├── InputCrashedEngine  500   the engine process died twice while it computed this input
 ├── NotReady            503   the model is loading, or the server is shutting down
+├── OutOfResources      503   the memory or the descriptors of the server are nearly used up
 ├── EngineStopped       503   the engine stopped before the request finished
 ├── DeadlineExceeded    504   the deadline of the request has passed, or would
 └── LoadError                 raised at startup, never while serving
@@ -153,6 +154,12 @@ class InputCrashedEngine(PoolingError):
 
 class EngineStopped(PoolingError):
     """The engine crashed or was stopped before the request finished."""
+
+    status = 503
+
+
+class OutOfResources(PoolingError):
+    """The system grants the server no more memory or descriptors for now; the same request may succeed later."""
 
     status = 503
 

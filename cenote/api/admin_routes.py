@@ -114,15 +114,20 @@ def list_changes(body: msgspec.Struct) -> dict[str, Any]:
 
 
 def check_admin(http: Request, app_state: AppState) -> None:
-    """Raise unless the request has an admin key or, if the server has no keys, comes from this machine."""
+    """Raise unless the request has an admin key or, with --allow-local-admin and no keys, comes from this machine."""
     if app_state.api_keys.is_required:
         key = http.scope.get("api_key")
         if key is None or not key.is_admin:
             raise Forbidden("admin routes need an admin key: --admin-api-key, or `admin` in --api-key-file")
         return
+    if not app_state.settings.allow_local_admin:
+        raise Forbidden(
+            "admin routes are off: set --admin-api-key or, where every client of this machine is trusted and no proxy "
+            "runs on it, --allow-local-admin"
+        )
     is_forwarded = any(get_header(http.scope, name) is not None for name in FORWARDING_HEADERS)
     if is_forwarded or not is_local(http.scope.get("client")) or is_foreign_page(http.scope):
-        raise Forbidden("without API keys, admin routes are open to this machine only; set --admin-api-key")
+        raise Forbidden("with --allow-local-admin, admin routes are open to this machine only; set --admin-api-key")
 
 
 def is_local(client: tuple[str, int] | None) -> bool:
@@ -141,9 +146,12 @@ def is_foreign_page(scope: Scope) -> bool:
     Such a page may have let its own name resolve to this machine, so that the name in Host has to be a local one.
     """
     host, origin = get_header(scope, b"host") or "", get_header(scope, b"origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    try:
+        if origin is not None and urlsplit(origin).netloc != host:
+            return True
+        name = urlsplit(f"//{host}").hostname or "localhost"
+    except ValueError:  # no names, such as [::1
         return True
-    name = urlsplit(f"//{host}").hostname or "localhost"
     return scope.get("client") is not None and name != "localhost" and not is_local((name, 0))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,12 +15,14 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.admin_routes import make_admin_routes
-from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
+from cenote.api.admission.cost import SMALL_BYTES
+from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
 from cenote.api.docs import make_docs_file_routes, make_docs_routes
+from cenote.api.handler_thread import handle_in_thread, run_in_parser_thread
 from cenote.api.middleware import RequestMiddleware, get_header
 from cenote.api.playground import make_playground_routes
 from cenote.api.replies import (
@@ -35,15 +35,16 @@ from cenote.api.replies import (
     to_response,
 )
 from cenote.api.request_body import add_similar_name, check_media_type, check_raw_body, parse_body
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
+from cenote.api.selected_model import make_unsupported_error
 from cenote.api.system_routes import make_root_route, make_system_routes
 from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
-MAX_INLINE_BYTES = 256 * 1024  # larger bodies are not parsed in the event loop
+MAX_INLINE_BYTES = 256 * 1024  # larger bodies are neither parsed nor handled in the event loop
 MODEL_HEADER = b"x-model"  # for requests whose body names no model
 MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
@@ -192,10 +193,14 @@ class Endpoint:
         context.is_header_id = get_header(scope, b"x-request-id") is not None
         context.read_options(body)
         scope["context"] = context
+        work = route.handler(body, context)
         try:
-            return await run_until_disconnect(receive, route.handler(body, context), admission)
+            return await run_until_disconnect(receive, handle_in_thread(work, context) if is_large else work, admission)
         except InvalidBody as error:
-            add_similar_name(error, raw)
+            if is_large:
+                await run_in_parser_thread(add_similar_name, error, raw)
+            else:
+                add_similar_name(error, raw)
             raise
         finally:
             scope["request_id"] = context.request_id
@@ -207,8 +212,10 @@ class Endpoint:
                 self._check_supported(route, use.engine.model_info)
             elif not model.is_awaited:
                 raise model.make_state_error()
-        if route.needs_admin and not self.app_state.api_keys.may_administer(admission.key):
-            raise Forbidden(f"{route.paths[0]} needs an admin key: --admin-api-key, or `admin` in --api-key-file")
+        if route.needs_admin and not admission.key.is_admin:
+            missing = "" if self.app_state.api_keys.has_admin else ", and this server has none"
+            needed = "--admin-api-key, or `admin` in --api-key-file"
+            raise Forbidden(f"{route.paths[0]} needs an admin key{missing}: {needed}")
 
     def _check_supported(self, route: Route, model_info: ModelInfo) -> None:
         if not route.is_supported(model_info):
@@ -223,16 +230,6 @@ def parse_raw_body(route: Route, raw: bytes) -> Any:
     except InvalidBody as error:
         add_similar_name(error, raw)
         raise
-
-
-async def run_in_parser_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Parse in a thread of its own: between its steps, the event loop gets the interpreter."""
-    return await asyncio.get_running_loop().run_in_executor(get_parser_thread(), function, *args)
-
-
-@cache
-def get_parser_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="cenote-parser")
 
 
 def check_content_length(content_length: str | None, max_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from cenote.api.admission.controller import AdmissionController
@@ -42,6 +43,8 @@ class AppState:
         self.admin: ModelAdmin = LocalModelAdmin(self.models)
         self.are_front_ends_ready = True  # False while another front-end process is starting
         self.is_draining = False  # set by start_draining
+        # why whoever starts engines cannot act, "" if it can; in a process of its own, a front-end watches it
+        self.find_control_error: Callable[[], str] = lambda: ""
 
     def use_counters(self, counters: Counters) -> None:
         """Admit requests by these counters; to be called before the first request."""
@@ -104,7 +107,11 @@ class AppState:
         return any(model.model_info is not None for model in self.models)
 
     def find_final_error(self) -> PoolingError | None:
-        """Return why the server must be restarted: no model answers, and none will."""
+        """Return why the server should be restarted: no model answers and all have failed by themselves, or whoever
+        starts engines cannot act. Both may end without a restart.
+        """
+        if reason := self.find_control_error():
+            return EngineStopped(f"{reason}: engines that exit are not replaced")
         errors = [model.error for model in self.models if model.status in ("failed", "stopped")]
         return errors[0] if len(errors) == len(self.models) else None
 

@@ -57,7 +57,7 @@ class ApiKeyStore:
         self.path = path
         self._configured_keys = [*map(make_key, configured_keys), *(make_key(key, is_admin=True) for key in admin_keys)]
         self.keys: list[KeySettings] = []
-        self.has_admin = False  # whether admin routes need an admin key
+        self.has_admin = False  # whether one of them is an admin key
         self._are_all_prioritized = True  # no key has settings, so that every key may set priorities
         self._file_state: FileState | None = None
         self._num_file_keys = 0
@@ -82,10 +82,11 @@ class ApiKeyStore:
         """Whether the only keys are those of admins, so that clients have none."""
         return bool(self.keys) and all(key.is_admin for key in self.keys)
 
-    def describe(self) -> str:
+    def describe(self, allows_local_admin: bool = False) -> str:
         """Return which key opens what, for the startup banner."""
         if not self.is_required:
-            return "none: the API is open to every client that can connect, /admin to this machine only"
+            admin = "to this machine (--allow-local-admin)" if allows_local_admin else "to nobody (--admin-api-key)"
+            return f"none: the API is open to every client that can connect, /admin {admin}"
         num_admins = sum(key.is_admin for key in self.keys)
         others = len(self.keys) - num_admins
         locked = "all routes except health checks and pages"
@@ -114,10 +115,6 @@ class ApiKeyStore:
     def may_prioritize(self, key: KeySettings) -> bool:
         """Whether requests with this key may ask to run before others."""
         return key.may_prioritize or self._are_all_prioritized
-
-    def may_administer(self, key: KeySettings) -> bool:
-        """Whether requests with this key may use admin routes: every key may if none is an admin key."""
-        return key.is_admin or not self.has_admin
 
     def _reload_if_changed(self) -> None:
         now = time.monotonic()

@@ -84,8 +84,15 @@ def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
         "limits": (
             f"{settings.max_request_items:,} inputs and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
         ),
-        "API keys": app_state.api_keys.describe(),
+        "API keys": app_state.api_keys.describe(settings.allow_local_admin),
+        **({"adapters": describe_adapter_routes(app_state)} if settings.allow_runtime_lora_updating else {}),
         "address": address,
         **({} if settings.uds else {"open to": settings.describe_reach()}),
         **({} if settings.grpc_port is None else {"gRPC": f"{settings.listen_host} port {settings.grpc_port}"}),
     }
+
+
+def describe_adapter_routes(app_state: AppState) -> str:
+    if app_state.api_keys.has_admin:
+        return "loaded and unloaded at runtime with an admin key"
+    return "not loaded at runtime, which needs an admin key (--admin-api-key)"

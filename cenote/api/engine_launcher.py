@@ -16,7 +16,7 @@ from typing import NoReturn
 from cenote.api.background_load import import_engine
 from cenote.api.engine_process.__main__ import run_and_exit
 from cenote.api.wire.launcher_socket import READY, receive_files
-from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
+from cenote.utils.child_process import ENGINE_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 from cenote.utils.command_line import set_command_line
 from cenote.utils.fork import PROCESS_ID, fork_grandchild
 
@@ -26,7 +26,7 @@ STDERR = 2
 
 def main(argv: Sequence[str]) -> None:
     exit_with_parent()
-    prefer_as_oom_victim()
+    prefer_as_oom_victim(ENGINE_OOM_SCORE)
     # as in the engine process: only the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,7 +29,7 @@ class KeySettings:
     has_settings: bool = False  # whether its line in the file has any
 
 
-ANONYMOUS = KeySettings(may_prioritize=True, is_admin=True)
+ANONYMOUS = KeySettings(may_prioritize=True)
 
 
 def parse_key_lines(lines: Iterable[bytes]) -> list[KeySettings]:

@@ -43,7 +43,9 @@ async def late_chunking_reply(
     check_fields(body, len(request.inputs))
     context.check_num_items(len(request.inputs), "input")
     if body.chunk_size is not None:
-        document = split_document(request.inputs[0], body.chunk_size)
+        if isinstance(text := request.inputs[0], str):
+            context.check_num_items(-(-len(text) // body.chunk_size), "chunks of input")  # before they are made
+        document = split_document(text, body.chunk_size)
     else:
         document = make_document(request.inputs)
     context.check_num_items(len(document.chunks), "chunks of input")

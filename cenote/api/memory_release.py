@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import resource
+import sys
 from pathlib import Path
 
 from cenote.api.app_state import AppState
@@ -18,23 +19,25 @@ NUM_LOW_CHECKS = 3  # in a row: clients that send one request after the other ma
 
 
 class BurstWatcher:
-    """Finds the ends of bursts: of many requests, or of large ones, for which the process has grown."""
+    """Finds the ends of bursts: of many requests, or of what the process has grown for.
+
+    That may be a few large requests, or calls that were refused so soon that they were never seen in flight.
+    """
 
     def __init__(self) -> None:
         self._peak = self._num_low = 0
-        self._settled_bytes = 0  # resident memory before the first request after the last burst
+        self._settled_bytes = sys.maxsize  # the least resident memory since the last burst
 
     def observe(self, num_in_flight: int, resident_bytes: int) -> bool:
         """Return whether a burst has ended; called at regular times."""
         self._peak = max(self._peak, num_in_flight)
-        if not self._peak:
-            self._settled_bytes = resident_bytes
+        self._settled_bytes = min(self._settled_bytes, resident_bytes)
         is_burst = self._peak >= MIN_PEAK_REQUESTS or resident_bytes >= self._settled_bytes + MIN_GROWTH_BYTES
         is_low = is_burst and num_in_flight <= LOW_SHARE * self._peak
         self._num_low = self._num_low + 1 if is_low else 0
         if self._num_low < NUM_LOW_CHECKS:
             return False
-        self._peak = self._num_low = 0
+        self._peak, self._num_low, self._settled_bytes = 0, 0, sys.maxsize
         return True
 
 

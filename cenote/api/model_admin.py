@@ -34,7 +34,8 @@ class ModelRow(msgspec.Struct, kw_only=True):
     keep_alive_s: float | None = None
     fingerprint: str | None = None
     idle_s: float | None = None  # since the last request
-    error: str | None = None  # why it has failed
+    error: str | None = None  # why it does not answer, or could not be loaded
+    since: float | None = None  # Unix time since when
 
 
 class ModelAdmin(Protocol):
@@ -86,6 +87,7 @@ class LocalModelAdmin:
                 source=model.source,
                 state=model.status,
                 error=model.reason or None,
+                since=model.since or None,
                 **describe_model_info(model.model_info),
             )
             for model in self.models

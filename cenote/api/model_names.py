@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
 from cenote.config.engine import DEFAULT_MODEL
+from cenote.protocol.names import find_local_folder
 from cenote.protocol.params import Role
 
 LATEST_SUFFIX = ":latest"  # Ollama's clients append it
@@ -17,15 +19,16 @@ NIM_SUFFIXES: dict[str, Role] = {"-query": "query", "-passage": "document"}
 def list_source_names(source: str) -> frozenset[str]:
     """Return the last component of a hub name or folder, and the full path of a folder.
 
-    They are accepted but not listed, so that clients that list the models see each model once.
+    They are accepted but not listed, so that clients that list the models see each model once. Never raises: a row
+    of the table with an unusable source must not take the others along.
     """
     if source in (DEFAULT_MODEL, Path(DEFAULT_MODEL).name):
         return frozenset((DEFAULT_MODEL, Path(DEFAULT_MODEL).name))
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return frozenset((source, source.rpartition("/")[2]))
-    path = folder.absolute()
-    names = {path.name, str(path), path.resolve().name, str(path.resolve())}
+    folder = find_local_folder(source)
+    if folder is None:
+        return frozenset((source, source.rpartition("/")[2])) - {""}
+    path, real = os.path.abspath(folder), os.path.realpath(folder)
+    names = {os.path.basename(path), path, os.path.basename(real), real}
     return frozenset(names | {f"{name}/" for name in names} | {source, source.rstrip("/")}) - {"", "/"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -23,8 +24,12 @@ SURROGATE_PAIR_BYTES = 12
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
 MAX_VALUES = 4_000_000
-MAX_CONTAINERS = 500_000
+MAX_CONTAINERS = 128 * 1024
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
+NULL_JSON = msgspec.Raw(b"null")
+JsonType = Literal["string", "number", "boolean", "array", "object"]
+# by the first character of a value
+JSON_TYPES: Mapping[str, JsonType] = {'"': "string", "[": "array", "{": "object", "t": "boolean", "f": "boolean"}
 JSON_MEDIA_TYPE_PATTERN = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 CHARSET_PATTERN = re.compile(r"charset\s*=\s*\"?(?P<name>[\w.-]+)", re.IGNORECASE)
 
@@ -135,6 +140,12 @@ def check_field_names(body_type: type[msgspec.Struct], raw: bytes | msgspec.Raw)
         name, field = misspelt
         message = f"unknown field `{name}`: did you mean `{field}`?"
         raise InvalidBody(message, param=f"body.{name}", kind="extra_forbidden")
+
+
+def read_type(value: msgspec.Raw) -> JsonType | None:
+    """Return the type of a JSON value; None for null."""
+    first = chr(memoryview(value)[0])
+    return None if first == "n" else JSON_TYPES.get(first, "number")
 
 
 def list_keys(raw: bytes | msgspec.Raw) -> list[str]:

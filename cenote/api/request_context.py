@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -9,6 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cenote.api.admission.cost import (
+    TOKEN_BYTES,
+    TOKEN_TEXT_BYTES,
     RequestCost,
     estimate_detokenize,
     estimate_entities,
@@ -19,17 +22,17 @@ from cenote.api.admission.cost import (
 )
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.admission.ticket import Ticket
+from cenote.api.handler_thread import TO_LOOP, TO_THREAD
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
-from cenote.api.served_models import EngineUse, LoadModel, Selection, ServedModel, ServedModels
+from cenote.api.selected_model import SelectedModel
+from cenote.api.served_models import EngineUse, LoadModel, ServedModels
 from cenote.api.server_timing import format_server_timing
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, NotOffered, PoolingError, RouteNotFound
-from cenote.protocol.engine import Engine
+from cenote.errors import BadRequest, InputTooLong
 from cenote.protocol.input_types import Input
-from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
-from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
 from cenote.utils.request_ids import SAFE_REQUEST_ID
 
@@ -42,13 +45,17 @@ AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
 RequestT = TypeVar("RequestT", PoolRequest, ScoreRequest)
 
+# variables of a template are rendered for every conversation or document of a request: so many characters in all
+MAX_VARIABLE_CHARS = 8_000_000
+# a text to tokenize has no more than this times the number of tokens that it may have
+MAX_TYPICAL_CHARS_PER_TOKEN = 16
+
 # loading or unloading an adapter counts as one small request: the device computes meanwhile
 ADAPTER_COST = RequestCost(1)
 
 
-class RequestContext:
-    engine: Engine  # of the model that `select_model` has selected
-    model: str  # its name in responses, whichever the request used
+class RequestContext(SelectedModel):
+    """The state of one request, and the calls of the engine that its handler makes."""
 
     def __init__(
         self,
@@ -83,10 +90,11 @@ class RequestContext:
         self.num_items = 0  # inputs, or scored documents
         self.num_tokens = 0  # processed by the model
         self.num_truncated = 0  # inputs that were truncated
+        self.num_tokenized = 0  # tokens of answers that are tokens
         self.warning: str | None = None  # in the headers of the response; logged once for each client
-        self.is_model_chosen = False  # of several, by the route, as the request names none
-        self.adapter: str | None = None  # adapter that the request names as its model
-        self.role: Role | None = None  # whose prompt is used, by the name of the model
+        self.is_model_chosen = False
+        self.adapter: str | None = None
+        self.role: Role | None = None
 
     def read_options(self, body: object) -> None:
         """Read the fields of a parsed body that concern its admission and its id."""
@@ -96,61 +104,6 @@ class RequestContext:
             self.request_id = request_id
         if (timeout_s := getattr(body, "timeout", None)) is not None:
             self.admission.set_timeout(timeout_s)
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self.engine.model_info
-
-    async def select_model(
-        self, name: str | None, *, param: str | None = None, is_able: Callable[[ModelInfo], bool] = bool
-    ) -> None:
-        """Select the model that a request names, for all that follows; without a name, the one that supports the route.
-
-        Waits until it is loaded. The name of an adapter selects its model, and the adapter for all inputs. `is_able`:
-        whether a model can do what the body asks for, besides supporting the route.
-        """
-        if self.path_model is not None:
-            name = self._resolve_path_model(self.path_model)
-        elif name is None:
-            name = self.header_model
-        model = self.models.by_name.get(name)
-        if model is None:
-            model, self.adapter, self.role = self._find(name, param, is_able)
-        use, is_checked = (
-            model.use,
-            self.models.sole is not None,
-        )  # the route of a single model, before the body is read
-        if use is None or not use.is_ready:
-            use = await model.wait(self._load, self.admission.deadline_at, self.settings.replay_timeout_s)
-            is_checked = False
-        if use is not self._use:
-            self.release()
-            use.num_users += 1
-            self._use, self.engine, self.admission.controller = use, use.engine, use.admission
-        self.model = model.name
-        if not is_checked and not self.route.is_supported(use.engine.model_info):
-            raise self._make_unsupported_error(model)
-
-    def _resolve_path_model(self, name: str) -> str:
-        """Return the name; with a slash before it if it is a folder, whose slash was merged with that of the path."""
-        return name if self.models.find(name) is not None or self.models.find(f"/{name}") is None else f"/{name}"
-
-    def _find(self, name: str | None, param: str | None, is_able: Callable[[ModelInfo], bool]) -> Selection:
-        if name is None or (self.settings.skip_model_name_validation and self.models.find(name) is None):
-            self.is_model_chosen = True
-            return Selection(self.models.choose(self.route.is_supported, is_able))
-        return self.models.require(name, param)
-
-    def _make_unsupported_error(self, model: ServedModel) -> PoolingError:
-        others = [other.name for other in self.models.list_supporting(self.route.is_supported) if other is not model]
-        advice = f"models of this server that do: {', '.join(others)}" if others else "no model of this server does"
-        return make_unsupported_error(self.route, self.engine.model_info, advice)
-
-    def release(self) -> None:
-        """The request does not use its engine any more."""
-        if self._use is not None:
-            self._use.release()
-            self._use = None
 
     def check_num_items(self, count: int, name: str) -> None:
         if count > self.settings.max_request_items:
@@ -169,17 +122,34 @@ class RequestContext:
         if self.auto_truncates:
             request = self.add_truncation(request)
         cost = estimate_pool(request, self.model_info, self.encoding_format)
+        if cost.num_variable_chars > MAX_VARIABLE_CHARS:
+            raise make_variables_error(cost.num_variable_chars, len(request.inputs), "conversations")
+        if moves := self.is_in_thread:
+            await TO_LOOP
         ticket = self.admission.admit(cost, request.scheduling.priority)
         completed = self._complete(request.scheduling, ticket)
-        request = replace(request, adapter=adapter, on_tokenized=ticket.set_tokens, **completed)
+        request = replace(
+            request, adapter=adapter, on_tokenized=ticket.set_tokens, num_chars=cost.num_chars, **completed
+        )
         self._mark_parsed()
-        try:  # as `_await_engine`, without another coroutine in the route of most requests
+        try:  # as `_run_admitted`, without another coroutine in the route of most requests
             results = await self.engine.pool(request)
         except BaseException:
             ticket.release(is_completed=False)
             raise
         ticket.release(is_completed=True)
+        if moves:
+            await TO_THREAD
         return self._record_usage(results)
+
+    async def pool_all(self, requests: Sequence[PoolRequest]) -> list[list[PoolResult]]:
+        """Return the results of several requests, which the engine may compute together."""
+        if moves := self.is_in_thread:
+            await TO_LOOP
+        results = await asyncio.gather(*map(self.pool, requests))
+        if moves:
+            await TO_THREAD
+        return results
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         self.check_num_items(len(request.queries), "queries")
@@ -187,9 +157,15 @@ class RequestContext:
         adapter = self._resolve_adapter(request.adapter)
         if self.auto_truncates:
             request = self.add_truncation(request)
-        ticket = self._admit(estimate_score(request, self.model_info), request.scheduling)
-        request = replace(request, adapter=adapter, **self._complete(request.scheduling, ticket))
-        results = self._record_usage(await self._await_engine(ticket, self.engine.score(request)))
+        cost = estimate_score(request, self.model_info)
+        if cost.num_variable_chars > MAX_VARIABLE_CHARS:
+            raise make_variables_error(cost.num_variable_chars, len(request.documents), "documents")
+
+        def call(ticket: Ticket) -> Awaitable[list[Any]]:
+            completed = self._complete(request.scheduling, ticket)
+            return self.engine.score(replace(request, adapter=adapter, **completed))
+
+        results = self._record_usage(await self._run_admitted(cost, call, request.scheduling))
         self.num_tokens -= sum([result.num_repeated_tokens for result in results])
         return results
 
@@ -197,27 +173,67 @@ class RequestContext:
         pool = request.pool_request
         self.check_num_items(len(pool.inputs), "input")
         adapter = self._resolve_adapter(pool.adapter)
-        ticket = self._admit(estimate_entities(request, self.model_info), pool.scheduling)
-        pool = replace(pool, adapter=adapter, **self._complete(pool.scheduling, ticket))
-        call = self.engine.entities(replace(request, pool_request=pool))
-        return self._record_usage(await self._await_engine(ticket, call))
 
-    async def tokenize(self, prompt: Input, **options: Any) -> TokenizeResult:
-        started_at = time.monotonic()
-        ticket = self._admit(estimate_tokenize(prompt))
-        tokenized = await self._await_engine(ticket, self.engine.tokenize(prompt, **options))
+        def call(ticket: Ticket) -> Awaitable[list[EntityResult]]:
+            completed = replace(pool, adapter=adapter, **self._complete(pool.scheduling, ticket))
+            return self.engine.entities(replace(request, pool_request=completed))
+
+        cost = estimate_entities(request, self.model_info)
+        return self._record_usage(await self._run_admitted(cost, call, pool.scheduling))
+
+    async def tokenize(self, prompt: Input, *, is_answer: bool = False, **options: Any) -> TokenizeResult:
+        """Return the tokens of a prompt; `is_answer`: the answer has them, so that they count for the request."""
+        started_at, limit = time.monotonic(), self.settings.max_tokenize_tokens
+        if isinstance(prompt, str) and len(prompt) > limit * MAX_TYPICAL_CHARS_PER_TOKEN:
+            raise InputTooLong(
+                f"the text has {len(prompt)} characters, limit {limit * MAX_TYPICAL_CHARS_PER_TOKEN}, more than "
+                f"{limit} tokens usually have; split it, or raise --max-tokenize-tokens",
+                param="input_text",
+                value=len(prompt),
+            )
+        token_bytes = TOKEN_TEXT_BYTES if options.get("return_token_strs") else TOKEN_BYTES
+        num_held = self.admission.held_bytes
+
+        async def call(ticket: Ticket) -> TokenizeResult:
+            tokenized = await self.engine.tokenize(prompt, max_tokens=limit, **options)
+            if is_answer:  # held until here: as many tokens as a text of this length can have
+                self.admission.hold_instead(num_held + token_bytes * len(tokenized.token_ids))
+            return tokenized
+
+        cost = estimate_tokenize(prompt, limit - self.num_tokenized, token_bytes if is_answer else 0)
+        tokenized = await self._run_admitted(cost, call)
+        if is_answer:
+            self._count_tokenized(len(tokenized.token_ids))
         self.timing.tokenize_s += time.monotonic() - started_at
         return tokenized
 
+    async def count_tokens(self, texts: Sequence[str], name: str) -> list[int]:
+        """Return the number of tokens of every text; `name`: the field that has the texts."""
+        self.check_num_items(len(texts), name)
+        return [len((await self.tokenize(text)).token_ids) for text in texts]
+
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        ticket = self._admit(estimate_detokenize(token_ids))
-        call = self.engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._await_engine(ticket, call)
+        self._count_tokenized(len(token_ids))
+        return await self._run_admitted(
+            estimate_detokenize(token_ids),
+            lambda ticket: self.engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens),
+        )
+
+    def _count_tokenized(self, num_tokens: int) -> None:
+        self.num_tokenized += num_tokens
+        if self.num_tokenized > (limit := self.settings.max_tokenize_tokens):
+            raise InputTooLong(
+                f"the request has {self.num_tokenized} tokens or more, limit {limit}; split it, or raise "
+                "--max-tokenize-tokens",
+                param="input_tokens",
+                value=self.num_tokenized,
+            )
 
     async def process(self, request: PluginRequest) -> Any:
-        ticket = self._admit(estimate_plugin(request), request.scheduling)
-        request = replace(request, **self._complete(request.scheduling, ticket))
-        processed = await self._await_engine(ticket, self.engine.process(request))
+        def call(ticket: Ticket) -> Awaitable[IOProcessorResult]:
+            return self.engine.process(replace(request, **self._complete(request.scheduling, ticket)))
+
+        processed = await self._run_admitted(estimate_plugin(request), call, request.scheduling)
         self._engine_done_at = self.timing.mark_delivered()
         self.num_items += processed.num_inputs
         self.num_tokens += processed.num_tokens
@@ -225,23 +241,38 @@ class RequestContext:
         return processed.data
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool) -> None:
-        await self._await_engine(self._admit(ADAPTER_COST), self.engine.load_adapter(name, path, in_place=in_place))
+        await self._run_admitted(ADAPTER_COST, lambda ticket: self.engine.load_adapter(name, path, in_place=in_place))
 
     async def unload_adapter(self, name: str) -> None:
-        await self._await_engine(self._admit(ADAPTER_COST), self.engine.unload_adapter(name))
+        await self._run_admitted(ADAPTER_COST, lambda ticket: self.engine.unload_adapter(name))
 
-    def _admit(self, cost: RequestCost, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Ticket:
-        return self.admission.admit(cost, scheduling.priority)
+    async def hold_answer(self, num_bytes: int) -> None:
+        """Count an answer before it is made, or refuse the request; for answers that the inputs do not bound."""
+        if moves := self.is_in_thread:
+            await TO_LOOP
+        self.admission.hold(num_bytes, "the answer")
+        if moves:
+            await TO_THREAD
 
-    async def _await_engine(self, ticket: Ticket, call: Awaitable[T]) -> T:
-        """Await a call that was admitted with this ticket."""
+    async def _run_admitted(
+        self,
+        cost: RequestCost,
+        call: Callable[[Ticket], Awaitable[T]],
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> T:
+        """Await a call of the engine, admitted with the ticket that it gets."""
+        if moves := self.is_in_thread:
+            await TO_LOOP
+        ticket = self.admission.admit(cost, scheduling.priority)
         self._mark_parsed()
         try:
-            result = await call
+            result = await call(ticket)
         except BaseException:
             ticket.release(is_completed=False)
             raise
         ticket.release(is_completed=True)
+        if moves:
+            await TO_THREAD
         return result
 
     def add_role(self, request: PoolRequest) -> PoolRequest:
@@ -334,9 +365,9 @@ def encode_fingerprint(fingerprint: str) -> bytes:
     return fingerprint.encode()
 
 
-def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
-    error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
-    return error_type(
-        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
-        f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
+def make_variables_error(num_chars: int, count: int, kind: str) -> BadRequest:
+    return BadRequest(
+        f"chat_template_kwargs are rendered for each of the {count} {kind}, {num_chars} characters in all, limit "
+        f"{MAX_VARIABLE_CHARS}; split the request",
+        param="chat_template_kwargs",
     )

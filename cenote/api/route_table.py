@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, JsonType, Route
+from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, Route
 from cenote.api.field_names import add_known_fields
 from cenote.api.replies import ErrorEncoder, encode_default_error
-from cenote.api.request_body import check_raw_body, invalid_json_error, parse_body
+from cenote.api.request_body import NULL_JSON, check_raw_body, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
 
 MODEL_PARAMETER = "{model}"
-NULL_JSON = msgspec.Raw(b"null")
-# by the first character of a value
-JSON_TYPES: Mapping[str, JsonType] = {'"': "string", "[": "array", "{": "object", "t": "boolean", "f": "boolean"}
 
 
 class DialectRoute(NamedTuple):
@@ -129,12 +126,6 @@ def compile_path(path: str) -> re.Pattern[str]:
 
 def matches(keys: object, body_keys: BodyKeys | None) -> bool:
     return all(read_type(getattr(keys, name)) in types for name, types in (body_keys or {}).items())
-
-
-def read_type(value: msgspec.Raw) -> JsonType | None:
-    """Return the type of a JSON value; None for null."""
-    first = chr(memoryview(value)[0])
-    return None if first == "n" else JSON_TYPES.get(first, "number")
 
 
 def check_reachable(path: str, entry: DialectRoute, later: DialectRoute) -> None:

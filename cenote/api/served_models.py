@@ -57,6 +57,7 @@ class ServedModel:
         self.is_required = True  # the server is not ready without it
         self.is_first_load = True  # at the start of the server: requests do not wait for it
         self._reported: tuple[ModelStatus, str] = ("loading", "")  # by the supervisor
+        self.since = 0.0  # Unix time since when the model does not answer; 0.0 if nothing has failed
         self._known_info: ModelInfo | None = None  # while there is no engine
         self._changed: asyncio.Future[None] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -108,11 +109,11 @@ class ServedModel:
         self.use = use
         self.notify()
 
-    def report(self, status: ModelStatus, reason: str, model_info: ModelInfo | None) -> None:
+    def report(self, status: ModelStatus, reason: str, model_info: ModelInfo | None, since: float = 0.0) -> None:
         """Take what the supervisor says about the model."""
         if status == "loading" and self._reported[0] != "loading":
             self._loading_since = time.monotonic()
-        self._reported = status, reason
+        self._reported, self.since = (status, reason), since
         self._known_info = model_info or self._known_info
         self.notify()
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
@@ -19,6 +18,7 @@ from cenote.api.background_load import EngineLoader, load_in_thread
 from cenote.api.banner import BannerModel, log_banner
 from cenote.api.http.server import POLL_INTERVAL_S, HttpServer
 from cenote.api.memory_release import release_memory_after_bursts
+from cenote.api.pressure import limit_connections, watch_pressure
 from cenote.api.sockets import accept_pending, make_tls_context, refuse_new_connections, reload_certificates
 from cenote.api.startup_app import StartupApp
 from cenote.errors import EngineStopped
@@ -34,13 +34,13 @@ FINAL_FLUSH_S = 1.0
 # seconds for the TCP handshakes that have begun when a shutdown begins: the last packet of a client may be in transit
 ROUND_TRIP_S = 0.2
 # seconds for the TLS handshakes of connections accepted during shutdown
-HANDSHAKE_TIMEOUT_S = 1.0
+FINAL_HANDSHAKE_S = 1.0
 
 
 def run_server(app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
     """Serve with the engine in this process; raise the error if the model failed to load."""
     server = ApiServer(app_state, listeners, load_engine)
-    server.run(list(listeners))
+    server.run(listeners)
     if server.failure is not None:
         raise server.failure
     logger.info("stopped")
@@ -55,29 +55,27 @@ class ApiServer(HttpServer):
         super().__init__(
             self.startup_app,
             keep_alive_s=settings.keep_alive_s,
-            # connections are balanced, so that each front-end has about its part of them
-            max_connections=-(-settings.max_connections // settings.api_server_count),
+            max_connections=limit_connections(settings),
             tls_context=make_tls_context(settings),
         )
-        self.server_state.on_refused = partial(app_state.admission.refusals.count, "connections")
+        self.server_state.on_refused = app_state.admission.refusals.count
         self.app_state = app_state
         self.load_engine = load_engine
-        # duplicates: closing the servers closes their own before the backlog is drained
-        self.listeners = [listener.dup() for listener in listeners]
+        self.listeners = listeners
         self.grpc_server: GrpcServer | None = None
         self.failure: BaseException | None = None
         self.background_tasks: list[asyncio.Task[None]] = []
-        self.pending_connections: set[asyncio.Task[Any]] = set()
         self.num_signals = 0
         self.owns_listeners = True  # False while other processes accept connections from the same sockets
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         await super().startup(sockets)
         releases = release_memory_after_bursts(self.app_state, has_engine=self.load_engine is not None)
         self.background_tasks.append(loop.create_task(releases))
+        self.background_tasks.append(loop.create_task(watch_pressure(self.server_state, self.app_state.counters)))
         self.background_tasks.append(loop.create_task(self._finish_startup()))
         if self.tls_context is not None and self.app_state.settings.enable_ssl_refresh:
             self.background_tasks.append(
@@ -94,12 +92,12 @@ class ApiServer(HttpServer):
         """Serve all routes, then load the engine: two threads that import modules would wait for each other."""
         try:
             self.server_state.app = await self.startup_app.get_app()
-            self.on_app_built()
             if self.app_state.settings.grpc_port is not None:
                 from cenote.api.grpc.server import GrpcServer  # here: grpcio is optional
 
                 self.grpc_server = GrpcServer(self.app_state)
                 await self.grpc_server.start()
+            self.on_app_built()
         except Exception as error:
             self._on_failed(error)
             return
@@ -108,19 +106,16 @@ class ApiServer(HttpServer):
             self.background_tasks.append(asyncio.get_running_loop().create_task(self._watch_engine()))
 
     def on_app_built(self) -> None:
-        """Called when all routes are served."""
+        """Called when all routes are served, those of gRPC too."""
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: Sequence[socket.socket]) -> None:
         """Drain all connections that have begun by now; cancel the rest after `shutdown_timeout_s`."""
         deadline = time.monotonic() + self.app_state.settings.shutdown_timeout_s
         if self.grpc_server is not None:
             self.grpc_server.begin_stop()
         for background_task in self.background_tasks:
             background_task.cancel()
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
-            listener.close()
+        self.stop_accepting([])  # the listeners are closed when their backlog is drained
         await self._drain_backlog()
         while self._has_open_work() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -160,20 +155,7 @@ class ApiServer(HttpServer):
             connection.shutdown()
         for pending in self.pending_connections:
             pending.add_done_callback(_close_connection)
-            asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, pending.cancel)
-
-    def accept_connection(self, client: socket.socket) -> None:
-        """Start the connection in a task: the TLS handshake may be slow or fail."""
-        client.setblocking(False)
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(self.make_connection, client, ssl=self.tls_context))
-        self.pending_connections.add(task)
-        task.add_done_callback(self.on_connected)
-
-    def on_connected(self, task: asyncio.Task[Any]) -> None:
-        self.pending_connections.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            logger.debug("TLS handshake failed: %s", error)  # usually a client that does not use TLS
+            asyncio.get_running_loop().call_later(FINAL_HANDSHAKE_S, pending.cancel)
 
     def _on_signal(self, signal_number: int) -> None:
         name = signal.Signals(signal_number).name

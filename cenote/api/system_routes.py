@@ -16,6 +16,7 @@ from cenote.api.app_state import AppState, ServerStatus
 from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, json_reply, to_response
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
+from cenote.protocol.engine import ModelStatus
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import get_public_name
 from cenote.protocol.params import ScoreType, Task
@@ -40,11 +41,21 @@ class HealthCheck(msgspec.Struct):
     status: str = "ok"
 
 
+class ModelHealth(msgspec.Struct):
+    """A model that has failed, and why."""
+
+    name: str
+    state: ModelStatus
+    reason: str
+    since: float  # Unix time since when it does not answer
+
+
 class Unhealthy(ErrorBody, kw_only=True):
-    """Error body with the state of the server and the seconds since it started."""
+    """Error body with the state of the server, the seconds since it started, and the models that have failed."""
 
     state: ServerStatus
     seconds: float
+    models: list[ModelHealth]
 
 
 class Version(msgspec.Struct):
@@ -81,7 +92,9 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     owned_by: str = "cenote"
     parent: str | None = None  # of an adapter: its base model
-    state: ServerStatus = "ready"  # also while the engine restarts, which the models survive
+    state: ServerStatus = "ready"
+    reason: str | None = None  # why it does not answer, or could not be loaded
+    since: float | None = None  # Unix time since when
     fingerprint: str | None = None  # changes with everything that changes results
     tasks: tuple[Task, ...] = ()
     model_type: ModelType | None = None  # Xinference's client reads it
@@ -118,7 +131,7 @@ def make_system_routes(app_state: AppState) -> list[BaseRoute]:
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
     async def live(http: Request) -> Reply:
-        """Return 200 unless no engine will answer any more and the server must be restarted."""
+        """Return 200 unless all models have failed by themselves, or nobody can replace engines that exit."""
         error = app_state.find_final_error()
         return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
 
@@ -194,7 +207,10 @@ def make_health(app_state: AppState) -> Health:
 def unhealthy_reply(app_state: AppState, error: PoolingError) -> Reply:
     reply = error_reply(error)
     body = msgspec.json.decode(reply.content)
-    health = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3)}
+    models = [
+        ModelHealth(model.name, model.status, model.reason, model.since) for model in app_state.models if model.since
+    ]
+    health = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3), "models": models}
     return json_reply(msgspec.convert({**body, **health}, Unhealthy), reply.status, reply.headers)
 
 
@@ -225,6 +241,8 @@ def make_card(
         [Permission(f"modelperm-{index}-{created}", created)],
         parent=parent,
         state=app_state.status if app_state.models.sole is not None else model.status,
+        reason=model.reason or None,
+        since=model.since or None,
         fingerprint=None if model_info is None else model_info.fingerprint or None,
         **describe_abilities(model_info),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cenote.api.encoding import (
+    Float32Array,
     QuantizedType,
     check_metadata_size,
     encode_base64_rows,
@@ -94,14 +95,43 @@ def _iter_encoded(
     num_encoded = 0
     for item in results:
         array = to_float32_array(item.data)
-        texts.append(
-            encode_base64_rows(array.reshape(1, array.size), *byte_format)[0] if is_base64 else encode_json(array)
-        )
+        if is_base64:
+            texts.append(encode_base64_rows(array.reshape(1, array.size), *byte_format)[0])
+        elif array.size <= NUMBERS_PER_YIELD:
+            texts.append(encode_json(array))
+        else:
+            pieces = []
+            for piece in iter_json_parts(array):
+                pieces.append(piece)
+                yield ()
+            texts.append(b"".join(pieces))
         num_encoded += array.size
         if num_encoded >= NUMBERS_PER_YIELD:
             yield texts
             texts, num_encoded = [], 0
     yield texts
+
+
+def iter_json_parts(array: Float32Array) -> Iterator[bytes]:
+    """Yield the JSON of a matrix in parts of about `NUMBERS_PER_YIELD` numbers."""
+    rows_per_part = max(1, NUMBERS_PER_YIELD // max(1, array[:1].size))
+    for start in range(0, len(array), rows_per_part):
+        yield (b"," if start else b"[") + bytes(encode_json(array[start : start + rows_per_part]))[1:-1]
+    yield b"]" if len(array) else b"[]"
+
+
+async def encode_arrays(results: Sequence[PoolResult]) -> list[msgspec.Raw]:
+    """Return the data of every result as JSON; control returns to the event loop after `NUMBERS_PER_YIELD` numbers."""
+    encoded, num_encoded = [], 0
+    for item in results:
+        array, parts = to_float32_array(item.data), []
+        for part in iter_json_parts(array):
+            parts.append(part)
+            if (num_encoded := num_encoded + min(array.size, NUMBERS_PER_YIELD)) >= NUMBERS_PER_YIELD:
+                num_encoded = 0
+                await asyncio.sleep(0)
+        encoded.append(msgspec.Raw(b"".join(parts)))
+    return encoded
 
 
 def _binary_reply(

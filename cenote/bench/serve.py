@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import resource
 import ssl
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload, read_texts
 from cenote.errors import BadRequest
 from cenote.utils.progress import print_note
+from cenote.utils.system_limits import raise_file_limit
 
 if TYPE_CHECKING:
     from cenote.bench.in_process import InProcessEngine
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 MAX_DISTINCT_ITEMS = 16_384  # further requests repeat the first ones
 COMPARED_TEXTS = 64
 WARM_UP_TEXTS = 1024
-MAX_CONNECTIONS = 65_536
 SETTLE_S = 0.3  # idle OpenMP threads spin for about this long
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, or 1 if no request succeeded."""
-    raise_open_file_limit()
+    raise_file_limit()
     backend, load = BACKENDS[args.backend], make_load(args)
     settings = _make_request_settings(args, backend)
     groups, workload = make_texts(args, backend, load.num_requests)
@@ -175,13 +174,6 @@ def _make_request_settings(args: argparse.Namespace, backend: Backend) -> Reques
         tls=tls,
         num_processes=args.client_processes,
     )
-
-
-def raise_open_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def wait_for_idle_threads() -> None:

@@ -37,7 +37,6 @@ PendingEntry = tuple[str, bytes, bytes]  # tenant, key and value
 
 class DiskCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / FILE_NAME
         self.max_bytes = max_bytes
         self.num_evicted = 0
@@ -45,7 +44,7 @@ class DiskCache:
         self.num_dropped = 0  # entries not written: too many were pending, or the disk was full
         self._write_db = SQLiteFile(self.path, WRITE_TIMEOUT_S)
         self._read_db = SQLiteFile(self.path, READ_TIMEOUT_S)
-        self.num_bytes = self._write_db.num_used_bytes()
+        self.num_bytes = 0
         self._read_lock = threading.Lock()  # guards _read_db
         self._pending: deque[PendingEntry] = deque()
         self._pending_bytes = 0
@@ -53,6 +52,10 @@ class DiskCache:
         self._used_tenants: set[str] = set()  # since the last transaction
         self._is_stopping = False
         self._logged_error = ""  # the last error logged
+        try:
+            self.num_bytes = self._write_db.num_used_bytes()
+        except (sqlite3.Error, OSError) as error:  # the folder may be usable later
+            self._log_error_once(error)
         self._thread = threading.Thread(target=self._run_writer, name="cenote-cache", daemon=True)
         self._thread.start()
 
@@ -91,7 +94,7 @@ class DiskCache:
             self._condition.notify_all()
         self._thread.join(timeout=JOIN_TIMEOUT_S)
         with self._read_lock:
-            self._read_db.connection.close()
+            self._read_db.close()
 
     def _query(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         placeholders = ",".join("?" * len(keys))
@@ -115,7 +118,7 @@ class DiskCache:
             with self._condition:
                 self._pending_bytes -= sum(len(value) for *_, value in entries)
                 self._condition.notify_all()
-        self._write_db.connection.close()
+        self._write_db.close()
 
     def _next_entries(self) -> list[PendingEntry] | None:
         with self._condition:
@@ -142,6 +145,9 @@ class DiskCache:
                 connection.execute("ROLLBACK")
             raise
         self.num_bytes = self._write_db.num_used_bytes()
+        if self._logged_error:
+            self._logged_error = ""
+            logger.info("result cache %s works again", self.path)
 
     def _evict(self, connection: sqlite3.Connection) -> None:
         """Delete entries if the file exceeds its limit; SQLite reuses their pages, so it does not grow."""
@@ -197,7 +203,7 @@ class DiskCache:
         """Log an error unless it is the same as the last one."""
         if self._logged_error != str(error):
             self._logged_error = str(error)
-            logger.warning("result cache %s failed: %s", self.path, error)
+            logger.warning("result cache %s failed: %s; nothing is cached there until it works", self.path, error)
 
 
 def _checksum(key: bytes, value: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from contextlib import closing
@@ -20,6 +19,7 @@ from cenote.files.sources import STDIN, ArgumentSource, InputRow
 from cenote.files.writers import encode_json, encode_numbers
 from cenote.protocol.requests import ScoreRequest
 from cenote.utils.argparse_utils import UsageError
+from cenote.utils.durable_files import replace_durably
 from cenote.utils.progress import print_note
 
 
@@ -109,4 +109,4 @@ def _write_output(text: bytes, output: Path | None) -> None:
         return
     temporary = output.with_name(output.name + ".tmp")
     temporary.write_bytes(text)
-    os.replace(temporary, output)
+    replace_durably(temporary, output)

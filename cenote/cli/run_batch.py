@@ -116,17 +116,19 @@ class BatchResumePoint:
     @classmethod
     def from_file(cls, path: Path) -> BatchResumePoint:
         from cenote.api.batch_file import read_result_counts
+        from cenote.files.writers import is_whole_line
 
         resume_point = cls()
         with open(path, "rb") as stream:
             for line in stream:
-                if line.endswith(b"\n"):
-                    resume_point.num_lines += 1
-                    resume_point.num_bytes += len(line)
-                    if not line.endswith(b'"error":null}\n'):  # most lines are not parsed
-                        is_error, is_invalid = read_result_counts(line)
-                        resume_point.num_failed += is_error
-                        resume_point.num_invalid += is_invalid
+                if not is_whole_line(line):
+                    break
+                resume_point.num_lines += 1
+                resume_point.num_bytes += len(line)
+                if not line.endswith(b'"error":null}\n'):  # most lines are not parsed
+                    is_error, is_invalid = read_result_counts(line)
+                    resume_point.num_failed += is_error
+                    resume_point.num_invalid += is_invalid
         return resume_point
 
 

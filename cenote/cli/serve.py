@@ -21,6 +21,7 @@ from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError, clean_errors, option_errors
 from cenote.utils.install_commands import install_command
+from cenote.utils.system_limits import raise_file_limit
 
 if TYPE_CHECKING:
     import socket
@@ -49,10 +50,14 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
 
     from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
+    from cenote.api.pressure import describe_limit
     from cenote.api.sockets import format_address, open_socket, reserve_grpc_port
     from cenote.api.supervisor.replica_plan import plan_replicas
 
     configure_logging(settings)
+    raise_file_limit()
+    if (message := describe_limit(settings)) is not None:
+        logger.warning(message)
     with option_errors():  # before the socket is opened
         table = make_table(settings, options)
     for entry in table.entries:

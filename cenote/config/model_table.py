@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from cenote.config.engine import DEFAULT_MODEL, EngineConfig
 from cenote.config.options import check_known_names
 from cenote.errors import BadRequest
-from cenote.protocol.names import get_public_name
+from cenote.protocol.names import find_local_folder, get_public_name
 
 LoadTime = Literal["start", "demand"]
 LOAD_TIMES: tuple[LoadTime, ...] = ("start", "demand")
@@ -129,6 +130,7 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
     name, source = _get_text(values, "name"), _get_text(values, "source")
     if source is None and name is None:
         raise BadRequest("source is missing; expected a hub name or a folder")
+    check_source(source or name or "")
     own_options = values.get("options") or {}
     if not isinstance(own_options, dict):
         raise BadRequest(f"options must be a mapping of engine options, got {own_options!r}")
@@ -196,8 +198,21 @@ def resolve_source(source: str) -> str:
     """Return the same text for all spellings of one source."""
     if source == DEFAULT_NAME:
         return DEFAULT_MODEL
-    folder = Path(source).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else source
+    folder = find_local_folder(source)
+    return source if folder is None else os.path.realpath(folder)
+
+
+def check_source(source: str) -> None:
+    """Raise for a path that this process cannot even look up, before anything refers to it."""
+    try:
+        Path(source).expanduser().is_dir()
+    except (OSError, RuntimeError) as error:  # a path that is too long or may not be searched; a home of nobody
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise BadRequest(
+            f"source {source!r} cannot be resolved: {reason}; expected a hub name, a folder that the server may read, "
+            "or s3://bucket/path",
+            param="source",
+        ) from None
 
 
 def _get_text(values: Mapping[str, Any], key: str) -> str | None:

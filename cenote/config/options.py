@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
@@ -22,9 +22,19 @@ class Sourced(Generic[T]):
     source: str
 
 
-def option(help_text: str, *, default: Any = MISSING, choices: tuple[str, ...] = (), parse: Any = None) -> Any:
+def option(
+    help_text: str,
+    *,
+    default: Any = MISSING,
+    make_default: Callable[[], Any] | None = None,
+    choices: tuple[str, ...] = (),
+    parse: Any = None,
+) -> Any:
     """Declare a dataclass field with the help text, allowed values and parser of its command-line flag."""
-    return field(default=default, metadata={"help": help_text, "choices": choices, "parse": parse})
+    metadata = {"help": help_text, "choices": choices, "parse": parse}
+    if make_default is not None:
+        return field(default_factory=make_default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def parse_token_count(text: str | int) -> int:

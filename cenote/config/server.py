@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,14 +15,17 @@ from cenote.config.options import (
     parse_token_count,
 )
 from cenote.errors import BadRequest
+from cenote.utils.system_limits import count_cpus, count_memory_bytes
 
 LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
 MAX_AUTO_FRONT_ENDS = 8  # more do not help: the engine is busy then
+MAX_AUTO_INFLIGHT_BYTES = 2 * 1024**3
 POSITIVE_OPTIONS = (
     "api_server_count",
     "memory_budget",
     "gpu_memory_budget",
     "max_request_items",
+    "max_tokenize_tokens",
     "max_body_bytes",
     "max_queue_tokens",
     "max_queue_seconds",
@@ -34,10 +36,15 @@ POSITIVE_OPTIONS = (
 )
 
 
+def choose_inflight_bytes() -> int:
+    """Return a quarter of the memory that the server may use: what it makes of a body takes several times its size."""
+    return min(MAX_AUTO_INFLIGHT_BYTES, count_memory_bytes() // 4)
+
+
 def parse_front_end_count(value: str | int) -> int:
     """Return the number of front-ends; "auto" leaves half of the cores to the engine and to others."""
     if value == "auto":
-        return max(1, min(MAX_AUTO_FRONT_ENDS, len(os.sched_getaffinity(0)) // 2))
+        return max(1, min(MAX_AUTO_FRONT_ENDS, count_cpus() // 2))
     return int(value)
 
 
@@ -81,6 +88,11 @@ class ServerConfig:
     admin_api_key: tuple[str, ...] = option(
         "API keys for admin routes, such as those that load adapters; other keys cannot use these then", default=()
     )
+    allow_local_admin: bool = option(
+        "without any API key, open admin routes to clients of this machine (loopback or a Unix domain socket); behind "
+        "a proxy on the same machine that would be everybody",
+        default=False,
+    )
     api_server_count: int = option(
         "number of front-end processes, or auto for one per two cores; 1: the supervisor serves HTTP itself",
         default=1,
@@ -91,6 +103,9 @@ class ServerConfig:
         default=False,
     )
     max_request_items: int = option("maximum number of inputs or documents in a request", default=2048)
+    max_tokenize_tokens: int = option(
+        "maximum tokens of a request to tokenize or detokenize", default=256 * 1024, parse=parse_token_count
+    )
     max_body_bytes: int = option("maximum size of a request body in bytes", default=64 * 1024**2)
     max_queue_tokens: int = option(
         "maximum tokens of requests in flight, for each lane; larger requests are refused, others get 429 above it",
@@ -103,8 +118,9 @@ class ServerConfig:
         default=None,
     )
     max_inflight_bytes: int = option(
-        "maximum bytes of request bodies and answers in memory, such as 2G; the server returns 429 above it",
-        default=2 * 1024**3,
+        "maximum bytes of request bodies and answers in memory, such as 2G; the server returns 429 above it. Default: "
+        "2G, or a quarter of the memory of the machine or of its container if that is less",
+        make_default=choose_inflight_bytes,
         parse=parse_bytes,
     )
     max_connections: int = option("maximum number of open connections", default=4096)
@@ -151,7 +167,9 @@ class ServerConfig:
     )
     enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
     skip_model_name_validation: bool = option("accept any model name in requests", default=False)
-    allow_runtime_lora_updating: bool = option("serve /v1/load_lora_adapter and /v1/unload_lora_adapter", default=False)
+    allow_runtime_lora_updating: bool = option(
+        "serve /v1/load_lora_adapter and /v1/unload_lora_adapter, which need an admin key", default=False
+    )
     disable_docs: bool = option("do not serve /docs and /openapi.json", default=False)
     disable_ui: bool = option("do not serve the playground at /", default=False)
     disable_access_log: bool = option("do not log requests", default=False)

@@ -21,7 +21,7 @@ from cenote.distributed.messages import Connect, Failed, Loaded, RunBackbone, Ru
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.loading.rank_model import RankModel, load_rank
 from cenote.packed_batch import PackedBatch
-from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
+from cenote.utils.child_process import ENGINE_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 EXIT_FAILED = 70
 
@@ -48,7 +48,7 @@ class RankWorker:
 
 def main(socket_fd: int) -> None:
     exit_with_parent()
-    prefer_as_oom_victim()
+    prefer_as_oom_victim(ENGINE_OOM_SCORE)
     faulthandler.enable()
     # only the process that started this one decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

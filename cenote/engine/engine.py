@@ -354,13 +354,14 @@ class PoolingEngine:
         return_token_strs: bool = False,
         return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> TokenizeResult:
-        """Return the token ids of a prompt of any length; offsets only of a text."""
+        """Return the token ids of a prompt, of any length or up to `max_tokens`; offsets only of a text."""
         prompt = await self.image_workers.preprocess_input(prompt, mm_processor_kwargs or {})
 
         def run_tokenizer() -> TokenizeResult:
             with self.busy_stages.track("tokenizer"):
-                ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens)
+                ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
                 token_strs = self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None
                 offsets = (
                     self.tokenizer.find_offsets(prompt, ids) if return_offsets and isinstance(prompt, str) else None

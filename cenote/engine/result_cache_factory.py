@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from pathlib import Path
 
 from cenote.cache.result_cache import ResultCache
 from cenote.config.engine import EngineConfig
-from cenote.errors import LoadError
 from cenote.loading.cache_key import compute_cache_key
 from cenote.loading.model_description import ModelDescription
 from cenote.utils.metrics import MetricsRegistry
+
+logger = logging.getLogger("cenote")
 
 
 def make_result_cache(
@@ -18,17 +21,22 @@ def make_result_cache(
     """Return the result cache; None if it is disabled."""
     if not config.result_cache_bytes and config.result_cache_dir is None:
         return None
-    folder = None if config.result_cache_dir is None else Path(config.result_cache_dir).expanduser()
+    make_cache = partial(
+        ResultCache,
+        compute_cache_key(description, config),
+        memory_bytes=config.result_cache_bytes,
+        is_shared=config.result_cache_shared,
+    )
+    folder = config.result_cache_dir
     try:
-        cache = ResultCache(
-            compute_cache_key(description, config),
-            memory_bytes=config.result_cache_bytes,
-            folder=folder,
-            disk_bytes=config.result_cache_disk_bytes,
-            is_shared=config.result_cache_shared,
+        cache = make_cache(
+            folder=None if folder is None else Path(folder).expanduser(), disk_bytes=config.result_cache_disk_bytes
         )
-    except Exception as error:  # folder missing or not writable, Python without SQLite
-        raise LoadError(f"result_cache_dir {folder} cannot be used: {error}") from error
+    except (RuntimeError, ImportError) as error:  # a home of nobody, Python without SQLite
+        logger.warning("result_cache_dir %s cannot be used: %s; results are not cached on disk", folder, error)
+        if not config.result_cache_bytes:
+            return None
+        cache = make_cache()
     _register_metrics(cache, metrics)
     return cache
 

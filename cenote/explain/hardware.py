@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -80,11 +79,6 @@ def make_copy_benchmarks(device: torch.device) -> dict[str, BenchmarkFn]:
         work["to_device"] = lambda: there.copy_(host, non_blocking=True)
         work["from_device"] = lambda: host.copy_(there, non_blocking=True)
     return work
-
-
-def count_usable_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _bind_input(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> BenchmarkFn:

@@ -15,14 +15,13 @@ from cenote.bench.backends import BACKENDS, parse_error
 from cenote.bench.client import encode_http_request
 from cenote.bench.load import LoadPattern
 from cenote.bench.load_stats import compute_load_stats
-from cenote.bench.serve import raise_open_file_limit
 from cenote.bench.spawn import SpawnedServer, find_free_port, spawn_server
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError, PoolingError
-from cenote.explain.hardware import count_usable_cores
 from cenote.explain.http_results import HttpLoadOptions, HttpResults, make_stages
 from cenote.explain.process_cpu import compute_usage, read_cpu_times
+from cenote.utils.system_limits import count_cpus, raise_file_limit
 
 # the first route that the model supports is measured
 ROUTES = ("openai-embeddings", "vllm-pooling")
@@ -32,7 +31,7 @@ TIMEOUT_S = 60.0
 
 
 def measure_http(options: HttpLoadOptions) -> HttpResults:
-    raise_open_file_limit()
+    raise_file_limit()
     texts = make_texts(options)
     port = find_free_port()
     listen_args = ["--host", "127.0.0.1", "--port", str(port)]
@@ -117,7 +116,7 @@ async def measure_load(server: SpawnedServer, target: LoadTarget, options: HttpL
         stages=tuple(make_stages(stats.server_timing_ms, stats.latency_ms.mean, {each.role for each in processes})),
         processes=tuple(processes),
         client_cores=stats.client_cpu,
-        machine_cores=count_usable_cores(),
+        machine_cores=count_cpus(),
         device_busy=min(1.0, growth.get("cenote_device_seconds_total", 0.0) / seconds),
         inputs_per_batch=growth.get("cenote_batch_sequences_sum", 0.0) / num_batches if num_batches else None,
     )

@@ -24,6 +24,7 @@ from cenote.explain.workload import ProbeWorkload, TextGenerator
 from cenote.explain.workload_probe import WorkloadProbe, fused_block_rows, pool_states, run_backbone
 from cenote.kernels.cpu_features import cpu_name
 from cenote.llm import LLM
+from cenote.utils.system_limits import count_cpus
 
 LENGTHS = (16, 50, 128, 512)
 ROUNDS = 5  # planned rounds; a fast machine runs more
@@ -181,7 +182,7 @@ class ModelMeasurement:
             complete=self.model_flops.is_complete,
             machine=HardwareInfo(
                 processor=cpu_name(),
-                cores=hardware.count_usable_cores(),
+                cores=count_cpus(),
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
                 gpu=torch.cuda.get_device_name(self.device) if on_gpu else None,

@@ -11,7 +11,6 @@ import torch
 from cenote.config.options import Sourced
 from cenote.engine.engine import PoolingEngine
 from cenote.explain.flops import AttentionShape, count_flops
-from cenote.explain.hardware import count_usable_cores
 from cenote.explain.microbenchmarks import LinearFactory, make_random_qkv
 from cenote.explain.results import ResolvedSettings, Setting
 from cenote.kernels import attention as kernels
@@ -19,6 +18,7 @@ from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
 from cenote.layers.fused_encoder import FusedLevelEncoder
+from cenote.utils.system_limits import count_cpus
 
 IN_USE, NOT_BUILT = "in use", "not built"
 # module in cenote.kernels, or cenote.kernels.gpu -> name of the kernel in `--json`, which programs read
@@ -66,7 +66,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         is_native=description.entry.is_native,
         budget=engine.loop.scheduler.token_budget,
         max_num_seqs=engine.loop.scheduler.max_num_seqs,
-        cores=count_usable_cores(),
+        cores=count_cpus(),
         threads=torch.get_num_threads(),
         word_pieces=engine.tokenizer.native.is_known,
         own_tokenizer=engine.tokenizer.native.encoder is not None,

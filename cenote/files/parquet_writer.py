@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from cenote.files.partial_file import PartialFile, remove_path
 from cenote.files.result_slice import EMPTY_SLICE, ResultSchema, ResultSlice
 from cenote.files.result_table import make_table, make_vector_array
 from cenote.files.writers import ResumePoint
+from cenote.utils.durable_files import replace_durably
 
 # rows per row group, and per slice after merging; a row group is held in memory
 GROUP_ROWS, GROUP_ROWS_OF_TOKENS = 4096, 256
@@ -80,7 +80,7 @@ class ParquetWriter:
     def _write_slice(self, table: Any, slice_path: Path) -> None:
         unfinished = slice_path.with_suffix(".tmp")
         self.parquet.write_table(table, unfinished)
-        os.replace(unfinished, slice_path)
+        replace_durably(unfinished, slice_path)
 
     def finish(self) -> None:
         whole = self.partial_file.path / "whole.tmp"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cenote.errors import BadRequest
+from cenote.utils.durable_files import replace_durably, sync_folder
 
 SECRET_OPTIONS = ("hf_token",)
 
@@ -61,6 +62,8 @@ class PartialFile:
         self._lock_stream.truncate(0)
         json.dump(self.manifest, self._lock_stream)
         self._lock_stream.flush()
+        os.fsync(self._lock_stream.fileno())  # without its manifest, an output cannot be resumed
+        sync_folder(self.manifest_path.parent)
 
     def finish(self, path: Path) -> None:
         """Rename `path` to the output atomically and remove the other files.
@@ -70,9 +73,7 @@ class PartialFile:
         if _is_empty_file(self.output):
             _copy_into(path, self.output)
         else:
-            with open(path, "rb") as stream:
-                os.fsync(stream.fileno())
-            os.replace(path, self.output)
+            replace_durably(path, self.output)
         remove_path(self.path)
         self.manifest_path.unlink(missing_ok=True)
         self.close()

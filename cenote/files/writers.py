@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import msgspec
 import numpy as np
 import orjson
 
 from cenote.files.partial_file import PartialFile, remove_path
 from cenote.files.result_slice import ResultSchema, ResultSlice, entity_values
+from cenote.utils.cache_folder import write_atomically
+from cenote.utils.durable_files import replace_durably
 
 HEADER_BYTES = 128
 
@@ -23,6 +28,18 @@ class ResumePoint:
 
     num_rows: int = 0
     num_failed: int = 0
+
+
+class NpyCounts(msgspec.Struct):
+    """How much of an unfinished matrix is complete."""
+
+    width: int = 0  # 0: unknown before the first successful row
+    num_done: int = 0  # rows of the input
+    num_rows: int = 0  # rows of the matrix in the file
+
+    @property
+    def num_bytes(self) -> int:
+        return HEADER_BYTES + self.num_rows * self.width * 4
 
 
 class Writer(Protocol):
@@ -98,8 +115,8 @@ class JsonLinesWriter:
 class NpyWriter:
     """Write a float32 matrix; row i is index i of the input, NaN for failed and blank rows.
 
-    Errors go to FILE.errors.jsonl. Until the file is complete, the space of the header holds three integers:
-    the width, the number of finished input rows, and the number of matrix rows.
+    Errors go to FILE.errors.jsonl. FILE.part.counts says how much of FILE.part and its errors is complete: the header
+    of the matrix is written last, and may be there although the run ended before the rename.
     """
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:
@@ -107,64 +124,64 @@ class NpyWriter:
         self.schema = schema
         self.errors_path = partial_file.output.with_name(partial_file.output.name + ".errors.jsonl")
         self.partial_errors_path = partial_file.path.with_name(partial_file.path.name + ".errors.jsonl")
-        self.width = 1 if schema.kind == "number" else 0  # 0: unknown before the first successful row
-        self.num_done = 0  # rows of the input
-        self.num_rows = 0  # rows of the matrix in the file
+        self.counts_path = partial_file.path.with_name(partial_file.path.name + ".counts")
+        self.counts = NpyCounts(width=1 if schema.kind == "number" else 0)
         self.next_row = 0  # including failed rows that are written once the width is known
         self.streams: list[IO[bytes]] = []
 
     def resume(self) -> ResumePoint:
-        with open(self.partial_file.path, "rb") as stream:
-            header = stream.read(24).ljust(24, b"\0")
-        width, num_done, num_rows = (int.from_bytes(header[start : start + 8], "little") for start in (0, 8, 16))
-        if num_rows and self.partial_file.path.stat().st_size >= HEADER_BYTES + num_rows * width * 4:
-            self.width, self.num_done, self.num_rows, self.next_row = width, num_done, num_rows, num_rows
-        return ResumePoint(self.num_done, len(self._resumed_errors()))
+        counts = _read_counts(self.counts_path)
+        if counts is not None and self.partial_file.path.stat().st_size >= counts.num_bytes:
+            self.counts, self.next_row = counts, counts.num_rows
+        return ResumePoint(self.counts.num_done, len(self._resumed_errors()))
 
     def open(self) -> None:
         kept = self._resumed_errors()
-        self.partial_file.open(fresh=self.num_rows == 0)
-        rows = _open_truncated(
-            self.partial_file.path, HEADER_BYTES + self.num_rows * self.width * 4 if self.num_rows else 0
-        )
+        is_fresh = not self.counts.num_rows
+        self.partial_file.open(fresh=is_fresh)
+        if is_fresh:
+            remove_path(self.counts_path)
+        rows = _open_truncated(self.partial_file.path, 0 if is_fresh else self.counts.num_bytes)
         self.streams = [rows, _open_truncated(self.partial_errors_path, sum(map(len, kept)))]
-        if not self.num_rows:
+        if is_fresh:
             rows.write(bytes(HEADER_BYTES))
 
     def write(self, results: ResultSlice) -> None:
         rows, errors = self.streams
-        # errors first, so that a resumed run never has a failed row without its error
         errors.writelines(format_error_line(results, position, self.schema) for position in _failed_positions(results))
-        errors.flush()
-        self.num_done += len(results.rows)
+        counts = self.counts
+        counts.num_done += len(results.rows)
         self.next_row = results.rows[-1].index + 1
-        if not self.width and results.ok_positions:
-            self.width = results.values.shape[1]
-        if not self.width:
+        if not counts.width and results.ok_positions:
+            counts.width = results.values.shape[1]
+        if not counts.width:
             return
-        block = np.full((self.next_row - self.num_rows, self.width), np.nan, dtype="<f4")
+        block = np.full((self.next_row - counts.num_rows, counts.width), np.nan, dtype="<f4")
         if results.ok_positions:
-            block[[results.rows[position].index - self.num_rows for position in results.ok_positions]] = results.values
+            positions = [results.rows[position].index - counts.num_rows for position in results.ok_positions]
+            block[positions] = results.values
         rows.write(block.tobytes())
-        rows.flush()
-        self.num_rows = self.next_row
-        # update the counts after writing the rows
-        rows.seek(0)
-        rows.write(b"".join(number.to_bytes(8, "little") for number in (self.width, self.num_done, self.num_rows)))
-        rows.flush()
-        rows.seek(0, 2)
+        counts.num_rows = self.next_row
+        for stream in self.streams:  # a resumed run relies on what the counts say
+            stream.flush()
+            os.fsync(stream.fileno())
+        write_atomically(self.counts_path, msgspec.json.encode(counts))
 
     def finish(self) -> None:
-        shape = (self.next_row,) if self.schema.kind == "number" else (self.next_row, self.width)
+        shape = (self.next_row,) if self.schema.kind == "number" else (self.next_row, self.counts.width)
         self.streams[0].seek(0)
         self.streams[0].write(_make_npy_header(shape))
         self.close()
-        self.partial_file.finish(self.partial_file.path)
+        # a copy, so that a run that ends before the rename finds its errors again
         if self.partial_errors_path.stat().st_size:
-            self.partial_errors_path.replace(self.errors_path)
+            copy = self.errors_path.with_name(self.errors_path.name + ".tmp")
+            shutil.copyfile(self.partial_errors_path, copy)
+            replace_durably(copy, self.errors_path)
         else:
-            remove_path(self.partial_errors_path)
             remove_path(self.errors_path)
+        self.partial_file.finish(self.partial_file.path)
+        remove_path(self.partial_errors_path)
+        remove_path(self.counts_path)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -172,12 +189,12 @@ class NpyWriter:
         self.partial_file.close()
 
     def _resumed_errors(self) -> list[bytes]:
-        if not self.num_rows or not self.partial_errors_path.exists():
+        if not self.counts.num_rows or not self.partial_errors_path.exists():
             return []
         lines = [
-            line for line in self.partial_errors_path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+            line for line in self.partial_errors_path.read_bytes().splitlines(keepends=True) if is_whole_line(line)
         ]
-        return [line for line in lines if json.loads(line)["index"] < self.num_rows]
+        return [line for line in lines if json.loads(line)["index"] < self.counts.num_rows]
 
 
 def format_json_lines(results: ResultSlice, schema: ResultSchema) -> bytes:
@@ -219,6 +236,11 @@ def encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="backslashreplace")
 
 
+def is_whole_line(line: bytes) -> bool:
+    """Whether a line was written to its end; after a loss of power, zeros may stand where text was."""
+    return line.startswith(b"{") and line.endswith(b"}\n") and b"\0" not in line
+
+
 def _line_start(results: ResultSlice, position: int, schema: ResultSchema) -> bytes:
     row = results.rows[position]
     file = b"" if row.file is None else b'"file":' + encode_json(row.file) + b","
@@ -249,12 +271,19 @@ def _find_complete_lines(path: Path) -> tuple[ResumePoint, int]:
         return ResumePoint(), 0
     with open(path, "rb") as stream:
         for line in stream:
-            if not line.endswith(b"\n"):
+            if not is_whole_line(line):
                 break
             num_rows += 1
             num_bytes += len(line)
             num_failed += b'"error":' in line and "error" in json.loads(line)
     return ResumePoint(num_rows, num_failed), num_bytes
+
+
+def _read_counts(path: Path) -> NpyCounts | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=NpyCounts)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _open_truncated(path: Path, num_bytes: int) -> IO[bytes]:

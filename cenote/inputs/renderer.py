@@ -57,12 +57,14 @@ class Renderer(InputPlanner):
             return RenderResult(rendered, ONLY_INDEX if len(inputs) == 1 else np.arange(len(inputs)), {})
         return RenderResult.from_list(self._render_individually(inputs, options))
 
-    def tokenize(self, item: Input, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of one input, without truncation or length check."""
+    def tokenize(self, item: Input, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of one input, without truncation; raise if they are more than `max_tokens`."""
         options = RenderOptions(TokenizationParams(add_special_tokens=add_special_tokens), UNLIMITED)
         texts = TextSet()
         build = self.plan_input(item, options, texts)
         ids = build(dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))).token_ids
+        if max_tokens is not None and len(ids) > max_tokens:
+            check_length(len(ids), Limits(max_tokens, "max_tokenize_tokens"))
         token_ids: list[int] = []
         for start in range(0, len(ids), TO_LIST_IDS):  # in parts, between which other threads can run
             token_ids += ids[start : start + TO_LIST_IDS].tolist()

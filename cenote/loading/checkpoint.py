@@ -203,6 +203,8 @@ def _parse_json_file(path: Path) -> Any:
     except ValueError as error:  # invalid JSON or invalid UTF-8
         size = path.stat().st_size
         raise LoadError(f"{path} is not valid JSON ({first_line(error)}; {size} bytes); download it again") from error
+    except RecursionError:
+        raise LoadError(f"{path} is nested too deep ({path.stat().st_size} bytes); download it again") from None
 
 
 def _download_model(name: str, revision: str | None, hub: HubAccess) -> Path:

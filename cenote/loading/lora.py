@@ -18,7 +18,7 @@ from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
 from cenote.loading.merged_weights import POOLER
 from cenote.loading.peft_files import (
     check_lora_config,
-    lora_scaling,
+    compute_scalings,
     open_adapter_weights,
     read_full_tensors,
     read_lora_pairs,
@@ -56,10 +56,9 @@ class LoRALoader:
                 f"{weights.source}: {next(iter(others.values()))} is not a LoRA tensor; adapters with full layers "
                 "(modules_to_save) or biases are not supported, merge them into the model"
             )
-        changes = {
-            module: (down, up * lora_scaling(config, module, down.shape[0]))
-            for module, (down, up) in read_lora_pairs(weights).items()
-        }
+        pairs = read_lora_pairs(weights)
+        scalings = compute_scalings(config, pairs, str(checkpoint.folder / ADAPTER_CONFIG))
+        changes = {module: (down, up * scalings[module]) for module, (down, up) in pairs.items()}
         return self.map_to_modules(changes, str(checkpoint.folder))
 
     def map_to_modules(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> LoRAAdapter:

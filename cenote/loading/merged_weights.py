@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint
-from cenote.loading.peft_files import lora_scaling, open_adapter_weights, read_full_tensors, read_lora_pairs
+from cenote.loading.peft_files import compute_scalings, open_adapter_weights, read_full_tensors, read_lora_pairs
 from cenote.loading.quantized.methods import add_dequantized_weights, read_quantization_config
 from cenote.loading.weights import CheckpointWeights, open_weights
 
@@ -61,7 +61,9 @@ def _merge(
     merged = CheckpointWeights(source)
     for name in base.names():
         merged.add(name, base.file_of(name), _reader(base, name))
-    for module, (down, up) in read_lora_pairs(adapter).items():
+    pairs = read_lora_pairs(adapter)
+    scalings = compute_scalings(config, pairs, str(source.with_name(ADAPTER_CONFIG)))
+    for module, (down, up) in pairs.items():
         target = _find_name(f"{module}.weight", stored_names)
         if target is None and module.endswith(POOLER):
             continue  # a head that needs it reports what is missing
@@ -70,7 +72,7 @@ def _merge(
                 f"{source}: the base model {base_name} has no {module}.weight, which the adapter changes; "
                 f'pass the folder of its base model with hf_overrides={{"base_model_name_or_path": "FOLDER"}}'
             )
-        up = up.float() * lora_scaling(config, module, len(down))
+        up = up.float() * scalings[module]
         is_transposed = bool(config.get("fan_in_fan_out"))
         merged.add(target, source, _merging_reader(base, target, down, up, is_transposed, source))
     for name, stored in read_full_tensors(adapter).items():

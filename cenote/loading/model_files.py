@@ -73,7 +73,7 @@ def _list_missing_shards(found: list[Path]) -> list[Path]:
 def _read_shard_names(index: Path) -> set[str]:
     try:
         return set(map(str, json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()  # loading reports it
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_WEIGHTS, Checkpoint
+from cenote.loading.layer_patterns import match_layers
 from cenote.loading.weights import CheckpointWeights, open_weights_file
+from cenote.utils.text import short_repr
 
 PEFT_PREFIX = "base_model.model."
 DEFAULT_ALPHA = 8  # lora_alpha of PEFT, whatever the rank
@@ -39,6 +41,9 @@ def read_lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tenso
     for module, halves in found.items():
         if set(halves) != {"A", "B"}:
             raise LoadError(f"{weights.source}: {module} has only lora_{next(iter(halves))}; download it again")
+        if any(half.ndim != 2 or 0 in half.shape for half in halves.values()):
+            shapes = {half: list(tensor.shape) for half, tensor in halves.items()}
+            raise LoadError(f"{weights.source}: {module} has LoRA matrices of shapes {shapes}; download it again")
     return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
 
 
@@ -62,17 +67,34 @@ def check_lora_config(config: Mapping[str, Any], source: str) -> None:
         raise LoadError(f"{source}: bias={config['bias']!r} is not supported; expected 'none'")
 
 
-def lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", DEFAULT_ALPHA))
-    divisor = math.sqrt(rank) if config.get("use_rslora") else rank
-    return float(alpha) / divisor
+def compute_scalings(
+    config: Mapping[str, Any], pairs: Mapping[str, tuple[Tensor, Tensor]], source: str
+) -> dict[str, float]:
+    """Return the factor of each module's update, from its alpha and rank."""
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise LoadError(
+            f"{source}: alpha_pattern={short_repr(patterns)} is invalid; expected an object of patterns and numbers"
+        )
+    default = _read_alpha(config.get("lora_alpha", DEFAULT_ALPHA), source)
+    alphas = [_read_alpha(alpha, source) for alpha in patterns.values()]
+    rows = match_layers(list(patterns), list(pairs), f"{source}: alpha_pattern")
+    scalings = {}
+    for (module, (down, _)), row in zip(pairs.items(), rows, strict=True):
+        divisor = math.sqrt(len(down)) if config.get("use_rslora") else len(down)
+        scalings[module] = (default if row is None else alphas[row]) / divisor
+    return scalings
+
+
+def _read_alpha(value: Any, source: str) -> float:
+    try:
+        alpha = float(value)
+    except (TypeError, ValueError, OverflowError):
+        alpha = math.nan
+    if not math.isfinite(alpha):
+        raise LoadError(f"{source}: alpha {short_repr(value)} is invalid; expected a number")
+    return alpha
 
 
 def _match_lora(name: str) -> re.Match[str] | None:
     return LORA_TENSOR_NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
-
-
-def _matching_values(patterns: Mapping[str, Any] | None, module: str) -> Iterator[Any]:
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            yield value

@@ -12,7 +12,8 @@ from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, 
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.metrics import MetricFamily
 
-# restarting: a new engine process is being started; failed: it exited too often; stopped: it will not come back
+# restarting: a new engine process is being started; failed: they exit again and again, or none could load the model;
+# stopped: it will not come back
 EngineStatus = Literal["loading", "ready", "restarting", "failed", "stopped"]
 # of a model: also without engine processes, and while they finish their last requests
 ModelStatus = EngineStatus | Literal["unloaded", "unloading"]
@@ -46,7 +47,10 @@ class Engine(Protocol):
         return_token_strs: bool = False,
         return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokenizeResult: ...
+        max_tokens: int | None = None,
+    ) -> TokenizeResult:
+        """Return the tokens of a prompt; raise if they are more than `max_tokens`."""
+        ...
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 

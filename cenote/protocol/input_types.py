@@ -12,6 +12,8 @@ from cenote.protocol.images import ImageSource, ProcessedImage
 if TYPE_CHECKING:
     from torch import Tensor
 
+VALUE_CHARS = 4  # of a number, or of the punctuation of a list
+
 # what errors say about token ids that a client made with the tokenizer of another model
 TEXTS_ADVICE = "send texts instead of ids of another tokenizer (LangChain: check_embedding_ctx_length=False)"
 
@@ -153,6 +155,35 @@ def compute_input_size(item: Input) -> int:
     if isinstance(item, TensorInput):
         return sum(tensor.nbytes for tensor in item.tensors.values())
     return len(item.embeds) if isinstance(item, PromptEmbeds) else len(item)
+
+
+def compute_inputs_size(inputs: Sequence[Input]) -> int:
+    """Return the size of all inputs of a request, with the variables of a template as often as they are rendered."""
+    size = sum(map(compute_input_size, inputs))
+    return size if not inputs or isinstance(inputs[0], str | list) else size + count_variable_chars(inputs)
+
+
+def count_variable_chars(inputs: Sequence[object]) -> int:
+    """Return the size of the template variables of all inputs; inputs of a request may share them."""
+    sizes: dict[int, int] = {}
+    num_chars = 0
+    for item in inputs:
+        if variables := getattr(item, "template_kwargs", None):
+            if (size := sizes.get(id(variables))) is None:
+                size = sizes[id(variables)] = count_nested_chars(variables)
+            num_chars += size
+    return num_chars
+
+
+def count_nested_chars(value: Any, depth: int = 64) -> int:
+    """Return about the length of a JSON value: of its texts, its keys, and of a few characters for other values."""
+    if isinstance(value, str):
+        return len(value)
+    if not depth or not isinstance(value, Mapping | list | tuple):
+        return VALUE_CHARS
+    if isinstance(value, Mapping):
+        return sum([len(str(key)) + count_nested_chars(item, depth - 1) for key, item in value.items()], VALUE_CHARS)
+    return sum([count_nested_chars(item, depth - 1) for item in value], VALUE_CHARS)
 
 
 def _compute_nested_size(value: Any, depth: int = 8) -> int:

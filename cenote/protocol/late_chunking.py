@@ -48,8 +48,11 @@ def split_text(text: str, chunk_size: int) -> list[Offsets]:
 def _find_end(text: str, start: int, chunk_size: int) -> int:
     first, last = start + max(1, chunk_size // 2), start + chunk_size
     for boundary in BOUNDARIES:
-        if matches := list(boundary.finditer(text, first, last + 1)):
-            return matches[-1].start() if matches[-1].group().isspace() else matches[-1].end()
+        found: re.Match[str] | None = None
+        for match in boundary.finditer(text, first, last + 1):
+            found = match  # the last one counts, and a list of all would take memory
+        if found is not None:
+            return found.start() if found.group().isspace() else found.end()
     return last
 
 

@@ -11,15 +11,21 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import FORMER_TASKS, Role, RoleName, validate_task_name
 
 
+def find_local_folder(source: str) -> Path | None:
+    """Return the folder that a source names; None for what is no folder that this process can find. Never raises."""
+    folder = os.path.expanduser(source)
+    return Path(folder) if os.path.isdir(folder) else None
+
+
 def get_public_name(source: str, num_parts: int = 1) -> str:
     """Return the name of a model or adapter that clients may see: of a folder or bucket, the end of its path.
 
     A folder of the hub cache has the hub name.
     """
-    folder = Path(source).expanduser()
+    folder = os.path.expanduser(source)
     if source.startswith("s3://"):
         parts = Path(source.removeprefix("s3://")).parts
-    elif folder.is_dir() or folder.is_absolute():
+    elif os.path.isdir(folder) or os.path.isabs(folder):
         parts = Path(os.path.abspath(folder)).parts[1:]
         if parts[-2:-1] == ("snapshots",) and parts[-3:-2] and parts[-3].startswith("models--"):
             return parts[-3].removeprefix("models--").replace("--", "/")

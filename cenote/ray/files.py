@@ -27,6 +27,7 @@ from cenote.ray.part_output import FORMATS, PartOutput
 from cenote.ray.row_pool import as_pooling_error, replica_range
 from cenote.ray.row_task import SCHEMAS, RowTask
 from cenote.ray.stage import CenoteStage
+from cenote.utils.durable_files import replace_durably, sync_folder
 
 TOKEN_PART_ROWS = 256  # results of all tokens of a part are in memory
 
@@ -137,7 +138,8 @@ def check_manifest(target: PartOutput, manifest: Mapping[str, Any], *, overwrite
     target.manifest_path.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.manifest_path.with_suffix(".tmp")
     temporary.write_text(json.dumps(expected))
-    os.replace(temporary, target.manifest_path)
+    replace_durably(temporary, target.manifest_path)
+    sync_folder(target.manifest_path.parent.parent)
 
 
 def file_names(paths: Sequence[str]) -> dict[str, str]:

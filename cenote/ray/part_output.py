@@ -11,6 +11,7 @@ from typing import Any
 from cenote.errors import BadRequest
 from cenote.files.parquet_input import import_pyarrow
 from cenote.files.partial_file import remove_path
+from cenote.utils.durable_files import replace_durably, sync_file, sync_folder
 
 FORMATS = ("parquet", "jsonl", "lance")
 
@@ -48,21 +49,26 @@ class PartOutput:
         path = self._part_path(number)
         temporary = self._temporary_path(path)
         temporary.write_bytes(content)
-        os.replace(temporary, path)
+        replace_durably(temporary, path)
 
     def write_table(self, number: int, columns: Mapping[str, Any]) -> None:
         pa, parquet = import_pyarrow()
         table = pa.table(dict(columns))
         if self.format == "lance":
             fragments = import_lance().fragment.write_fragments(table, str(self.folder), mode="append")
-            schema = table.schema.serialize().to_pybytes().hex()
-            state = {"fragments": [fragment.to_json() for fragment in fragments], "schema": schema}
+            state = {
+                "fragments": [fragment.to_json() for fragment in fragments],
+                "schema": table.schema.serialize().to_pybytes().hex(),
+            }
+            for file in (file for fragment in state["fragments"] for file in fragment["files"]):
+                sync_file(self.folder / "data" / file["path"])
+            sync_folder(self.folder / "data")
             self.write_bytes(number, json.dumps(state).encode())
             return
         path = self._part_path(number)
         temporary = self._temporary_path(path)
         parquet.write_table(table, temporary)
-        os.replace(temporary, path)
+        replace_durably(temporary, path)
 
     def finish(self, num_parts: int) -> None:
         """Make the results visible; called when all parts are written, and again by a job that has nothing to do."""
@@ -80,8 +86,11 @@ class PartOutput:
         ]
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(states[0]["schema"])))
         lance.LanceDataset.commit(str(self.folder), lance.LanceOperation.Overwrite(schema, fragments))
+        for path in (self.folder / "_versions").iterdir():
+            sync_file(path)
+        sync_folder(self.folder / "_versions")
         self.write_bytes(num_parts, b"{}")
-        os.replace(self._part_path(num_parts), self.state_folder / "_committed.json")
+        replace_durably(self._part_path(num_parts), self.state_folder / "_committed.json")
 
     def _is_committed(self) -> bool:
         return self.format == "lance" and (self.state_folder / "_committed.json").exists()

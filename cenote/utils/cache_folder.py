@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from cenote.utils.durable_files import replace_durably
+
 CACHE_FOLDER_VARIABLE = "CENOTE_CACHE_DIR"
 
 
@@ -18,13 +20,13 @@ def find_cache_folder() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see all of it or nothing."""
+    """Write a file so that readers see all of it or nothing, also after a loss of power."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.replace(name, path)
+        replace_durably(Path(name), path)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)

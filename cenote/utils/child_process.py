@@ -11,7 +11,10 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-OOM_SCORE = 500  # of 1000: the kernel frees memory by killing the process with the highest score
+# Added to the score of the supervisor, of at most 1000: the kernel frees memory by killing the process with the highest
+# one. Engines are replaced without a lost request, front-ends with those of their clients.
+ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 300
+MAX_OOM_SCORE = 1000
 
 
 def exit_with_parent() -> None:
@@ -30,7 +33,8 @@ def set_child_subreaper(is_enabled: bool) -> None:
         raise OSError(ctypes.get_errno(), "the kernel has no child subreapers")
 
 
-def prefer_as_oom_victim() -> None:
-    """Make the kernel kill this process before others of the same user when memory runs out."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+def prefer_as_oom_victim(score: int) -> None:
+    """Have the kernel kill this process before its parent, the supervisor, when memory runs out; Linux only."""
+    with suppress(OSError, ValueError):
+        of_parent = int(Path(f"/proc/{os.getppid()}/oom_score_adj").read_text())
+        Path("/proc/self/oom_score_adj").write_text(str(min(MAX_OOM_SCORE, of_parent + score)))

@@ -300,3 +300,10 @@ def test_an_allowed_origin_can_read_error_responses(cors_client: TestClient) -> 
 def test_every_origin_with_cookies_is_refused_at_the_start() -> None:
     with pytest.raises(BadRequest, match="list the allowed_origins"):
         ServerConfig(allowed_origins=("*",), allow_credentials=True)
+
+
+@pytest.mark.parametrize("headers", [{"host": "[1:2]"}, {"origin": "http://[::1"}, {"host": "["}], ids=str)
+def test_names_that_are_none_are_those_of_foreign_pages(headers: dict[str, str], llm: LLM) -> None:
+    local = TestClient(make_client(llm).app, base_url="http://localhost", client=("127.0.0.1", 1))
+
+    assert local.get("/admin/models", headers=headers).status_code == 403

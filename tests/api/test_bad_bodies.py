@@ -393,7 +393,7 @@ def test_a_missing_or_invalid_field_is_named(clients: Clients, path: str, body: 
 def test_a_request_with_more_than_2048_items_is_refused(
     clients: Clients, path: str, field: str, item: Any, other: dict[str, Any]
 ) -> None:
-    for count in (2049, 100_000):
+    for count in (2049, 40_000):
         error = assert_refused(clients[path].post(path, json={field: [item] * count} | other))
         assert error["param"] == field
         assert f"{field} has {count} items, limit 2048 per request" in error["message"]

@@ -28,13 +28,32 @@ def test_the_kernels_of_each_of_several_models_are_named(llm: LLM) -> None:
     assert "on cpu;" in describe_model(BannerModel(["a"], "ready", replace(info, products=None)))
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "not loaded at runtime, which needs an admin key (--admin-api-key)"),
+        ({"admin_api_key": ("a",)}, "loaded and unloaded at runtime with an admin key"),
+    ],
+)
+def test_the_banner_says_whether_adapters_can_be_loaded(settings: dict[str, Any], text: str, llm: LLM) -> None:
+    allowed = AppState(ServerConfig(allow_runtime_lora_updating=True, **settings))
+    plain = AppState(ServerConfig(**settings))
+
+    assert make_banner_rows(allowed, "http://localhost", llm.engine.model_info)["adapters"] == text
+    assert "adapters" not in make_banner_rows(plain, "http://localhost", llm.engine.model_info)
+
+
 LOCKED = "all routes except health checks and pages"
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({}, "none: the API is open to every client that can connect, /admin to this machine only"),
+        ({}, "none: the API is open to every client that can connect, /admin to nobody (--admin-api-key)"),
+        (
+            {"allow_local_admin": True},
+            "none: the API is open to every client that can connect, /admin to this machine (--allow-local-admin)",
+        ),
         ({"api_key": ("a", "b")}, f"2 for {LOCKED}; none for /admin (--admin-api-key)"),
         ({"admin_api_key": ("a",)}, f"1 admin, required by {LOCKED}; add --api-key for clients that are no admins"),
         ({"api_key": ("a",), "admin_api_key": ("b",)}, f"1 for {LOCKED}, 1 admin for these and for /admin"),

@@ -134,3 +134,15 @@ def test_the_key_is_a_header_or_a_query_parameter(llm: LLM, headers: dict[str, s
     assert client.post(f"/v1/models/mini:embedContent{query}", json=body, headers=headers).status_code == 200
     refused = client.post("/v1/models/mini:embedContent?key=other", json=body)
     assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
+
+
+def test_contents_to_count_are_limited_and_their_type_is_checked(llm: LLM) -> None:
+    client = make_client(llm, max_request_items=3)
+    path = "/v1beta/models/mini:countTokens"
+
+    many = client.post(path, json={"contents": [content("a")] * 4})
+    wrong = client.post(path, json={"generateContentRequest": {"contents": "x"}})
+
+    assert many.status_code == 400 and "contents has 4 items, limit 3" in many.json()["error"]["message"]
+    assert wrong.status_code == 400 and "contents: expected array" in wrong.json()["error"]["message"]
+    assert client.post(path, json={"contents": [content("a")] * 3}).json() == {"totalTokens": 9}

@@ -18,10 +18,10 @@ from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.calls import CallRunner, Method, parse_peer
 from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
 from cenote.api.grpc.health_pb2 import HealthCheckRequest
-from cenote.api.grpc.server import GrpcServer, check_settings, format_target
+from cenote.api.grpc.messages import MessageParser
+from cenote.api.grpc.server import check_settings
 from cenote.api.grpc.services import ROUTES, TEI_METHODS, make_method_handler
 from cenote.api.grpc.statuses import get_status_code
-from cenote.api.sockets import reserve_grpc_port
 from cenote.config.server import ServerConfig
 from cenote.errors import (
     BadRequest,
@@ -40,8 +40,9 @@ from tests.api.app_client import load_llm
 from tests.serving.certificates import certificate
 from tests.tiny import tiny_bert
 
+from .grpc_server import TIMEOUT_S, make_state, run_with_server
+
 FOLDER = Path(__file__).parents[2]
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -50,33 +51,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     tiny_bert(folder)
     with load_llm(folder) as llm:
         yield llm
-
-
-def make_state(llm: LLM | None, **settings: Any) -> AppState:
-    with reserve_grpc_port("127.0.0.1", 0) as reserved:
-        port = reserved.getsockname()[1]
-    app_state = AppState(ServerConfig(host="127.0.0.1", grpc_port=port, **settings))
-    if llm is not None:
-        app_state.set_engine(llm.engine)
-    return app_state
-
-
-def run_with_server(
-    app_state: AppState, use: Callable[[grpc.aio.Channel], Awaitable[None]], credentials: Any = None
-) -> None:
-    async def run() -> None:
-        server = GrpcServer(app_state)
-        await server.start()
-        target = format_target("127.0.0.1", app_state.settings.grpc_port or 0)
-        channel = (
-            grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
-        )
-        async with channel:
-            await use(channel)
-        server.begin_stop()
-        await server.wait_stopped()
-
-    asyncio.run(run())
 
 
 async def embed(channel: grpc.aio.Channel, text: str = "the cat") -> Any:
@@ -146,7 +120,12 @@ def serve_handler(app_state: AppState, handler: Any, use: Callable[[grpc.aio.Cha
         port = server.add_insecure_port("127.0.0.1:0")
         methods = {
             method.name: make_method_handler(
-                method, CallRunner(Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler), app_state)
+                method,
+                CallRunner(
+                    Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler),
+                    MessageParser(method.input_type, 2048),
+                    app_state,
+                ),
             )
             for method in tei.DESCRIPTOR.services_by_name["Embed"].methods
         }

@@ -31,16 +31,16 @@ def test_an_invalid_setting_is_refused_with_its_line(line: str) -> None:
         parse_key_lines([b"first", line.encode()])
 
 
-def test_keys_without_settings_may_do_everything_until_a_key_has_some(tmp_path: Path) -> None:
+def test_keys_without_settings_may_set_priorities_until_a_key_has_some(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("one\ntwo\n")
     plain = ApiKeyStore([], str(path))
     path.write_text("one\ntwo priority\nthree admin\n")
     settings = ApiKeyStore([], str(path))
 
-    assert all(plain.may_prioritize(key) and plain.may_administer(key) for key in plain.keys)
+    assert all(plain.may_prioritize(key) for key in plain.keys)
     assert [settings.may_prioritize(key) for key in settings.keys] == [False, True, True]
-    assert [settings.may_administer(key) for key in settings.keys] == [False, False, True]
+    assert [key.is_admin for key in settings.keys] == [False, False, True]
 
 
 def test_a_file_that_becomes_invalid_keeps_the_keys_that_were_loaded(

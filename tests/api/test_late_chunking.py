@@ -249,3 +249,11 @@ def test_v2_embed_does_not_exist_with_the_task_token_embed(token_client: TestCli
     reply = token_client.post("/v2/embed", json={"model": "tiny", "texts": ["two"], "input_type": "search_query"})
 
     assert reply.status_code == 404
+
+
+def test_chunks_are_counted_before_a_text_is_split(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cenote.api.late_chunking.split_document", lambda *_: pytest.fail("it was split"))
+
+    reply = client.post("/v1/embeddings", json={"input": "a" * 100_000, "chunk_size": 1})
+
+    assert_refused(reply, "chunks of input has 100000 items, limit 10", "chunks of input")

@@ -50,9 +50,16 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TunedModel]:
         yield TunedModel(llm, folder / "first", folder / "late")
 
 
+def make_admin_client(llm: LLM, **settings: Any) -> TestClient:
+    """Return a client that may load adapters."""
+    client = make_client(llm, allow_runtime_lora_updating=True, admin_api_key=("ops",), **settings)
+    client.headers["Authorization"] = "Bearer ops"
+    return client
+
+
 @pytest.fixture
 def client(tuned: TunedModel) -> Iterator[TestClient]:
-    yield make_client(tuned.llm, served_model_name=("tiny", "small"), allow_runtime_lora_updating=True)
+    yield make_admin_client(tuned.llm, served_model_name=("tiny", "small"))
     if "late" in tuned.llm.engine.model_info.adapters:
         asyncio.run(tuned.llm.engine.unload_adapter("late"))
 
@@ -212,7 +219,7 @@ def test_the_default_adapter_cannot_be_unloaded(tuned: TunedModel) -> None:
     folder, flags = tuned.first.parent / "model", (f"first={tuned.first}",)
     with load_llm(folder, lora_modules=flags, default_adapter="first") as llm:
         np.testing.assert_allclose(post_vectors(make_client(llm)), expected(tuned.llm, "first"), atol=1e-5)
-        client = make_client(llm, allow_runtime_lora_updating=True)
+        client = make_admin_client(llm)
         reply = client.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
         assert_refused(reply, "'first' is the default adapter", "lora_name")
 
@@ -222,7 +229,7 @@ def test_adapter_routes_are_off_by_default(tuned: TunedModel, llm: LLM) -> None:
         assert make_client(tuned.llm).post(path, json={}).status_code == 404
         assert path not in make_client(tuned.llm).get("/openapi.json").json()["paths"]
     body = {"lora_name": "late", "lora_path": str(tuned.late)}
-    reply = make_client(llm, allow_runtime_lora_updating=True).post("/v1/load_lora_adapter", json=body)
+    reply = make_admin_client(llm).post("/v1/load_lora_adapter", json=body)
     assert_refused(reply, "LoRA is not enabled; start the server with --enable-lora", "lora_name")
 
 

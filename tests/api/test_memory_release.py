@@ -35,11 +35,11 @@ LITTLE, MUCH = 50 << 20, (50 << 20) + MIN_GROWTH_BYTES
     [
         ([(0, LITTLE), (3, MUCH), *[(0, MUCH)] * 50], 1),
         ([(0, LITTLE), (3, MUCH), *[(2, MUCH)] * 50], 0),
-        ([(0, LITTLE), *[(0, MUCH)] * 50], 0),
+        ([(0, LITTLE), *[(0, MUCH)] * 50], 1),
         ([(0, LITTLE), (3, MUCH - 1), *[(0, MUCH - 1)] * 50], 0),
         ([(0, LITTLE), (3, MUCH), *[(0, MUCH)] * 9, (0, LITTLE), (3, MUCH), *[(0, MUCH)] * 9], 2),
     ],
-    ids=["a large request", "one that takes long", "growth without requests", "less growth", "two large requests"],
+    ids=["a large request", "one that takes long", "growth by refused calls", "less growth", "two large requests"],
 )
 def test_the_end_of_a_large_request_is_found(observations: list[tuple[int, int]], num_ends: int) -> None:
     watcher = BurstWatcher()

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
+from cenote.api.model_names import list_source_names
 from tests.api.app_client import list_served_routes, make_client
 from tests.tiny import tiny_bert
 
@@ -51,6 +52,11 @@ def test_the_default_model_is_served_under_its_short_and_hub_names(name: str, de
     assert reply.json()["model"] == "all-MiniLM-L6-v2"
     assert client.get(f"/v1/models/{name}").json()["id"] == "all-MiniLM-L6-v2"
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["all-MiniLM-L6-v2"]
+
+
+@pytest.mark.parametrize("source", ["~nosuchuser/x", "/" + "x" * 300, "a/" * 3000, "\0", "\ud800", ""])
+def test_the_names_of_a_source_that_cannot_be_resolved_are_those_of_its_text(source: str) -> None:
+    assert list_source_names(source) <= {source, source.rpartition("/")[2]}
 
 
 @pytest.mark.parametrize("name", ["model", "MiniLM", "sentence-transformers", "", "/", "."])

@@ -57,8 +57,8 @@ def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model
         load_llm(folders[3]) as bge_m3,
     ):
         yield {
-            "embedder": make_client(llm),
-            "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True),
+            "embedder": make_client(llm, allow_local_admin=True),
+            "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True, allow_local_admin=True),
             "classifier": make_client(classifier),
             "token-classifier": make_client(token_classifier),
             "bge-m3": make_client(bge_m3),

@@ -458,3 +458,12 @@ def test_an_embedding_model_reranks(tmp_path: Any) -> None:
         found = rerank(make_client(llm), query="the cat", documents=["a red bird", "the cat"])
 
     assert ranking(found)[0] == 1
+
+
+def test_rank_fields_are_limited(client: TestClient) -> None:
+    fields = [str(number) for number in range(65)]
+
+    status, message, param = get_error(client, documents=[{"1": "x"}], rank_fields=fields)
+
+    assert (status, param) == (400, "body.rank_fields")
+    assert "rank_fields: expected array of length <= 64" in message

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from cenote import LLM, __version__
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
+from cenote.api.served_models import ServedModel
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, EngineStopped
@@ -89,6 +90,34 @@ def test_a_dead_engine_is_neither_ready_nor_alive(loaded: LoadedModel, llm: LLM)
         assert client.get(path).status_code == 503
         assert client.get(path).json()["state"] == "stopped"
         assert "the device is gone" in client.get(path).json()["message"]
+
+
+def test_a_model_that_does_not_answer_says_why_and_since_when() -> None:
+    app_state = AppState(ServerConfig())
+    failed, loading = ServedModel("failed"), ServedModel("other")
+    failed.report("failed", "the bucket is away", None, since=1000.5)
+    app_state.models.set([failed, loading])
+    client = TestClient(build_app(app_state))
+
+    for path in ("/health", "/health/ready"):
+        assert client.get(path).json()["models"] == [
+            {"name": "failed", "state": "failed", "reason": "the bucket is away", "since": 1000.5}
+        ]
+    cards = {card["id"]: (card["reason"], card["since"]) for card in client.get("/v1/models").json()["data"]}
+    assert cards == {"failed": ("the bucket is away", 1000.5), "other": (None, None)}
+    assert client.get("/health/live").status_code == 200
+
+
+def test_a_server_whose_supervisor_cannot_act_is_ready_but_not_alive(llm: LLM) -> None:
+    app_state = make_app_state(llm)
+    app_state.find_control_error = lambda: "the supervisor gave no sign of life for 9.0 s"
+    client = TestClient(build_app(app_state))
+
+    live = client.get("/health/live")
+
+    assert live.status_code == 503
+    assert "no sign of life for 9.0 s: engines that exit are not replaced" in live.json()["message"]
+    assert client.get("/health/ready").status_code == 200
 
 
 def test_the_version_is_returned(llm: LLM) -> None:

@@ -149,3 +149,32 @@ def test_invalid_requests_are_refused_with_the_field(client: TestClient) -> None
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [7]})])
 def test_an_unknown_model_is_not_found(client: TestClient, path: str, body: dict[str, Any]) -> None:
     assert_refused(client.post(path, json=body | {"model": "x"}), "The model `x` does not exist.", "model", status=404)
+
+
+def test_a_request_with_more_tokens_than_the_limit_is_refused(llm: LLM) -> None:
+    client = make_client(llm, max_tokenize_tokens=10)
+    limit = "exceeds max_tokenize_tokens 10"
+
+    assert_refused(client.post("/tokenize", json={"prompt": "," * 9}), f"Input length 11 {limit}", "input_tokens")
+    assert_refused(client.post("/tokenize", json={"prompt": " " * 161}), "161 characters, limit 160", "input_text")
+    assert_refused(client.post("/v1/tokenize", json={"text": "," * 11, "model": "mini"}), limit, "input_tokens")
+    assert_refused(client.post("/detokenize", json={"tokens": [7] * 11}), "11 tokens or more, limit 10", "input_tokens")
+    assert len(tokenize(client, prompt="," * 8)) == 10
+
+
+def test_the_tokens_of_all_texts_of_a_request_are_limited(llm: LLM) -> None:
+    client = make_client(llm, max_tokenize_tokens=10)
+
+    reply = client.post("/tokenize", json={"inputs": [",,,"] * 3})
+    assert (reply.status_code, "15 tokens or more, limit 10" in reply.json()["error"]) == (422, True)
+    assert client.post("/decode", json={"ids": [[7] * 6] * 2}).status_code == 422
+    assert client.post("/tokenize", json={"inputs": [",,,"] * 2}).status_code == 200
+
+
+def test_the_answer_of_a_text_is_held_before_it_is_tokenized(llm: LLM) -> None:
+    client = make_client(llm, max_inflight_bytes=1_000_000)
+
+    reply = client.post("/tokenize", json={"prompt": "," * 100_000, "return_token_strs": True})
+
+    assert_refused(reply, "would take about 401", None, status=413)
+    assert client.post("/tokenize", json={"prompt": "," * 1000, "return_token_strs": True}).status_code == 200

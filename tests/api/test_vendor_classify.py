@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.moderations import is_harmless
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.tiny import tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "how big is the old river?", "a red bird, a blue fish"]
@@ -100,3 +100,26 @@ def test_cohere_tokenize_and_detokenize_are_inverse(llm: LLM) -> None:
     text = client.post("/v1/detokenize", json={"tokens": tokenized["tokens"], "model": "mini"}).json()["text"]
     assert text == "a red bird"
     assert client.post("/v1/tokenize", json={"text": "a", "model": "other"}).json()["message"]
+
+
+def test_jina_entries_are_the_same_for_labels_with_escapes(llm: LLM) -> None:
+    labels = ['quotes "\\', "line\nbreak", "Gemüse"]
+
+    reply = make_client(llm).post("/v1/classify", json={"input": ["We ate bread.", "A train."], "labels": labels})
+
+    for index, entry in enumerate(reply.json()["data"]):
+        assert [item["label"] for item in entry["predictions"]] == labels
+        best = max(entry["predictions"], key=lambda item: item["score"])
+        assert (entry["object"], entry["index"]) == ("classification", index)
+        assert (entry["prediction"], entry["score"]) == (best["label"], best["score"])
+
+
+def test_jina_labels_and_the_answer_that_repeats_them_are_limited(llm: LLM) -> None:
+    client = make_client(llm, max_inflight_bytes=10_000_000)
+    long = {"input": ["a"] * 100, "labels": ["x" * 30_000, "y" * 30_000]}
+
+    reply = client.post("/v1/classify", json=long)
+
+    assert_refused(reply, "the answer would take about 18", None, status=413)
+    many = client.post("/v1/classify", json={"input": ["a"], "labels": [str(number) for number in range(257)]})
+    assert_refused(many, "labels: expected array of length <= 256", "body.labels")

@@ -52,3 +52,9 @@ def test_the_container_is_ready_and_describes_the_model(client: TestClient, llm:
 def test_errors_are_strings(client: TestClient) -> None:
     for body in ({}, {"text": 1}):
         assert isinstance(post(client, "/vectors", body)["error"], str)
+
+
+def test_an_absurd_number_of_dimensions_is_refused(client: TestClient) -> None:
+    reply = client.post("/vectors", json={"text": "a", "config": {"dimensions": 10**30}})
+
+    assert reply.status_code == 400 and "config.dimensions" in reply.json()["error"]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cenote.cache import disk_cache
+from cenote.cache import disk_cache, sqlite_file
 from cenote.cache.disk_cache import DiskCache
 from cenote.cache.result_cache import ResultCache
+from cenote.utils.file_lock import lock_file
 
 MIB = 1024**2
 WRITER = """
@@ -193,8 +197,83 @@ def test_entries_of_inactive_tenants_are_evicted_first(tmp_path: Path, monkeypat
     disk.close()
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_a_folder_that_cannot_be_used_stops_the_cache_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_file, "RETRY_S", 0.0)
+    folder = tmp_path / "cache"
+    folder.write_text("a file")
+    disk = DiskCache(folder, MIB)
+    write(disk, a=b"1")
+    assert disk.get([b"a"]) == {} and disk.num_dropped == 1
+    assert caplog.text.count("nothing is cached there until it works") == 1
 
-    with pytest.raises(OSError):
-        DiskCache(tmp_path / "file" / "folder", MIB)
+    folder.unlink()
+    write(disk, b=b"2")
+    assert disk.get([b"b"]) == {b"b": b"2"}
+    shutil.rmtree(folder)
+    folder.write_text("a file again")
+    assert disk.get([b"b"]) == {}
+    folder.unlink()
+    write(disk, c=b"3")
+    assert disk.get([b"c"]) == {b"c": b"3"}
+    disk.close()
+
+
+def test_a_full_disk_without_a_cache_yet_is_a_warning(tmp_path: Path) -> None:
+    code = f"""
+import resource, signal
+from pathlib import Path
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+from cenote.cache.disk_cache import DiskCache
+from cenote.cache import sqlite_file
+sqlite_file.RETRY_S = 0.0
+disk = DiskCache(Path({str(tmp_path)!r}), {MIB})
+disk.put([(b"a", b"1")])
+disk.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+disk.put([(b"b", b"2")])
+disk.flush()
+print(disk.num_dropped, disk.get([b"a", b"b"]))
+"""
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "1 {b'b': b'2'}\n", done.stderr
+
+
+def test_a_damaged_index_is_recognised_and_the_file_recreated(tmp_path: Path) -> None:
+    path = tmp_path / disk_cache.FILE_NAME
+    DiskCache(tmp_path, MIB).close()
+    columns = "type, name, tbl_name, rootpage, sql"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        index = connection.execute(f"SELECT {columns} FROM sqlite_master WHERE name = 'entries_by_tenant'").fetchone()
+        connection.execute("DELETE FROM sqlite_master WHERE name = 'entries_by_tenant'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:  # a row that the index does not have
+        connection.execute("INSERT INTO entries (tenant, key, value) VALUES ('', x'61', x'00')")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(f"INSERT INTO sqlite_master ({columns}) VALUES (?, ?, ?, ?, ?)", index)
+
+    disk = DiskCache(tmp_path, MIB)
+    write(disk, a=b"1")
+    write(disk, a=b"2")
+    found = disk.get([b"a"])
+    disk.close()
+
+    assert disk.num_corrupted == 1
+    assert found == {b"a": b"2"}
+
+
+def test_a_process_that_is_stopped_with_the_lock_stops_the_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sqlite_file, "RETRY_S", 0.0)
+    with lock_file(tmp_path / f"{disk_cache.FILE_NAME}.lock", 1):
+        disk = DiskCache(tmp_path, MIB)
+        assert disk.get([b"a"]) == {}
+
+    write(disk, a=b"1")
+    assert disk.get([b"a"]) == {b"a": b"1"}
+    disk.close()

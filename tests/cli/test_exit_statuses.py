@@ -24,6 +24,7 @@ STATUSES = {
     "embed --max-num-seqs 0 hello": 2,
     """embed --pooler-config '{"none": 1}' hello""": 2,
     "embed --model folder hello": 78,
+    "embed --model nested hello": 78,
     "embed --device tpu hello": 78,
     "embed --chat-template none.jinja hello": 78,
     "serve --none": 2,
@@ -39,6 +40,7 @@ STATUSES = {
     "load": 2,
     "pull folder/none": 78,
     "inspect folder": 78,
+    "inspect nested": 78,
     "inspect --max-num-seqs 0": 2,
     "explain --max-num-seqs 0": 2,
     "models --check folder": 78,
@@ -56,6 +58,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pairs.csv").write_text("text\nhello\n")
     Path("folder").mkdir()
+    Path("nested").mkdir()
+    Path("nested/config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     monkeypatch.setattr("cenote.api.log_config.configure_logging", lambda settings: None)
 
 

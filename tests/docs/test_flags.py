@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*")]
 # declare the flags of our programs that the completion does not list
-SCRIPTS = ("cenote/bench/**/*.py", "cenote/cli/explain_http.py", "examples/**/*.py", "tests/clients/matrix/*.py")
+SCRIPTS = (
+    "cenote/bench/**/*.py",
+    "cenote/cli/explain_http.py",
+    "examples/**/*.py",
+    "tests/clients/matrix/*.py",
+    "tests/workers.py",
+)
 OTHER_PROGRAMS = {
     "any program of vLLM": "--enable-x --disable-x --no-enable-x",
     "apt-get": "--no-install-recommends",

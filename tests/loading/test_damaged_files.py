@@ -94,6 +94,14 @@ def test_half_a_file_is_named(model: Path, file: str, refused: Any) -> None:
         read_all(model)
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".json")])
+def test_a_file_that_is_nested_too_deep_is_named(model: Path, file: str, refused: Any) -> None:
+    (model / file).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+    with refused(str(model / file)):
+        read_all(model)
+
+
 @pytest.mark.parametrize("file", [file for file in FILES if file not in OPTIONAL])
 def test_a_deleted_file_is_named(model: Path, file: str, refused: Any) -> None:
     (model / file).unlink()

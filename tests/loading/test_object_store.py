@@ -12,7 +12,9 @@ import pytest
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
+from cenote.loading import object_store
 from cenote.loading.checkpoint import find_adapter, find_checkpoint
+from cenote.utils.file_lock import lock_file
 from cenote.utils.install_commands import install_command
 from tests.loading.fake_s3 import FakeS3, run_fake_s3
 from tests.tiny import tiny_bert
@@ -134,3 +136,54 @@ def test_hub_names_may_have_a_scheme_and_a_revision() -> None:
 
     assert (config.model, config.revision, config.tokenizer) == ("owner/name", "v2", "owner/tokenizer")
     assert EngineConfig(model="hf://owner/name:v2", revision="v3").revision == "v3"
+
+
+def test_a_process_that_is_stopped_during_a_download_is_no_endless_wait(
+    store: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "LOCK_TIMEOUT_S", 0.1)
+    folder = find_checkpoint(URI).folder
+
+    with (
+        lock_file(folder / object_store.LOCK_FILE, 1),
+        pytest.raises(LoadError, match=r"another process has held this lock for 0.1 s without progress: .*\.lock"),
+    ):
+        find_checkpoint(URI)
+    assert find_checkpoint(URI).folder == folder
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://models/../../../victim", "s3://models/team/../../../victim", "s3://models/./tiny", "s3://models/a//b"],
+)
+def test_a_path_with_parts_that_name_no_folder_is_refused(store: FakeS3, uri: str, tmp_path: Path) -> None:
+    store.objects[f"{uri.removeprefix('s3://models/')}/config.json"] = b"{}"
+    before = set(tmp_path.rglob("*"))
+
+    with pytest.raises(LoadError, match=re.escape(f"invalid model {uri!r}: a part of the path is empty, '.' or '..'")):
+        find_checkpoint(uri)
+
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_link_does_not_lead_out_of_the_cache(store: FakeS3, tmp_path: Path) -> None:
+    (tmp_path / "cache/s3/models").mkdir(parents=True)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "cache/s3/models/team").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(LoadError, match="s3://models/team/tiny would be stored in .*victim/tiny, outside .*cache/s3"):
+        find_checkpoint(URI)
+
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_the_list_of_files_comes_from_no_object(store: FakeS3, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    store.objects["team/tiny/.etags.json"] = b'{"../../../../../victim": "x"}'
+
+    folder = find_checkpoint(URI).folder
+    find_checkpoint(URI)
+
+    assert (tmp_path / "victim").read_text() == "kept"
+    assert b"victim" not in (folder / ".etags.json").read_bytes()
+    assert "team/tiny/.etags.json" not in store.downloads

@@ -67,12 +67,24 @@ def test_a_workflow_runs_only_targets_and_scripts_that_exist(workflow: Path) -> 
 
 def test_both_architectures_are_tested_and_get_a_wheel() -> None:
     runners = ["ubuntu-24.04", "ubuntu-24.04-arm"]
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "wheels.yml"]
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "nightly.yml", "wheels.yml"]
 
-    ci, wheels = (read_jobs(path) for path in WORKFLOWS)
-    assert ci["test"]["strategy"]["matrix"]["os"] == wheels["wheel"]["strategy"]["matrix"]["os"] == runners
+    jobs = {path.name: read_jobs(path) for path in WORKFLOWS}
+    for job in (jobs["ci.yml"]["test"], jobs["nightly.yml"]["fuzz"], jobs["wheels.yml"]["wheel"]):
+        assert job["strategy"]["matrix"]["os"] == runners
     assert read_commands(WORKFLOWS[0]) == [["bash", ".ci/run"]]
-    assert ["make", "dist"] in read_commands(WORKFLOWS[1])
+    assert read_commands(WORKFLOWS[1]) == [["make", "fuzz"]]
+    assert ["make", "dist"] in read_commands(WORKFLOWS[2])
+
+
+def test_a_release_is_audited_and_says_what_it_was_built_from() -> None:
+    jobs = read_jobs(ROOT / ".github/workflows/wheels.yml")
+    steps = [step.get("uses", "").partition("@")[0] for step in jobs["provenance"]["steps"]]
+
+    assert jobs["audit"]["steps"][-2]["run"] == "make audit"
+    assert jobs["provenance"]["needs"] == ["wheel", "sdist", "audit"]
+    assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= set(steps)
+    assert jobs["provenance"]["permissions"] == {"contents": "read", "id-token": "write", "attestations": "write"}
 
 
 def test_pre_commit_runs_the_commands_of_make_check() -> None:

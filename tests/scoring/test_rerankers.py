@@ -16,9 +16,10 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from cenote import LLM, BadRequest, InputTooLong, PoolingParams
+from cenote import LLM, InputTooLong, PoolingParams
 from cenote.cli.model_settings import iter_settings
 from cenote.config.engine import EngineConfig
+from cenote.errors import LoadError
 from cenote.inputs.pairs import render_pair
 from cenote.loading.describe import describe_model
 from cenote.loading.rerankers import load_builtin_template
@@ -397,7 +398,7 @@ def test_a_renamed_reranker_can_be_selected_by_template_name(
     with load_llm(renamed, score_template="qwen3_reranker") as llm:
         expected = reference_scores(reference, folder, RERANKER_KINDS["Qwen3-Reranker-0.6B"])
         assert scores(llm) == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(BadRequest, match=r"score_template 'qwen3' is neither .*built-in values: auto, none, qwen3_rer"):
+    with pytest.raises(LoadError, match=r"score_template 'qwen3' is neither .*built-in values: auto, none, qwen3_rer"):
         load_llm(renamed, score_template="qwen3")
 
 

@@ -33,6 +33,7 @@ class ServerProcess:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         self.started = time.perf_counter()
+        self.api_key: str | None = None  # that clients of client() send
         self.lines: list[str] = []
         self.lines_changed = threading.Condition()
         argv = ["serve", *(flags if "--uds" in flags else (*self.listen_flags, *flags))]
@@ -98,7 +99,8 @@ class ServerProcess:
     def client(self, **options: Any) -> httpx.Client:
         import httpx  # servers also start in an environment of a reader, which does not have it
 
-        return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **options)
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **{"headers": headers, **options})
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -208,6 +208,15 @@ def test_both_front_ends_respond_without_importing_torch(server: FrontEndServers
     assert "libtorch" in Path(f"/proc/{server.engine}/maps").read_text()
 
 
+def test_for_lack_of_memory_the_kernel_kills_the_supervisor_last(server: FrontEndServers) -> None:
+    def read_score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    scores = [read_score(pid) for pid in (server.process.pid, server.front_ends()[0], server.engine or 0)]
+
+    assert scores == [scores[0], scores[0] + 300, scores[0] + 500]
+
+
 def test_a_burst_of_clients_is_distributed_over_front_ends(server: FrontEndServers) -> None:
     wait_until(lambda: load(server) == 0)
     clients = [server.connect() for _ in range(16)]
@@ -428,6 +437,30 @@ def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> No
     assert set(outcomes) == {200}, [outcome for outcome in outcomes if outcome != 200][:5]
     assert not any(map(is_alive, front_ends))
     assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
+
+
+@pytest.mark.slow
+def test_a_stopped_front_end_is_replaced(server: FrontEndServers) -> None:
+    stopped, running = server.front_ends()
+    os.kill(stopped, signal.SIGSTOP)
+
+    wait_until(lambda: len(server.front_ends()) == 2 and stopped not in server.front_ends())
+
+    assert running in server.front_ends()
+    assert re.search(r"gave no sign of life for [5-9]\.\d s and was killed; \d requests were lost", server.output)
+    wait_until(lambda: len({server.find_owner(client) for client in connections(server, 40)}) == 2)
+
+
+@pytest.mark.slow
+def test_a_server_whose_supervisor_is_stopped_is_not_alive_until_it_goes_on(own_server: FrontEndServers) -> None:
+    front_ends = own_server.wait_until_ready().front_ends()
+    own_server.signal(signal.SIGSTOP)
+    wait_until(lambda: own_server.status("/health/live") == 503)
+    assert b"the supervisor gave no sign of life" in own_server.get("/health/live")[1]
+
+    own_server.signal(signal.SIGCONT)
+    wait_until(lambda: own_server.status("/health/live") == 200)
+    assert own_server.front_ends() == front_ends
 
 
 @pytest.mark.slow

@@ -35,7 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[ServerProcess]:
     flags = ("--dtype", "float32", "--served-model-name", "tiny", "--lora-modules", f"first={folder / 'first'}")
     server = ServerProcess(
-        str(folder / "model"), *flags, "--api-server-count", "2", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1"
+        str(folder / "model"),
+        *flags,
+        "--api-server-count",
+        "2",
+        "--admin-api-key",
+        "none",
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
     ).wait_until_ready()
     yield server
     assert server.stop() == 0
@@ -71,9 +77,10 @@ def test_an_adapter_loaded_by_one_front_end_is_known_to_the_others(server: Serve
     late = expected(folder, "late")
 
     def post(path: str, body: dict[str, str]) -> httpx.Response:
+        # creating a TLS context takes longer
         return httpx.post(
-            server.address + path, json=body, timeout=TIMEOUT_S, verify=False
-        )  # creating a TLS context takes longer
+            server.address + path, json=body, headers={"x-api-key": "none"}, timeout=TIMEOUT_S, verify=False
+        )
 
     def embed_late(_: int) -> httpx.Response:
         """Send over a new connection; several at once reach both front-ends."""

@@ -42,8 +42,9 @@ def server(adapter_folder: Path, request: pytest.FixtureRequest) -> Iterator[Ser
     server = ServerProcess(
         str(adapter_folder / "model"),
         *("--dtype", "float32", "--data-parallel-size", "2", "--api-server-count", request.param),
-        *("--enable-lora", "--allow-runtime-lora-updating"),
+        *("--enable-lora", "--allow-runtime-lora-updating", "--admin-api-key", "ops"),
     )
+    server.api_key = "ops"
     server.wait_until_ready()
     wait_until(lambda: server.output.count("is ready (process") == 2)
     yield server

@@ -104,7 +104,7 @@ def starting() -> Iterator[Start]:
     running: list[ServerProcess] = []
 
     def start(*flags: str) -> ServerProcess:
-        running.append(ServerProcess(*flags, *EXACT))
+        running.append(ServerProcess(*flags, *EXACT, "--allow-local-admin"))
         return running[-1]
 
     yield start
@@ -329,6 +329,16 @@ def test_a_model_that_fails_at_the_start_is_named_and_the_others_serve(models: M
         assert client.post("/v1/embeddings", json={"input": "a", "model": "broken"}).status_code == 503
 
 
+def test_a_source_that_cannot_be_resolved_leaves_the_server_as_it_was(three: ServerProcess, models: Models) -> None:
+    with three.client() as client:
+        before = list(list_models(client))
+        for source in ("~nosuchuser/x", "/" + "x" * 300):
+            reply = client.post("/admin/models/load", json={"name": "bad", "source": source})
+            assert reply.status_code == 400 and "cannot be resolved" in reply.text
+        assert list(list_models(client)) == before
+        assert models.check_embedder(client) == ""
+
+
 def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
     server = start(
         str(models.folder / "embedder"), "--api-key", "plain", "--admin-api-key", "boss", "--api-server-count", "2"
@@ -345,7 +355,7 @@ def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_without_keys_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
+def test_with_local_admin_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
     models: Models, start: Start
 ) -> None:
     server = start(str(models.folder / "embedder")).wait_until_ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -152,21 +153,42 @@ def test_nothing_is_left_when_the_supervisor_is_killed(server: ServerProcess) ->
 
 
 @pytest.mark.slow
-def test_an_engine_that_fails_again_and_again_is_given_up(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "model"
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+def test_a_model_comes_back_when_its_files_do(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
     server = ServerProcess(str(copy), "--dtype", "float32").wait_until_ready()
     try:
+        config = (copy / "config.json").read_text()
         (copy / "config.json").write_text("{")
         os.kill(engine_pid(server), signal.SIGKILL)
-        server.wait_for_line("the model cannot be loaded")
-
+        server.wait_for_line("the model cannot be loaded.*starting another in 2.0 s")
         with server.client() as client:
             reply = client.get("/health/ready")
-        assert reply.status_code == 503 and reply.json()["state"] == "restarting"
-        assert "config.json" in reply.json()["error"]["message"]
+            assert reply.status_code == 503 and reply.json()["state"] == "restarting"
+            assert "config.json" in reply.json()["error"]["message"]
+            (failure,) = reply.json()["models"]
+            assert "config.json" in failure["reason"] and 0 < time.time() - failure["since"] < 60
+            assert client.get("/health/live").status_code == 200
+            assert read_metrics(client)["cenote_model_down_seconds"] > 0
+        (copy / "config.json").write_text(config)
+        assert embed(server).status_code == 200  # it waits for the engine
+        with server.client() as client:
+            assert read_metrics(client)["cenote_model_down_seconds"] == 0
+            assert client.get("/v1/models").json()["data"][0]["since"] is None
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_an_engine_is_replaced_although_its_cache_folder_cannot_be_used_any_more(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    server = ServerProcess(str(folder), "--dtype", "float32", "--result-cache-dir", str(cache)).wait_until_ready()
+    try:
+        assert embed(server).status_code == 200
+        shutil.rmtree(cache)
+        cache.write_text("a file")
+        os.kill(engine_pid(server), signal.SIGKILL)
+        assert embed(server).status_code == 200
+        assert "nothing is cached there until it works" in server.wait_for_line("result cache .* failed")
     finally:
         server.stop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -57,5 +57,29 @@ def test_the_traceback_of_a_suppressed_line_is_not_formatted(handler: Lines) -> 
             raise ValueError("x" * 1000)
         except ValueError:
             logging.getLogger("tests.limited").exception("it failed")
+
+    assert len(handler.lines) == 3
+
+
+def log_failure(fail: Callable[[], object]) -> None:
+    try:
+        fail()
+    except Exception:
+        logging.getLogger("tests.limited").exception("the request failed")
+
+
+def test_an_error_that_is_caused_again_and_again_hides_no_other_of_the_same_line(handler: Lines) -> None:
+    for _ in range(50):
+        log_failure(lambda: int("x"))
+    log_failure(lambda: {}["key"])
+    log_failure(lambda: [int(text) for text in ("1", "y")])
+
+    assert len(handler.lines) == 3 + 2
+
+
+def test_lines_of_a_template_are_no_kinds_of_their_own(handler: Lines) -> None:
+    for number in range(50):
+        template = compile("\n" * number + "1 / 0", "<template>", "eval")
+        log_failure(lambda template=template: eval(template))  # type: ignore[misc]
 
     assert len(handler.lines) == 3

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from cenote.api.admission.counters import (
     BYTES,
+    MEMORY,
     NUM_SIZE_CLASSES,
+    OPEN_FILES,
     QUEUED,
     RATE,
     REASONS,
@@ -46,6 +48,16 @@ def collect_server_metrics(counters: Counters, num_active_tenants: int) -> list[
     return [
         _make_gauge("cenote_inflight_bytes", "Bytes of requests and answers in flight.", counters.total(BYTES)),
         _make_gauge("cenote_active_tenants", "API keys with recent requests.", num_active_tenants),
+        MetricFamily(
+            "cenote_used_share",
+            "Part of a limit of the system that is in use, by the front-end that uses most of it.",
+            "gauge",
+            ("resource",),
+            series=[
+                MetricSeries((name,), max(counters.rows(column)))
+                for name, column in (("descriptors", OPEN_FILES), ("memory", MEMORY))
+            ],
+        ),
     ]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.admission.counters import (
     BYTES,
     DONE,
+    MEMORY,
     NUM_SIZE_CLASSES,
     QUEUED,
     RATE,
@@ -32,6 +34,7 @@ MAX_INTERACTIVE_TOKENS = 4096
 # size classes of bulk requests: the first up to 4 times the interactive size, then 4 times as much each
 CLASS_FACTOR = 4
 UNLIMITED = 2**62
+MAX_USED_MEMORY = 0.9  # of the limit of the container; above it large requests are admitted one at a time
 # a request that is larger than the whole queue may wait behind this many of its own size
 MAX_SAME_SIZE = 16
 # so many interactive requests may be in flight whatever their sizes and the measured speed: one of them, such as an
@@ -151,6 +154,7 @@ class AdmissionController:
         """Raise before a body is read if the request would be refused whatever is in it."""
         if num_bytes > self.max_inflight_bytes:
             raise self._too_many_bytes(num_bytes, "the body")
+        self._check_memory(num_bytes, 0)
         if self.counters.total(BYTES) + num_bytes > self.max_inflight_bytes:
             raise self._bytes_error(num_bytes)
         # every token takes at least a byte, so that a small body is an interactive request
@@ -282,11 +286,21 @@ class AdmissionController:
         """Count bytes as held by a request, which holds `num_held` already; or raise without counting them."""
         if num_held + num_bytes > self.max_inflight_bytes:
             raise self._too_many_bytes(num_held + num_bytes, name)
+        self._check_memory(num_bytes, num_held)
         own = self.own
         own[BYTES] += num_bytes
         if self.counters.total(BYTES) > self.max_inflight_bytes:
             own[BYTES] -= num_bytes
             raise self._bytes_error(num_bytes)
+
+    def _check_memory(self, num_bytes: int, num_held: int) -> None:
+        """Raise if the memory is nearly full: a large request is admitted then if no other one has bytes in flight."""
+        used = self.own[MEMORY]
+        if used > MAX_USED_MEMORY and num_bytes > SMALL_BYTES and self.counters.total(BYTES) > num_held:
+            raise self.refusals.out_of_memory(
+                f"{used:.0%} of the memory that the server may use is in use, and this request takes {num_bytes} bytes "
+                "of it; retry later, or give the server more memory"
+            )
 
     def remove_bytes(self, num_bytes: int) -> None:
         self.own[BYTES] -= num_bytes

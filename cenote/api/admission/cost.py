@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from cenote.protocol.input_types import ChunkedDocument, Conversation, Input, compute_input_size
+from cenote.protocol.input_types import (
+    ChunkedDocument,
+    Conversation,
+    Input,
+    compute_input_size,
+    count_nested_chars,
+    count_variable_chars,
+)
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
@@ -22,6 +29,8 @@ BYTES_BY_FORMAT: dict[str | None, int] = {"base64": BASE64_BYTES, "bytes": BINAR
 # non-zero weights of a sparse vector, with their token ids; the vocabulary is a bound that no text reaches
 SPARSE_WEIGHTS_PER_TOKEN, MAX_SPARSE_WEIGHTS = 32, 32_768
 SPARSE_WEIGHT_BYTES = 2 * JSON_BYTES
+# bodies and answers up to this size are not counted: the number of connections bounds them
+SMALL_BYTES = 16 * 1024
 # of an entry of an answer besides its numbers
 ENTRY_BYTES = 64
 
@@ -30,12 +39,14 @@ class RequestCost(NamedTuple):
     tokens: int  # to compute
     num_bytes: int = 0  # of texts that are repeated per input, and of the answer, as far as they exceed the body
     num_inputs: int = 1
+    num_variable_chars: int = 0  # of template variables, as often as they are rendered
+    num_chars: int | None = None  # of inputs that are not texts, and of those variables
 
 
 def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: str | None) -> RequestCost:
     inputs = request.inputs
     max_tokens = model_info.max_model_len
-    prompt_chars, num_results = 0, len(inputs)
+    prompt_chars, num_results, variable_chars, num_chars = 0, len(inputs), 0, None
     if num_results == 1 and type(text := inputs[0]) is str:
         prompt_chars = _count_prompt_chars(request, model_info)
         tokens = (len(text) + prompt_chars) // CHARS_PER_TOKEN + 1
@@ -52,16 +63,20 @@ def estimate_pool(request: PoolRequest, model_info: ModelInfo, encoding_format: 
     else:
         tokens = sum([min(max_tokens, count_tokens(item)) for item in inputs])
         num_results = sum([len(item.chunks) if isinstance(item, ChunkedDocument) else 1 for item in inputs])
+        variable_chars = count_variable_chars(inputs)
+        num_chars = sum(map(compute_input_size, inputs)) + variable_chars
+        tokens = min(tokens + variable_chars // CHARS_PER_TOKEN, len(inputs) * max_tokens)
     if request.tokenization.pad_prompt_tokens:
         tokens = len(inputs) * max_tokens
-    num_bytes = num_results * prompt_chars
+    num_bytes = num_results * prompt_chars + variable_chars
     if request.task == "embed" and not request.extra_tasks:  # most requests, in one step
         bytes_per_number = BYTES_BY_FORMAT.get(encoding_format, JSON_BYTES)
         vector_bytes = (model_info.embedding_size or DEFAULT_EMBEDDING_SIZE) * bytes_per_number
-        return RequestCost(tokens, num_bytes + num_results * (vector_bytes + ENTRY_BYTES), num_results)
+        num_bytes += num_results * (vector_bytes + ENTRY_BYTES)
+        return RequestCost(tokens, num_bytes, num_results, variable_chars, num_chars)
     for task in (request.task, *request.extra_tasks):
         num_bytes += estimate_answer(task, num_results, tokens, model_info, encoding_format)
-    return RequestCost(tokens, num_bytes, num_results)
+    return RequestCost(tokens, num_bytes, num_results, variable_chars, num_chars)
 
 
 def _count_prompt_chars(request: PoolRequest, model_info: ModelInfo) -> int:
@@ -121,7 +136,8 @@ def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:
     num_queries, num_documents = len(request.queries), len(request.documents)
     query_chars = list(map(_count_chars, request.queries))
     document_chars = list(map(_count_chars, request.documents))
-    extra_chars = _count_variables(request) + len(request.template or "")
+    variable_chars = count_nested_chars(request.template_kwargs) if request.template_kwargs else 0
+    extra_chars = variable_chars + len(request.instruction or "") + len(request.template or "")
     score_type = request.score_type or (model_info.score_types[0] if model_info.score_types else None)
     max_tokens = model_info.max_model_len
     if score_type != "cross-encoder":
@@ -136,17 +152,13 @@ def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:
         copies = sum(pairs) - sum(query_chars) - sum(document_chars)
     if request.tokenization.pad_prompt_tokens:
         tokens = len(chars) * max_tokens
-    return RequestCost(tokens, max(0, copies) + num_documents * 2 * ENTRY_BYTES, num_documents)
+    num_bytes = max(0, copies) + num_documents * 2 * ENTRY_BYTES
+    return RequestCost(tokens, num_bytes, num_documents, num_documents * variable_chars)
 
 
 def _count_chars(item: object) -> int:
     """Return the size of a query or document in characters; an image counts as its tokens."""
     return len(item) if isinstance(item, str) else CHARS_PER_TOKEN * _count_parts(getattr(item, "content", ""))
-
-
-def _count_variables(request: ScoreRequest) -> int:
-    values = request.template_kwargs.values() if request.template_kwargs else ()
-    return len(request.instruction or "") + sum([CHARS_PER_TOKEN * _count_parts(value) for value in values])
 
 
 def estimate_entities(request: EntityRequest, model_info: ModelInfo) -> RequestCost:
@@ -163,17 +175,25 @@ def estimate_entities(request: EntityRequest, model_info: ModelInfo) -> RequestC
     return RequestCost(tokens, len(texts) * label_chars + tokens * (num_classes * 4 + ENTRY_BYTES), len(texts))
 
 
-def estimate_tokenize(prompt: Input) -> RequestCost:
-    """Tokenizing takes a small part of the time of computing a token; its answer is a list of numbers."""
+def estimate_tokenize(prompt: Input, max_tokens: int, token_bytes: int) -> RequestCost:
+    """Tokenizing takes a small part of the time of computing a token; every byte of a text may become one.
+
+    `token_bytes`: of a token in the answer.
+    """
     tokens = count_tokens(prompt)
-    return RequestCost(tokens // TOKENIZE_SHARE + 1, tokens * JSON_BYTES)
+    most = len(prompt) * (1 if prompt.isascii() else MAX_UTF8_BYTES) if isinstance(prompt, str) else tokens
+    return RequestCost(tokens // TOKENIZE_SHARE + 1, min(most, max_tokens) * token_bytes)
 
 
 TOKENIZE_SHARE = 16
+MAX_UTF8_BYTES = 4
+# of a token in the answer, which a list of Python's numbers and its JSON hold; with its text and its place in the text
+TOKEN_BYTES, TOKEN_TEXT_BYTES = 48, 400
+MAX_TOKEN_CHARS = 64  # of the text of a token id, as far as a vocabulary has longer ones only by the dozen
 
 
 def estimate_detokenize(token_ids: Sequence[int]) -> RequestCost:
-    return RequestCost(len(token_ids) // TOKENIZE_SHARE + 1, len(token_ids) * BINARY_BYTES)
+    return RequestCost(len(token_ids) // TOKENIZE_SHARE + 1, len(token_ids) * MAX_TOKEN_CHARS)
 
 
 def estimate_plugin(request: PluginRequest) -> RequestCost:

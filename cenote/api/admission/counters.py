@@ -9,7 +9,17 @@ from cenote.config.engine import MAX_PROCESSES
 from cenote.utils.shared_memory import make_shared_memory
 
 RefusalReason = Literal[
-    "queue", "share", "key_queue", "rate_limit", "bytes", "request_tokens", "request_bytes", "deadline", "connections"
+    "queue",
+    "share",
+    "key_queue",
+    "rate_limit",
+    "bytes",
+    "memory",
+    "request_tokens",
+    "request_bytes",
+    "deadline",
+    "connections",
+    "descriptors",
 ]
 REASONS: Final[tuple[RefusalReason, ...]] = (
     "queue",  # too many tokens in flight
@@ -17,18 +27,22 @@ REASONS: Final[tuple[RefusalReason, ...]] = (
     "key_queue",  # max-queue-tokens of the key
     "rate_limit",  # max-tokens-per-minute of the key
     "bytes",  # too many bytes in flight
+    "memory",  # the memory of the server is nearly full
     "request_tokens",  # the request alone has more tokens than the queue
     "request_bytes",  # the request alone needs more bytes than may be in flight
     "deadline",  # its deadline would pass, or has passed
-    "connections",
+    "connections",  # more than --max-connections
+    "descriptors",  # more connections than files may be open
 )
 NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
 NUM_TENANTS = 1024  # slots of API keys
 NUM_SLOTS = 256  # of models
 
-# columns of a row, float64: bytes in flight, then models, then tenants
+# columns of a row, float64: bytes in flight, the share of its open files and of the memory that is in use, then models,
+# then tenants
 BYTES = 0
-MODELS = 1
+OPEN_FILES, MEMORY = 1, 2
+MODELS = 3
 # columns of a model: tokens in flight by size class, then by lane (interactive, bulk): tokens completed so far, and the
 # measured tokens per second; interactive requests in flight; monotonic time since when the interactive lane waits for
 # its next result; monotonic time of the last request; requests refused so far by reason; tokens in flight by replica
@@ -96,7 +110,7 @@ class Counters:
     def clear_row(self, row: int) -> None:
         """Forget what a front-end had in flight when it died; what it has done and refused stays counted."""
         values = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
-        values[BYTES] = 0.0
+        values[BYTES] = values[OPEN_FILES] = values[MEMORY] = 0.0
         for model in range(MODELS, TENANTS, MODEL_COLUMNS):
             for column in (*range(QUEUED, QUEUED + NUM_SIZE_CLASSES), RATE, RATE + 1, REQUESTS):
                 values[model + column] = 0.0

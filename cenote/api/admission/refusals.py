@@ -7,7 +7,7 @@ import random
 import time
 
 from cenote.api.admission.counters import REASONS, REFUSED, Counters, RefusalReason, find_model_column
-from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded, PoolingError
+from cenote.errors import BodyTooLarge, DeadlineExceeded, OutOfResources, Overloaded, PoolingError
 
 logger = logging.getLogger("cenote")
 
@@ -41,6 +41,10 @@ class Refusals:
         wait_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
         error.retry_after_s = wait_s * (1 + random.random() * MAX_JITTER)
         return error
+
+    def out_of_memory(self, message: str) -> OutOfResources:
+        self.count("memory", message)
+        return OutOfResources(message)
 
     def too_large(self, reason: RefusalReason, message: str) -> PoolingError:
         """Return the error of a request that can never succeed."""

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cenote.api.admission.controller import AdmissionController
-from cenote.api.admission.cost import RequestCost
+from cenote.api.admission.cost import SMALL_BYTES, RequestCost
 from cenote.api.admission.deadlines import (
     MAX_TIMEOUT_S,
     TIMEOUT_MS_HEADER,
@@ -22,8 +22,6 @@ from cenote.protocol.scheduling import Lane
 if TYPE_CHECKING:
     from cenote.api.auth import ApiKeyStore
 
-# bodies and answers up to this size are not counted: the number of connections bounds them
-SMALL_BYTES = 16 * 1024
 SMALL_DIGITS = len(str(SMALL_BYTES))
 PRIORITY_HEADER = b"x-priority"
 LANES: dict[bytes, Lane] = {b"interactive": "interactive", b"bulk": "bulk"}

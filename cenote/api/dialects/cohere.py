@@ -178,8 +178,8 @@ async def check_lengths(context: RequestContext, request: PoolRequest, max_token
     """Raise for a text that is too long before the model runs; images are checked after preprocessing instead."""
     prompt = select_prompt(context.add_role(request), context.model_info).prompt or ""
     texts = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
-    for index, tokenized in enumerate(await asyncio.gather(*map(context.tokenize, texts))):
-        check_length(len(tokenized.token_ids), max_tokens, index, is_exact=len(texts[index]) < MAX_COUNTED_CHARS)
+    for index, num_tokens in enumerate(await context.count_tokens(texts, "texts")):
+        check_length(num_tokens, max_tokens, index, is_exact=len(texts[index]) < MAX_COUNTED_CHARS)
 
 
 def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool = True) -> None:

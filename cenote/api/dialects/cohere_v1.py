@@ -76,7 +76,7 @@ class ClassifiedTexts(msgspec.Struct):
 
 async def tokenize_text(body: TokenizeTextBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
-    tokenized = await context.tokenize(body.text, add_special_tokens=False, return_token_strs=True)
+    tokenized = await context.tokenize(body.text, is_answer=True, add_special_tokens=False, return_token_strs=True)
     return json_reply(TokenizedText(tokenized.token_ids, tokenized.token_strs or [], make_v1_meta(context)))
 
 

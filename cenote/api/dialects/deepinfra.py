@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.text_requests import (
     check_not_empty,
@@ -16,7 +17,6 @@ from cenote.api.dialects.text_requests import (
     supports_embed,
     supports_scores,
 )
-from cenote.api.encoding import encode_json
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
@@ -89,7 +89,7 @@ async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context
     request = make_embed_request(
         texts, make_truncation(True, context), dimensions=body.dimensions, normalize=body.normalize
     )
-    rows = encode_json(await embed_rows(context, request))
+    rows = await encode_vectors(await embed_rows(context, request), "float")
     usage = (context.num_tokens, context.request_id, make_status(context))
     return json_reply(InferredEmbeddings(rows, *usage))  # type: ignore[arg-type]  # JSON already
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
+from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
 from cenote.inputs.limits import SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 
-Handler = Callable[[Any, RequestContext], Awaitable[Reply]]
+Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Reply]]
 GetHandler = Callable[[Request, AppState], Awaitable[Reply]]
 
-JsonType = Literal["string", "number", "boolean", "array", "object"]
 ANY_TYPE: frozenset[JsonType] = frozenset(("string", "number", "boolean", "array", "object"))
 BodyKeys = Mapping[str, frozenset[JsonType]]
 
@@ -51,7 +51,7 @@ class Route:
     api_name: str = ""  # name in the error "The model does not support ... API"
     is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
     is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
-    needs_admin: bool = False  # an admin key, if one is configured
+    needs_admin: bool = False  # an admin key; without one nobody may use it
     can_be_binary: bool = False  # whether it can respond with application/octet-stream
     example: Mapping[str, Any]  # request body for the documentation page
     documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document

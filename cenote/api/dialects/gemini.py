@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -12,10 +11,10 @@ from msgspec import UNSET, UnsetType
 from cenote.api.dialects.cohere_inputs import make_image_part, replace_inputs
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation, supports_embed
-from cenote.api.encoding import encode_json, to_float32_array
 from cenote.api.replies import ErrorBody, Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
+from cenote.api.vector_response import encode_arrays
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -79,9 +78,13 @@ class BatchEmbedContentsBody(msgspec.Struct):
     requests: list[EmbedContentBody]
 
 
+class GenerateContentRequest(msgspec.Struct):
+    contents: list[GeminiContent] | None = None
+
+
 class CountTokensBody(msgspec.Struct, kw_only=True, rename="camel"):
     contents: list[GeminiContent] | None = None
-    generate_content_request: Annotated[dict[str, Any] | None, doc("Its contents are counted.")] = None
+    generate_content_request: Annotated[GenerateContentRequest | None, doc("Its contents are counted.")] = None
 
 
 class Values(msgspec.Struct):
@@ -144,7 +147,8 @@ class VertexPredicted(msgspec.Struct):
 async def embed_content(body: EmbedContentBody, context: RequestContext) -> Reply:
     await select_path_model(context, body.model)
     (result,) = await embed_all([body], context)
-    return json_reply({"embedding": to_values(result), "usageMetadata": UsageMetadata(context.num_tokens)})
+    (values,) = await encode_all([result])
+    return json_reply({"embedding": values, "usageMetadata": UsageMetadata(context.num_tokens)})
 
 
 async def batch_embed_contents(body: BatchEmbedContentsBody, context: RequestContext) -> Reply:
@@ -152,24 +156,23 @@ async def batch_embed_contents(body: BatchEmbedContentsBody, context: RequestCon
     check_not_empty(body.requests, "requests")
     context.check_num_items(len(body.requests), "requests")
     results = await embed_all(body.requests, context)
-    values = [to_values(result) for result in results]
-    return json_reply({"embeddings": values, "usageMetadata": UsageMetadata(context.num_tokens)})
+    return json_reply({"embeddings": await encode_all(results), "usageMetadata": UsageMetadata(context.num_tokens)})
 
 
 async def count_tokens(body: CountTokensBody, context: RequestContext) -> Reply:
     await select_path_model(context, None)
     contents = body.contents
     if contents is None and body.generate_content_request is not None:
-        contents = msgspec.convert(body.generate_content_request.get("contents", []), list[GeminiContent])
+        contents = body.generate_content_request.contents
     check_not_empty(contents or [], "contents")
     texts = [join_texts(content, f"contents[{index}]") for index, content in enumerate(contents or [])]
-    tokenized = await asyncio.gather(*[context.tokenize(text) for text in texts])
-    return json_reply(CountedTokens(sum(len(item.token_ids) for item in tokenized)))
+    return json_reply(CountedTokens(sum(await context.count_tokens(texts, "contents"))))
 
 
 async def predict(body: PredictBody, context: RequestContext) -> Reply:
     await select_path_model(context, None)
     check_not_empty(body.instances, "instances")
+    context.check_num_items(len(body.instances), "instances")
     parameters = body.parameters or Parameters()
     bodies = [
         EmbedContentBody(
@@ -182,7 +185,8 @@ async def predict(body: PredictBody, context: RequestContext) -> Reply:
         for instance in body.instances
     ]
     results = await embed_all(bodies, context)
-    return json_reply({"predictions": [make_prediction(result) for result in results]})
+    pairs = zip(await encode_all(results), results, strict=True)
+    return json_reply({"predictions": [make_prediction(values, result) for values, result in pairs]})
 
 
 async def embed_all(bodies: Sequence[EmbedContentBody], context: RequestContext) -> list[PoolResult]:
@@ -191,7 +195,7 @@ async def embed_all(bodies: Sequence[EmbedContentBody], context: RequestContext)
     for index, body in enumerate(bodies):
         groups.setdefault(make_key(body.resolve_config()), []).append(index)
     requests = [make_request(key, [bodies[index] for index in indices], context) for key, indices in groups.items()]
-    answers = await asyncio.gather(*[context.pool(request) for request in requests])
+    answers = await context.pool_all(requests)
     results: dict[int, PoolResult] = {}
     for indices, answer in zip(groups.values(), answers, strict=True):
         results |= zip(indices, answer, strict=True)
@@ -261,13 +265,12 @@ def resolve_task_type(task_type: str | int | None) -> str | None:
     return "query" if task_type in QUERY_TASK_TYPES else task_type
 
 
-def to_values(result: PoolResult) -> dict[str, msgspec.Raw]:
-    return {"values": encode_json(to_float32_array(result.data))}
+async def encode_all(results: Sequence[PoolResult]) -> list[dict[str, Any]]:
+    return [{"values": values} for values in await encode_arrays(results)]
 
 
-def make_prediction(result: PoolResult) -> dict[str, Any]:
-    statistics = Statistics(result.truncated, result.num_tokens)
-    return {"embeddings": {**to_values(result), "statistics": statistics}}
+def make_prediction(values: dict[str, Any], result: PoolResult) -> dict[str, Any]:
+    return {"embeddings": {**values, "statistics": Statistics(result.truncated, result.num_tokens)}}
 
 
 async def select_path_model(context: RequestContext, name: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import (
     check_not_empty,
@@ -18,9 +19,8 @@ from cenote.api.dialects.text_requests import (
     supports_embed,
 )
 from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS
-from cenote.api.encoding import encode_json
 from cenote.api.replies import Reply, json_reply
-from cenote.api.request_body import parse_body
+from cenote.api.request_body import NULL_JSON, parse_body
 from cenote.api.request_context import RequestContext
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
@@ -36,7 +36,6 @@ REQUIRED_KEYS: Mapping[str, Sequence[tuple[str, ...]]] = {
 # routes for one task: skipped if the body names another task
 ROUTE_TASKS = {"/v1/embeddings": "embed", "/classify": "classify"}
 
-NULL_JSON = msgspec.Raw(b"null")
 KEY_NAMES = sorted({name for choices in REQUIRED_KEYS.values() for names in choices for name in names})
 # the keys of a body, of which only the task and the model are parsed
 BodyKeys = msgspec.defstruct(
@@ -58,7 +57,7 @@ async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> Reply
     texts = [body.text_inputs] if isinstance(body.text_inputs, str) else body.text_inputs
     check_not_empty(texts, "text_inputs")
     rows = await embed_rows(context, make_embed_request(texts, make_truncation(True, context)))
-    return json_reply({"embedding": encode_json(rows)})
+    return json_reply({"embedding": await encode_vectors(rows, "float")})
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import (
-    LabelScore,
-    best_first,
     check_not_empty,
     cosine_matrix,
     embed_rows,
@@ -20,17 +20,26 @@ from cenote.api.dialects.text_requests import (
     supports_embed,
 )
 from cenote.api.encoding import Float32Array
-from cenote.api.replies import Reply, json_reply
+from cenote.api.replies import Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
+
+MAX_LABELS = 256
+# of a label and its score in an entry, besides the text of the label
+PREDICTION_BYTES = 64
+# the entries exist once as JSON of their own, and twice while they are joined
+ANSWER_COPIES = 3
+BYTES_PER_YIELD = 1_000_000
 
 
 class ZeroShotBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     classifier_id: Annotated[str | None, doc("Refused: there are no trained classifiers.")] = None
     input: Annotated[list[str | dict[str, Any]], doc("Texts, as strings or objects with text.")]
-    labels: Annotated[list[str], doc("Names of the classes, which are embedded too.")]
+    labels: Annotated[
+        list[str], Meta(max_length=MAX_LABELS, description="Names of the classes, which are embedded too.")
+    ]
 
 
 class LabelPrediction(msgspec.Struct):
@@ -64,10 +73,19 @@ async def classify_zero_shot(body: ZeroShotBody, context: RequestContext) -> Rep
         raise BadRequest(f"labels has {len(set(body.labels))} different labels; expected at least 2", param="labels")
     texts = [parse_text(item, index) for index, item in enumerate(body.input)]
     request = make_embed_request([*texts, *body.labels], make_truncation(True, context), input_type="classification")
+    labels = [msgspec.json.encode(label) for label in body.labels]
+    entry_bytes = sum(map(len, labels)) + len(labels) * PREDICTION_BYTES
+    context.check_num_items(len(request.inputs), "input and labels")
+    await context.hold_answer(ANSWER_COPIES * len(texts) * entry_bytes)
     rows = await embed_rows(context, request)
     probs = softmax(cosine_matrix(rows[: len(texts)], rows[len(texts) :]))
-    data = [make_entry(index, body.labels, row.tolist()) for index, row in enumerate(probs)]
-    return json_reply(ZeroShotAnswer(data, ZeroShotUsage(context.num_tokens)))
+    entries = []
+    for index, row in enumerate(probs):
+        entries.append(encode_entry(index, labels, row.tolist()))
+        if (index + 1) % max(1, BYTES_PER_YIELD // entry_bytes) == 0:
+            await asyncio.sleep(0)
+    usage = msgspec.json.encode(ZeroShotUsage(context.num_tokens))
+    return Reply(b'{"data":[%s],"usage":%s}' % (b",".join(entries), usage))
 
 
 def parse_text(item: str | dict[str, Any], index: int) -> str:
@@ -83,11 +101,11 @@ def softmax(values: Float32Array) -> Float32Array:
     return probs
 
 
-def make_entry(index: int, labels: Sequence[str], probs: Sequence[float]) -> ZeroShotEntry:
-    scores = [LabelScore(label, value) for label, value in zip(labels, probs, strict=True)]
-    best = best_first(scores)[0]
-    predictions = [LabelPrediction(item.label, item.score) for item in scores]
-    return ZeroShotEntry("classification", index, best.label, best.score, predictions)
+def encode_entry(index: int, labels: Sequence[bytes], probs: Sequence[float]) -> bytes:
+    """Return a `ZeroShotEntry` as JSON; the labels, which every entry has, are JSON already."""
+    predictions = [LabelPrediction(msgspec.Raw(label), value) for label, value in zip(labels, probs, strict=True)]  # type: ignore[arg-type]
+    best = max(predictions, key=lambda item: item.score)
+    return msgspec.json.encode(ZeroShotEntry("classification", index, best.label, best.score, predictions))
 
 
 JINA = Dialect(

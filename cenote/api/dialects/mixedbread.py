@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from cenote.api.dialects.dialect import Dialect, Route, has_keys
-from cenote.api.dialects.rerank import NonNegativeInt, RerankUsage, make_document_input
+from cenote.api.dialects.rerank import NonNegativeInt, RankFields, RerankUsage, make_document_input
 from cenote.api.dialects.text_requests import check_not_empty, make_truncation, supports_scores
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
@@ -20,7 +20,7 @@ class RerankingBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     query: str
     input: Annotated[list[str | dict[str, Any]], doc("Documents: texts, or objects with the fields in rank_fields.")]
-    rank_fields: Annotated[list[str] | None, doc("Fields of object documents that form their text.")] = None
+    rank_fields: Annotated[RankFields | None, doc("Fields of object documents that form their text.")] = None
     top_k: Annotated[NonNegativeInt | None, doc("Return only the best documents; 0 for all.")] = None
     return_input: Annotated[bool | None, doc("Return the documents. Default: false.")] = None
     instruction: Annotated[str | None, doc("Instruction for instruction-aware rerankers.")] = None
@@ -47,6 +47,7 @@ class Reranking(msgspec.Struct):
 async def reranking(body: RerankingBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     check_not_empty(body.input, "input")
+    context.check_num_items(len(body.input), "input")
     request = ScoreRequest(
         queries=[body.query],
         documents=[

@@ -11,6 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
+from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import Dialect, GetRoute, Route
 from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation, supports_embed
 from cenote.api.encoding import encode_json
@@ -126,7 +127,7 @@ async def embed(body: OllamaEmbedBody, context: RequestContext) -> Reply:
     if texts != [""] and texts:  # without a text, the request only loads the model
         tokenization = body.make_tokenization(context, truncates=body.truncate is not False)
         request = make_embed_request(texts, tokenization, dimensions=body.dimensions or None, normalize=True)
-        rows = encode_json(await embed_rows(context, request))
+        rows = await encode_vectors(await embed_rows(context, request), "float")
     return json_reply(
         OllamaEmbedded(
             body.model or context.model,

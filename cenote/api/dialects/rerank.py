@@ -25,6 +25,7 @@ from cenote.protocol.results import ScoreResult
 from cenote.protocol.score_inputs import parse_score_input
 
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+RankFields = Annotated[list[str], Meta(max_length=64)]  # each is looked up in every document
 DOCUMENTS_PER_SEARCH_UNIT = 100
 
 
@@ -36,7 +37,7 @@ class RerankBody(ScoringFields, kw_only=True):
     top_n: Annotated[NonNegativeInt | None, doc("Return only the best documents; 0 for all.")] = None
     top_k: Annotated[NonNegativeInt | None, doc("Alias of top_n.")] = None
     return_documents: Annotated[bool | None, doc("Return the documents. Default: true.")] = None
-    rank_fields: Annotated[list[str] | None, doc("Fields of object documents that form their text.")] = None
+    rank_fields: Annotated[RankFields | None, doc("Fields of object documents that form their text.")] = None
     max_doc_length: Annotated[Int64 | None, doc("Alias of max_tokens_per_doc, used by Jina.")] = None
     truncate: Annotated[
         bool | Literal["END", "START", "NONE"] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -24,11 +25,13 @@ from cenote.api.dialects.tei_fields import (
     make_inputs,
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
-from cenote.api.encoding import Float32Array, encode_json, to_float32_array
+from cenote.api.encoding import Float32Array, to_float32_array
 from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.replies import Reply, json_reply
-from cenote.api.request_body import parse_body
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_body import NULL_JSON, list_keys, parse_body, read_type
+from cenote.api.request_context import RequestContext
+from cenote.api.selected_model import make_unsupported_error
+from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_arrays
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
@@ -77,8 +80,8 @@ class Predictions(msgspec.Struct):
 class InstanceKeys(msgspec.Struct):
     """The keys that tell the requests of `POST /` apart."""
 
-    inputs: Any = None
-    texts: Any = None
+    inputs: msgspec.Raw = NULL_JSON
+    texts: msgspec.Raw = NULL_JSON
     model: str | None = None
 
 
@@ -108,7 +111,7 @@ async def pool(
 async def embed_all(body: TeiEmbedBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
-    return json_reply([encode_json(to_float32_array(item.data)) for item in results])
+    return json_reply(await encode_arrays(results))
 
 
 async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> Reply:
@@ -118,7 +121,14 @@ async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> Reply:
 
 async def compute_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
     results = await pool("sparse_embed", body, make_inputs(body.inputs, context), context, normalize=None)
-    return [[SparseValue(int(index), float(value)) for index, value in to_float32_array(item.data)] for item in results]
+    answers, num_encoded = [], 0
+    for item in results:
+        rows = to_float32_array(item.data)
+        answers.append([SparseValue(int(index), value) for index, value in rows.tolist()])
+        if (num_encoded := num_encoded + rows.size) >= NUMBERS_PER_YIELD:
+            num_encoded = 0
+            await asyncio.sleep(0)
+    return answers
 
 
 async def predict(body: TeiPredictBody, context: RequestContext) -> Reply:
@@ -214,10 +224,10 @@ async def vertex(body: VertexBody, context: RequestContext) -> Reply:
 
 async def run_instance(raw: msgspec.Raw, keys: InstanceKeys, context: RequestContext, *, is_nested: bool) -> Any:
     tasks = context.model_info.tasks
-    if keys.texts is not None:
+    if read_type(keys.texts) is not None:
         check_supported("/rerank", "`texts`", context)
         return await compute_ranks(parse_body(TeiRerankBody, raw), context)
-    if isinstance(keys.inputs, dict) and "source_sentence" in keys.inputs:
+    if read_type(keys.inputs) == "object" and "source_sentence" in list_keys(keys.inputs):
         check_supported("/similarity", "`source_sentence`", context)
         return await compute_similarities(parse_body(TeiSimilarityBody, raw), context)
     if "embed" in tasks:

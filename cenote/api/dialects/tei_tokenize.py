@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,6 +17,9 @@ from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import PROMPT_NAME_DOC, doc
 from cenote.protocol.prompt_selection import get_named_prompt
 from cenote.protocol.results import TokenizeResult
+
+# made and encoded in a few milliseconds
+TOKENS_PER_YIELD = 4096
 
 
 class TeiTokenizeBody(msgspec.Struct, kw_only=True):
@@ -45,27 +51,47 @@ async def tokenize(body: TeiTokenizeBody, context: RequestContext) -> Reply:
     context.check_num_items(len(texts), "inputs")
     check_not_empty(texts, "inputs")
     prompt = "" if body.prompt_name is None else get_named_prompt(body.prompt_name, context.model_info)
-    return json_reply([await tokenize_text(prompt + text, body.add_special_tokens, context) for text in texts])
+    parts = []
+    for text in texts:
+        tokens = [
+            msgspec.json.encode(part)[1:-1]
+            async for part in iter_tokens(prompt + text, context, add_special_tokens=body.add_special_tokens)
+        ]
+        parts.append(b"[%s]" % b",".join(tokens))
+    return Reply(b"[%s]" % b",".join(parts))
 
 
-async def tokenize_text(text: str, add_special_tokens: bool, context: RequestContext) -> list[TeiToken]:
+async def iter_tokens(text: str, context: RequestContext, *, add_special_tokens: bool) -> AsyncIterator[list[TeiToken]]:
+    """Yield the tokens of a text in parts, between which control returns to the event loop."""
     result = await context.tokenize(
-        text, add_special_tokens=add_special_tokens, return_token_strs=True, return_offsets=True
+        text, is_answer=True, add_special_tokens=add_special_tokens, return_token_strs=True, return_offsets=True
     )
-    return make_tokens(text, result)
+    starts = find_byte_offsets(text)
+    for first in range(0, len(result.token_ids), TOKENS_PER_YIELD):
+        if first:
+            await asyncio.sleep(0)
+        yield make_tokens(text, result, starts, first, first + TOKENS_PER_YIELD)
 
 
-def make_tokens(text: str, result: TokenizeResult) -> list[TeiToken]:
+def find_byte_offsets(text: str) -> Sequence[int]:
+    """Return where each character of a text begins in its UTF-8, and where the last one ends."""
+    if text.isascii():
+        return range(len(text) + 1)
     characters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    sizes = 1 + (characters > 0x7F) + (characters > 0x7FF) + (characters > 0xFFFF)  # bytes of each in UTF-8
-    bytes_before = [0, *np.cumsum(sizes).tolist()]
-    names = result.token_strs or [""] * len(result.token_ids)
-    offsets = result.offsets or [None] * len(result.token_ids)
+    sizes = 1 + (characters > 0x7F) + (characters > 0x7FF) + (characters > 0xFFFF)
+    return array("q", np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).tobytes())
+
+
+def make_tokens(text: str, result: TokenizeResult, starts: Sequence[int], first: int, end: int) -> list[TeiToken]:
+    """Return a part of the tokens; `starts`: the byte at which each character begins."""
+    ids = result.token_ids[first:end]
+    names = result.token_strs[first:end] if result.token_strs else [""] * len(ids)
+    offsets = result.offsets[first:end] if result.offsets else [None] * len(ids)
     return [
         TeiToken(token_id, name, True, None, None)
         if span is None
-        else TeiToken(token_id, text[span[0] : span[1]], False, bytes_before[span[0]], bytes_before[span[1]])
-        for token_id, name, span in zip(result.token_ids, names, offsets, strict=True)
+        else TeiToken(token_id, text[span[0] : span[1]], False, starts[span[0]], starts[span[1]])
+        for token_id, name, span in zip(ids, names, offsets, strict=True)
     ]
 
 

@@ -85,6 +85,7 @@ async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
     add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await context.tokenize(
         body.make_input(context),
+        is_answer=True,
         add_special_tokens=add_special_tokens,
         return_token_strs=bool(body.return_token_strs),
         mm_processor_kwargs=body.mm_processor_kwargs,
@@ -105,7 +106,7 @@ TOKENIZE = Dialect(
             paths=("/tokenize",),
             body_type=TokenizeBody,
             handler=tokenize,
-            summary="Return the token ids of a text or conversation of any length",
+            summary="Return the token ids of a text or conversation, also of a longer one than the model can read",
             reply_type=Tokenized,
             example={"prompt": "Hello, my name is", "return_token_strs": True},
         ),

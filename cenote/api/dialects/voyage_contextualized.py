@@ -67,6 +67,7 @@ class ContextualizedAnswer(msgspec.Struct):
 async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     check_not_empty(body.inputs, "inputs")
+    context.check_num_items(len(body.inputs), "inputs")
     if body.chunk_size is not None or body.chunk_overlap:
         raise BadRequest(
             f"chunk_size and chunk_overlap are not supported: chunks have at most {DEFAULT_CHUNK_SIZE} characters and "
@@ -74,7 +75,9 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
             param="chunk_size",
         )
     if body.enable_auto_chunking:
-        documents = [split_document(check_single(item, at), DEFAULT_CHUNK_SIZE) for at, item in enumerate(body.inputs)]
+        texts = [check_single(item, at) for at, item in enumerate(body.inputs)]
+        context.check_num_items(sum(-(-len(text) // DEFAULT_CHUNK_SIZE) for text in texts), "chunks of inputs")
+        documents = [split_document(text, DEFAULT_CHUNK_SIZE) for text in texts]
     else:
         documents = [make_document(item, f"inputs[{at}]") for at, item in enumerate(body.inputs)]
     context.check_num_items(sum(len(document.chunks) for document in documents), "inputs")

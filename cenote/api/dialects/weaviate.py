@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
@@ -27,7 +27,7 @@ class WeaviateError(msgspec.Struct):
 
 class VectorConfig(msgspec.Struct):
     task_type: str | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     pooling_strategy: str | None = None  # the model decides it
 
 

@@ -18,7 +18,7 @@ from cenote.api.engine_process.engine_server import EngineServer, LoadEngine
 from cenote.api.wire.control_messages import EngineInit
 from cenote.api.wire.device_table import DeviceTable
 from cenote.config.engine_json import decode_engine_config
-from cenote.utils.child_process import exit_with_parent, prefer_as_oom_victim
+from cenote.utils.child_process import ENGINE_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -29,7 +29,7 @@ logger = logging.getLogger("cenote")
 def main(argv: Sequence[str], load_engine: LoadEngine | None = None) -> int:
     control_fd, links_fd, heartbeat_fd, table_fd = map(int, argv)
     exit_with_parent()
-    prefer_as_oom_victim()
+    prefer_as_oom_victim(ENGINE_OOM_SCORE)
     faulthandler.enable()  # the stack of a native crash goes to standard error, which the supervisor logs
     # a service manager may signal every process of the server, but only the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

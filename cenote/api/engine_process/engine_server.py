@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +29,7 @@ from cenote.api.wire.control_messages import (
     SupervisorToEngine,
 )
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable
-from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter
+from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_messages import FrontEndMessage
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import (
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cenote")
 
 POLL_INTERVAL_S = 0.1
-# a longer time between two turns of the event loop is reported as its hang
-LOOP_LAG_S = 1.0
 # seconds to send error responses to the front-ends before the process exits
 FINAL_FLUSH_S = 0.3
 UPDATE_TIMEOUT_S = 2.0  # a front-end that hangs must not block the others
@@ -78,7 +75,7 @@ class EngineServer:
         self.renderer_info: RendererInfo | None = None  # None: front-ends cannot tokenize
         self.token_batcher: TokenBatcher | None = None
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._last_turn = time.monotonic()  # of the event loop
+        self._clock = LoopClock()
         self._update_ids = itertools.count(1)
         self._is_serving = asyncio.Event()  # requests of front-ends, after SetAdapters
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,11 +93,9 @@ class EngineServer:
 
     def find_busy_stage(self) -> BusyStage:
         """Return the stage that has been busy for longest with one piece of work; called by the heartbeat thread."""
-        last_turn, engine = self._last_turn, self.engine
-        busy: BusyStage = getattr(engine, "find_busy_stage", lambda: None)()
-        if time.monotonic() - last_turn > LOOP_LAG_S and (busy is None or last_turn < busy[1]):
-            return "event loop", last_turn
-        return busy
+        busy: BusyStage = getattr(self.engine, "find_busy_stage", lambda: None)()
+        lag = self._clock.find_busy_stage()
+        return lag if lag is not None and (busy is None or lag[1] < busy[1]) else busy
 
     async def broadcast_model_info(self) -> None:
         """Send the current model info to every front-end and wait: the next request may reach any of them."""
@@ -211,7 +206,7 @@ class EngineServer:
         """Exit when the engine has died: it cannot recover in this process, and the supervisor starts another."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
-            self._last_turn = time.monotonic()
+            self._clock.turn()
             if self.engine is not None and (error := self.engine.dead_error) is not None:
                 self.control.send(EngineFailed(encode_error(error)))
                 await asyncio.sleep(FINAL_FLUSH_S)
@@ -275,7 +270,7 @@ class FrontEndLink:
 
     def __init__(self, on_closed: Callable[[FrontEndLink], None]) -> None:
         self.channel: Channel[FrontEndMessage] = Channel(
-            FrontEndMessage, self._on_message, self._on_disconnect, self._on_undecodable
+            FrontEndMessage, self._on_message, self._on_disconnect, self._on_unhandled
         )
         self._on_closed = on_closed
         self.rpc_server: EngineRpcServer | None = None
@@ -320,11 +315,11 @@ class FrontEndLink:
         assert not isinstance(message, TokenBatch | RegisterOptions), "sent only after RendererInfo"
         self.rpc_server.on_message(message)
 
-    def _on_undecodable(self, call_id: int, error: Exception) -> None:
+    def _on_unhandled(self, call_id: int, error: Exception) -> None:
         if not call_id:
             self.channel.abort()  # calls that are not known: all of the link fail, none waits for ever
         elif self.rpc_server is not None:
-            self.rpc_server.on_undecodable(call_id, error)
+            self.rpc_server.on_unhandled(call_id)
 
     def _on_disconnect(self) -> None:
         self._on_closed(self)

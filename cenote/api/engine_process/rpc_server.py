@@ -66,9 +66,9 @@ class EngineRpcServer:
             self.tasks[message.call_id] = task
             task.add_done_callback(lambda _: self.tasks.pop(message.call_id, None))
 
-    def on_undecodable(self, call_id: int, error: Exception) -> None:
-        """Refuse one message that cannot be decoded; the others on the link are not affected."""
-        refusal = PoolingError("the request could not be decoded by the engine process")
+    def on_unhandled(self, call_id: int) -> None:
+        """Refuse one message that cannot be decoded or handled; the others on the link are not affected."""
+        refusal = PoolingError("the request could not be read by the engine process")
         self.channel.send(ErrorResponse(call_id, encode_timing(Timing()), encode_error(refusal)))
 
     def cancel_all(self) -> None:
@@ -102,6 +102,7 @@ class EngineRpcServer:
                 return_token_strs=request.return_token_strs,
                 return_offsets=request.return_offsets,
                 mm_processor_kwargs=from_json(request.mm_processor_kwargs),
+                max_tokens=request.max_tokens,
             )
             return TokenizeResponse(call_id, tokenized.token_ids, tokenized.token_strs, tokenized.offsets), ()
         if isinstance(request, DetokenizeCall):

@@ -101,12 +101,13 @@ class EngineCalls(ABC):
         return_token_strs: bool = False,
         return_offsets: bool = False,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> TokenizeResult:
         kwargs = to_json(mm_processor_kwargs or {})
 
         def encode(call_id: int, isolated: Sequence[int]) -> TokenizeCall:
             flags = add_special_tokens, return_token_strs, return_offsets
-            return TokenizeCall(call_id, encode_input(prompt), *flags, kwargs)
+            return TokenizeCall(call_id, encode_input(prompt), *flags, kwargs, max_tokens)
 
         response, _ = await self._call(RpcCall(encode), TokenizeResponse)
         return TokenizeResult(response.token_ids, response.token_strs, response.offsets)

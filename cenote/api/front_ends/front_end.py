@@ -41,9 +41,10 @@ from cenote.api.wire.control_messages import (
     ReleaseEngine,
     SupervisorToFrontEnd,
 )
+from cenote.api.wire.heartbeat import HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes
-from cenote.utils.child_process import exit_with_parent
+from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 logger = logging.getLogger("cenote")
 
@@ -52,13 +53,15 @@ REPORT_INTERVAL_S = 0.1
 
 def main() -> int:
     exit_with_parent()
-    channel_fd, links_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
+    prefer_as_oom_victim(FRONT_END_OOM_SCORE)
+    channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
         # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
         # make the file description, which all processes share, blocking
         listener.setblocking(False)
-    front_end = FrontEndProcess(counts_fd, admission_fd, listeners)
+    front_end = FrontEndProcess(counts_fd, admission_fd, listeners, HeartbeatReader(supervisor_fd))
+    HeartbeatWriter(heartbeat_fd, front_end.clock.find_busy_stage).thread.start()
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
     return 1 if front_end.is_disconnected or front_end.server.failure is not None else 0
 
@@ -69,13 +72,18 @@ class FrontEndProcess:
     server: FrontEndServer
     engines: RemoteEngines
 
-    def __init__(self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket], supervisor: HeartbeatReader
+    ) -> None:
         self.counts_fd = counts_fd
         self.admission_fd = admission_fd
         self.listeners = listeners
+        self.supervisor = supervisor
+        self.clock = LoopClock()
         self.channel: Channel[SupervisorToFrontEnd] = Channel(
-            SupervisorToFrontEnd, self._on_message, self._on_disconnect
+            SupervisorToFrontEnd, self._on_message, self._on_disconnect, self._on_unhandled
         )
+        self._unhandled = ""  # why the state of the models is not known any more, until the next report of it
         self.metrics = ForwardedMetrics(self.channel)
         self.admin = ForwardedAdmin(self.channel)
         self.is_disconnected = False
@@ -86,13 +94,25 @@ class FrontEndProcess:
         await self.initialized.wait()
         if self.is_disconnected:
             return
-        receiver = LinkReceiver(links, self.engines.add_link)
-        await self.server.serve([])
+        receiver = LinkReceiver(links, self.engines.add_link, self.on_link_lost)
+        turning = asyncio.get_running_loop().create_task(self._turn_clock())
+        await self.server.serve(self.listeners)
         if (error := self.server.failure) is not None:
             logger.error("front-end process %d cannot start", os.getpid(), exc_info=error)
+        turning.cancel()
         receiver.close()
         self.engines.close()
         self.channel.close()
+
+    async def _turn_clock(self) -> None:
+        while True:
+            self.clock.turn()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def find_control_error(self) -> str:
+        """Return why the supervisor cannot act, or is not understood; "" if it can."""
+        hang = self.supervisor.read().describe_hang()
+        return self._unhandled if hang is None else f"the supervisor {hang}"
 
     def report_stats(self) -> None:
         self.metrics.report(self.server.app_state.num_in_flight)
@@ -102,6 +122,7 @@ class FrontEndProcess:
             self._initialize(message)
         elif isinstance(message, ModelStates):
             self.engines.set_models(message)
+            self._unhandled = ""
         elif isinstance(message, EngineState):
             self.engines.set_state(message)
         elif isinstance(message, EngineExited):
@@ -128,6 +149,7 @@ class FrontEndProcess:
         app_state = AppState(init.settings, counters)
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
+        app_state.find_control_error = self.find_control_error
         app_state.metrics, app_state.admin = self.metrics, self.admin
         self.engines = RemoteEngines(app_state, self)
         self.server = FrontEndServer(app_state, self, init.front_end_id)
@@ -147,6 +169,10 @@ class FrontEndProcess:
 
     def on_settled(self) -> None:
         self.channel.send(FrontEndReady())
+
+    def _on_unhandled(self, call_id: int, error: Exception) -> None:
+        if not call_id:
+            self._unhandled = f"a message of the supervisor could not be handled ({type(error).__name__}: {error})"
 
     def _on_disconnect(self) -> None:
         """Exit: the supervisor has ended."""
@@ -168,18 +194,12 @@ class FrontEndServer(ApiServer):
         self.front_end = front_end
         self.front_end_id = front_end_id
         self.connection_counts = ConnectionCounts(front_end.counts_fd, app_state.settings.api_server_count)
-        self.acceptors = [
-            BalancedAcceptor(listener, self.accept_connection, lambda: self.connection_counts.is_busier(front_end_id))
-            for listener in front_end.listeners
-        ]
         self.is_closed = self.is_done = False
         self.owns_listeners = False
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:
         self._update_count()
-        for acceptor in self.acceptors:
-            acceptor.start()
+        await super().startup(sockets)
         self.front_end.channel.send(Listening())
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
 
@@ -187,10 +207,7 @@ class FrontEndServer(ApiServer):
         gc.collect()
         gc.freeze()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for acceptor in self.acceptors:
-            acceptor.stop()
-            acceptor.listener.close()
+    async def shutdown(self, sockets: Sequence[socket.socket]) -> None:
         self.is_closed = True
         self._update_count()
         await super().shutdown(sockets)
@@ -213,6 +230,15 @@ class FrontEndServer(ApiServer):
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
             self.front_end.report_stats()
+
+    def make_acceptor(self, listener: socket.socket) -> BalancedAcceptor:
+        return BalancedAcceptor(
+            listener,
+            self.accept_connection,
+            self.make_room,
+            lambda: self.connection_counts.is_busier(self.front_end_id),
+            can_refuse=self.tls_context is None,
+        )
 
     def make_connection(self) -> HttpConnection:
         return CountedConnection(self._update_count, self.server_state)

@@ -44,7 +44,7 @@ from cenote.api.wire.messages import (
 from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import compute_input_size
+from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest, Timing
 from cenote.protocol.results import PoolResult
@@ -131,7 +131,7 @@ class RemoteEngine(EngineCalls):
             EngineMessage,
             lambda message, array_bytes: self._on_message(channel, message, array_bytes),
             lambda: self._on_closed(channel),
-            lambda call_id, error: self._on_undecodable(channel, call_id),
+            lambda call_id, error: self._on_unhandled(channel, call_id),
         )
         self._channel = channel
         await channel.connect(sock)
@@ -186,7 +186,7 @@ class RemoteEngine(EngineCalls):
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         if not self.availability.is_available:
-            num_chars = sum(map(compute_input_size, request.inputs))
+            num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
             await self.availability.wait(request.deadline_at, None, num_chars)
         if self.can_render(request):
             try:
@@ -299,10 +299,10 @@ class RemoteEngine(EngineCalls):
         if call is not None and not call.future.done():  # else the client disconnected in the meantime
             call.future.set_result((response, array_bytes))
 
-    def _on_undecodable(self, channel: Channel[EngineMessage], call_id: int) -> None:
+    def _on_unhandled(self, channel: Channel[EngineMessage], call_id: int) -> None:
         call = self._pending.get(call_id)
         if call is not None and not call.future.done():
-            call.future.set_exception(PoolingError("the response of the engine process cannot be decoded"))
+            call.future.set_exception(PoolingError("the response of the engine process cannot be read"))
         elif not call_id:
             channel.abort()  # results of calls that are not known: all of them are sent again, none waits for ever
 

@@ -81,7 +81,7 @@ class RemoteEngines:
             model.accepts_source_names = state.accepts_source_names
             model.is_required, model.is_first_load = state.is_required, state.is_first_load
             info = from_json(state.model_info, type=ModelInfo) if state.model_info else None
-            model.report(state.status, state.reason, info)
+            model.report(state.status, state.reason, info, state.since)
             models.append(model)
         self._wanted = {state.name: state for state in states.models}
         self.app_state.models.set(models)

@@ -36,6 +36,7 @@ def take_pool_part(request: PoolRequest, rows: Sequence[int]) -> PoolRequest:
         adapter=adapter,
         timing=Timing(),
         on_tokenized=None,  # no part knows the tokens of all
+        num_chars=None,
     )
 
 

@@ -38,7 +38,7 @@ from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
-from cenote.protocol.input_types import ChunkedDocument, Conversation, TextPair, compute_input_size
+from cenote.protocol.input_types import ChunkedDocument, Conversation, TextPair, compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Role, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
@@ -154,7 +154,8 @@ class TokenClient:
         await self._channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it
             raise EngineLost
-        num_chars = sum(map(compute_input_size, request.inputs)) + len(selection.prompt or "") * len(request.inputs)
+        num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
+        num_chars += len(selection.prompt or "") * len(request.inputs)
         if request.return_exceptions and not is_small(request, num_chars):
             raise NeedsEngine  # of a request in parts, none may remain without inputs because they all have errors
         bucket = get_deadline_bucket(request.deadline_at)
@@ -310,7 +311,7 @@ class TokenClient:
         pending.check_deadline()
         started_at = time.thread_time()
         rendered = self._render(key, inputs)
-        chars_per_s = sum(map(compute_input_size, inputs)) / max(1e-6, time.thread_time() - started_at)
+        chars_per_s = compute_inputs_size(inputs) / max(1e-6, time.thread_time() - started_at)
         slice_chars = (self._slice_chars + SLICE_S * chars_per_s) / 2
         self._slice_chars = int(min(MAX_SLICE_CHARS, max(MIN_SLICE_CHARS, slice_chars)))
         return rendered

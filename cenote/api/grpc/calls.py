@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from cenote.api.admission.request_admission import SMALL_BYTES, RequestAdmission
+from cenote.api.admission.cost import SMALL_BYTES
+from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.auth import UNAUTHORIZED_MESSAGE
 from cenote.api.dialects.dialect import Route
+from cenote.api.grpc.messages import Message, MessageParser
 from cenote.api.grpc.statuses import get_message, get_status_code, make_error_metadata
 from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
-from cenote.api.request_context import RequestContext, make_unsupported_error
+from cenote.api.request_context import RequestContext
+from cenote.api.selected_model import make_unsupported_error
 from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Overloaded, PoolingError, Unauthorized, make_internal_error
 from cenote.utils.request_ids import SAFE_REQUEST_ID
@@ -27,7 +30,6 @@ MAX_STREAM_REQUESTS = 64
 CLIENT_CLOSED_REQUEST = 499
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]  # from a request message to a response message
-Message = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +42,47 @@ class Method:
 
 
 class CallRunner:
-    """Run the calls of one method."""
+    """Run the calls of one method. Messages are parsed when the call may run, and its bytes are counted as held.
 
-    def __init__(self, method: Method, app_state: AppState) -> None:
+    A call that fails returns without a response: its status has been set then.
+    """
+
+    def __init__(self, method: Method, parser: MessageParser, app_state: AppState) -> None:
         self.method = method
+        self.parser = parser
         self.app_state = app_state
 
-    async def run_unary(self, request: Message, grpc_context: Any) -> Message:
-        call = Call(self.method, self.app_state, grpc_context)
-        async with call:
+    async def refuse(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
+        """Answer a call without a valid key: none of its messages is received."""
+        async with Call(self, grpc_context) as call:
             call.authenticate()
-            return await call.run(request, request.ByteSize())
-        raise AssertionError("the call was aborted")
 
-    async def run_client_stream(self, requests: AsyncIterator[Message], grpc_context: Any) -> Message:
+    async def run_unary(self, request: bytes, grpc_context: Any) -> Message | None:
+        async with Call(self, grpc_context) as call:
+            return await call.run(request)
+        return None
+
+    async def run_client_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> Message | None:
         """Compute one response for all messages of a stream."""
-        call = Call(self.method, self.app_state, grpc_context)
-        async with call:
-            call.authenticate()
+        async with Call(self, grpc_context) as call:
             messages, size = [], 0
             async for message in requests:
+                call.authenticate()
                 messages.append(message)
-                size += message.ByteSize()
+                size += len(message)
                 call.check_stream(len(messages), size)
-            return await call.run(messages, size)
-        raise AssertionError("the call was aborted")
+            return await call.run(messages)
+        return None
 
-    async def run_stream(self, requests: AsyncIterator[Message], grpc_context: Any) -> AsyncIterator[Message]:
+    async def run_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[Message]:
         """Compute a response for every message, in their order; the first error ends the stream."""
-        call = Call(self.method, self.app_state, grpc_context)
-        async with call:
-            call.authenticate()
+        async with Call(self, grpc_context) as call:
             tasks: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
             started: set[asyncio.Task[Message]] = set()
 
             async def start_all() -> None:
                 async for request in requests:
-                    task = asyncio.create_task(call.run_patiently(request, request.ByteSize()))
+                    task = asyncio.create_task(call.run_patiently(request))
                     started.add(task)
                     task.add_done_callback(started.discard)
                     await tasks.put(task)
@@ -96,14 +102,12 @@ class CallRunner:
 class Call:
     """A call in progress: as a context manager, it turns errors into statuses, and counts and logs the call."""
 
-    def __init__(self, method: Method, app_state: AppState, grpc_context: Any) -> None:
-        self.method = method
-        self.app_state = app_state
+    def __init__(self, runner: CallRunner, grpc_context: Any) -> None:
+        self.method = runner.method
+        self.parser = runner.parser
+        self.app_state = runner.app_state
         self.grpc_context = grpc_context
-        self.headers = {
-            name.encode(): value if isinstance(value, bytes) else value.encode()
-            for name, value in grpc_context.invocation_metadata() or ()
-        }
+        self.headers = encode_metadata(grpc_context.invocation_metadata())
         client_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = client_id if SAFE_REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
         self.key: KeySettings | None = None
@@ -115,7 +119,7 @@ class Call:
         self.grpc_context.set_trailing_metadata((("x-request-id", self.request_id),))
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         self.app_state.num_in_flight -= 1
         status = 200
         if isinstance(error, asyncio.CancelledError | GeneratorExit):  # by the client, its deadline, or at shutdown
@@ -123,9 +127,9 @@ class Call:
         elif isinstance(error, Exception):
             pooling_error = self._to_pooling_error(error)
             status = pooling_error.status
+            self._set_status(pooling_error)
         self._record(status)
-        if isinstance(error, Exception):
-            await self._abort(pooling_error)
+        return isinstance(error, Exception)
 
     def _to_pooling_error(self, error: Exception) -> PoolingError:
         if isinstance(error, PoolingError):
@@ -135,11 +139,12 @@ class Call:
         logger.error("request %s failed", self.request_id, exc_info=error)
         return make_internal_error(f"internal server error; see the server log, request {self.request_id}", error)
 
-    async def _abort(self, error: PoolingError) -> NoReturn:
+    def _set_status(self, error: PoolingError) -> None:
+        """Set the status of an error. `abort` would raise one that grpcio keeps, with the request in its frames."""
         adapt_advice(error, "Set truncate=true")
-        metadata = (("x-request-id", self.request_id), *make_error_metadata(error))
-        await self.grpc_context.abort(get_status_code(error), get_message(error), metadata)
-        raise AssertionError("abort raises")
+        self.grpc_context.set_trailing_metadata((("x-request-id", self.request_id), *make_error_metadata(error)))
+        self.grpc_context.set_code(get_status_code(error))
+        self.grpc_context.set_details(get_message(error))
 
     def _record(self, status: int) -> None:
         seconds = time.perf_counter() - self.started_at
@@ -156,7 +161,7 @@ class Call:
         self.app_state.metrics.observe_http(self.method.path, "GRPC", status, seconds)
 
     def authenticate(self) -> None:
-        """Raise unless the metadata has a valid API key, or none is needed."""
+        """Raise unless the metadata has a valid API key now, or none is needed: a stream may outlive its key."""
         api_keys = self.app_state.api_keys
         if api_keys.is_required:
             self.key = api_keys.find(self.headers.items())
@@ -177,18 +182,21 @@ class Call:
                 "--max-body-bytes"
             )
 
-    async def run_patiently(self, request: Message, num_bytes: int) -> Message:
+    async def run_patiently(self, request: bytes) -> Message:
         """As `run`, but wait while the server is overloaded: a stream has no more requests in flight than its limit."""
         while True:
             try:
-                return await self.run(request, num_bytes)
+                return await self.run(request)
             except Overloaded as error:
                 remaining_s = self.grpc_context.time_remaining()
                 if remaining_s is not None and remaining_s <= error.retry_after_s:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def run(self, request: Message, num_bytes: int) -> Message:
+    async def run(self, request: bytes | list[bytes]) -> Message:
+        """Compute the response for a message, or for all those of a stream."""
+        self.authenticate()
+        num_bytes = len(request) if isinstance(request, bytes) else sum(map(len, request))
         app_state, settings = self.app_state, self.app_state.settings
         admission = RequestAdmission(app_state.admission, app_state.api_keys, self.key)
         header_model = self.headers.get(b"x-model")
@@ -214,12 +222,14 @@ class Call:
             admission.hold_instead(0)
             context.release()
 
-    async def _handle(self, request: Message, context: RequestContext) -> Message:
+    async def _handle(self, request: bytes | list[bytes], context: RequestContext) -> Message:
         await context.select_model(None)
         route, model_info = self.method.route, context.model_info
         if not route.is_supported(model_info):
             raise make_unsupported_error(route, model_info, "call grpc.health.v1.Health/Check for its services")
-        return await self.method.handler(request, context)
+        parse = self.parser.parse
+        message = parse(request) if isinstance(request, bytes) else [parse(part) for part in request]
+        return await self.method.handler(message, context)
 
 
 async def run_until_deadline(work: Awaitable[Message], admission: RequestAdmission) -> Message:
@@ -234,6 +244,11 @@ async def run_until_deadline(work: Awaitable[Message], admission: RequestAdmissi
         if not timeout.expired():
             raise
         raise admission.make_expired_error() from None
+
+
+def encode_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
+    """Return the metadata of a call as HTTP headers."""
+    return {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in metadata or ()}
 
 
 def parse_peer(peer: str) -> str:

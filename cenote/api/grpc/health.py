@@ -10,6 +10,7 @@ import grpc
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
+from cenote.api.grpc.calls import encode_metadata
 from cenote.api.grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from cenote.errors import PoolingError
 
@@ -17,6 +18,7 @@ Status = HealthCheckResponse.ServingStatus
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 WATCH_INTERVAL_S = 0.2
+MAX_WATCHES = 512  # of clients without an API key: each looks at the status from time to time
 
 
 class Health:
@@ -24,6 +26,7 @@ class Health:
         """`services`: the routes of the methods of each service."""
         self.app_state = app_state
         self.services = services
+        self.num_watches = 0
 
     async def check(self, request: HealthCheckRequest, grpc_context: Any) -> HealthCheckResponse:
         if (status := self.get_status(request.service)) == SERVICE_UNKNOWN:
@@ -35,12 +38,29 @@ class Health:
 
     async def watch(self, request: HealthCheckRequest, grpc_context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Send the status, and again whenever it changes; ends when the server drains."""
+        if self.num_watches >= MAX_WATCHES and not self._has_key(grpc_context):
+            await grpc_context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self.num_watches} watches are open, limit {MAX_WATCHES} without an API key; call Check instead",
+            )
+        self.num_watches += 1
+        try:
+            async for status in self._iter_statuses(request.service):
+                yield HealthCheckResponse(status=status)
+        finally:
+            self.num_watches -= 1
+
+    def _has_key(self, grpc_context: Any) -> bool:
+        api_keys = self.app_state.api_keys
+        return api_keys.find(encode_metadata(grpc_context.invocation_metadata()).items()) is not None
+
+    async def _iter_statuses(self, service: str) -> AsyncIterator[Status]:
         last = None
         while True:
             is_last = self.app_state.is_draining  # read before the status: draining may begin while a status is sent
-            if (status := self.get_status(request.service)) != last:
+            if (status := self.get_status(service)) != last:
                 last = status
-                yield HealthCheckResponse(status=status)
+                yield status
             if is_last:
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)

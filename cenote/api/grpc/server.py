@@ -10,11 +10,16 @@ from typing import Any
 import grpc
 
 from cenote.api.app_state import AppState
-from cenote.api.grpc.services import make_service_handlers
+from cenote.api.grpc.services import KeyInterceptor, make_services
+from cenote.api.http.server import HANDSHAKE_TIMEOUT_S
+from cenote.api.pressure import limit_connections
 from cenote.config.server import ServerConfig
 from cenote.errors import LoadError, PoolingError
 
 logger = logging.getLogger("cenote")
+
+# of a message on a server without API keys, which everybody may send: the default of gRPC
+MAX_BYTES_WITHOUT_KEY = 4 * 1024**2
 
 
 class GrpcServer:
@@ -26,10 +31,14 @@ class GrpcServer:
 
     async def start(self) -> None:
         settings = self.app_state.settings
+        handlers, runners = make_services(self.app_state)
+        needs_key = self.app_state.api_keys.is_required
         self.server = grpc.aio.server(
-            options=make_channel_options(settings), maximum_concurrent_rpcs=settings.max_connections
+            options=make_channel_options(settings, needs_key),
+            interceptors=[KeyInterceptor(self.app_state, runners)] if needs_key else None,
+            maximum_concurrent_rpcs=settings.max_connections,
         )
-        self.server.add_generic_rpc_handlers(tuple(make_service_handlers(self.app_state)))
+        self.server.add_generic_rpc_handlers(tuple(handlers))
         address = format_target(settings.listen_host, settings.grpc_port or 0)
         credentials = make_credentials(settings)
         try:
@@ -57,10 +66,13 @@ def check_settings(settings: ServerConfig) -> None:
         raise LoadError("gRPC cannot ask for optional client certificates; set ssl_cert_reqs to 0 or 2")
 
 
-def make_channel_options(settings: ServerConfig) -> list[tuple[str, Any]]:
+def make_channel_options(settings: ServerConfig, needs_key: bool) -> list[tuple[str, Any]]:
+    max_bytes = settings.max_body_bytes if needs_key else min(settings.max_body_bytes, MAX_BYTES_WITHOUT_KEY)
     return [
         ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_allowed_incoming_connections", limit_connections(settings)),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.max_send_message_length", -1),  # the admission of the request has bounded the answer
         ("grpc.max_connection_idle_ms", round(settings.keep_alive_s * 1000)),
     ]

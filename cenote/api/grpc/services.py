@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -11,8 +12,9 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
 from cenote.api.dialects.tei import TEI
 from cenote.api.grpc import health_pb2, tei_handlers, tei_pb2
-from cenote.api.grpc.calls import CallRunner, Handler, Method
+from cenote.api.grpc.calls import CallRunner, Handler, Method, encode_metadata
 from cenote.api.grpc.health import Health
+from cenote.api.grpc.messages import MessageParser
 
 ROUTES = {path: route for route in TEI.routes for path in route.paths}
 ANY_MODEL = ROUTES["/decode"]  # a route that every model supports
@@ -39,27 +41,41 @@ TEI_METHODS: dict[str, tuple[Route, Handler]] = {
 }
 
 
-def make_service_handlers(app_state: AppState) -> list[Any]:
-    """Return the handlers of all services, for grpc.aio.Server."""
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
+    """Refuse calls without a valid API key before their messages are received; health needs no key."""
+
+    def __init__(self, app_state: AppState, runners: Mapping[str, CallRunner]) -> None:
+        """`runners`: of the methods that need a key, by path."""
+        self.api_keys = app_state.api_keys
+        self.runners = runners
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        runner = self.runners.get(call.method)
+        if runner is None or self.api_keys.find(encode_metadata(call.invocation_metadata).items()) is not None:
+            return await continuation(call)
+        return grpc.stream_stream_rpc_method_handler(runner.refuse)  # a stream is not read unless its handler does so
+
+
+def make_services(app_state: AppState) -> tuple[list[Any], dict[str, CallRunner]]:
+    """Return the handlers of all services, for grpc.aio.Server, and what runs the calls of each path but health."""
     services: dict[str, list[Route]] = {}
-    handlers = []
+    handlers, runners = [], {}
     for service in tei_pb2.DESCRIPTOR.services_by_name.values():
         methods = {}
         for method in service.methods:
             route, handler = TEI_METHODS[f"{service.name}.{method.name}"]
             services.setdefault(service.full_name, []).append(route)
             path = f"/{service.full_name}/{method.name}"
-            methods[method.name] = make_method_handler(method, CallRunner(Method(path, route, handler), app_state))
+            parser = MessageParser(method.input_type, app_state.settings.max_request_items)
+            runners[path] = CallRunner(Method(path, route, handler), parser, app_state)
+            methods[method.name] = make_method_handler(method, runners[path])
         handlers.append(grpc.method_handlers_generic_handler(service.full_name, methods))
-    return [*handlers, make_health_handler(Health(app_state, services))]
+    return [*handlers, make_health_handler(Health(app_state, services))], runners
 
 
 def make_method_handler(method: Any, runner: CallRunner) -> Any:
     """Return the handler of a method; `method` is its descriptor."""
-    codecs = {
-        "request_deserializer": GetMessageClass(method.input_type).FromString,
-        "response_serializer": GetMessageClass(method.output_type).SerializeToString,
-    }
+    codecs = {"response_serializer": GetMessageClass(method.output_type).SerializeToString}
     if not method.client_streaming:
         return grpc.unary_unary_rpc_method_handler(runner.run_unary, **codecs)
     if not method.server_streaming:

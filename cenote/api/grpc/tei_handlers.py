@@ -14,7 +14,7 @@ from cenote.api.dialects.tei_fields import (
     TruncationFields,
     check_not_empty,
 )
-from cenote.api.dialects.tei_tokenize import tokenize_text
+from cenote.api.dialects.tei_tokenize import iter_tokens
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.raw_scores import score_as
@@ -184,13 +184,13 @@ async def tokenize(request: tei.EncodeRequest, context: RequestContext) -> tei.E
     check_not_empty([request.inputs], "inputs")
     name = request.prompt_name if request.HasField("prompt_name") else None
     prompt = "" if name is None else get_named_prompt(name, context.model_info)
-    tokens = await tokenize_text(prompt + request.inputs, request.add_special_tokens, context)
-    return tei.EncodeResponse(
-        tokens=[
+    response = tei.EncodeResponse()
+    async for tokens in iter_tokens(prompt + request.inputs, context, add_special_tokens=request.add_special_tokens):
+        response.tokens.extend(
             tei.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
             for token in tokens
-        ]
-    )
+        )
+    return response
 
 
 async def decode(request: tei.DecodeRequest, context: RequestContext) -> tei.DecodeResponse:

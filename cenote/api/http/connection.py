@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from enum import Enum
 from typing import cast
@@ -25,6 +26,7 @@ from cenote.api.http.request_head import (
     make_base_scope,
     parse_target,
 )
+from cenote.api.http.response_head import HTTP_VERSION
 from cenote.api.http.server_state import ServerState
 
 HEADERS_TIMEOUT_S = 10.0  # from the first byte of the headers to the last
@@ -34,6 +36,13 @@ MIN_BODY_RATE = 1024  # bytes per second, averaged over each window
 LINGER_TIMEOUT_S = 2.0
 # seconds to wait at shutdown for the first request of a new connection: it may already be in transit
 FIRST_REQUEST_GRACE_S = 1.0
+# Requests that are parsed while they wait for the responses before them; the rest of the data waits unparsed.
+MAX_PIPELINED = 16
+END_OF_HEAD = b"\r\n\r\n"
+# Fewer bytes hold no more than MAX_PIPELINED requests: a request line and an empty Host header.
+MIN_PIPELINE_BYTES = MAX_PIPELINED * len(b"GET / HTTP/1.1\r\nHost:\r\n\r\n")
+# Between two looks whether a client that has ended its side is still there; the first follows a round trip.
+PEER_ROUND_TRIP_S, PEER_CHECK_S = 0.1, 1.0
 
 
 class Phase(Enum):
@@ -56,6 +65,9 @@ class HttpConnection(FlowControl):
         self.parser = httptools.HttpRequestParser(self)
         self.phase = NEW
         self.is_draining = False
+        self.has_ended = False  # the client has shut down its writing side
+        self.sent_ahead = b""  # of the response to the active request
+        self.unparsed, self.unparsed_start = b"", 0  # data behind MAX_PIPELINED requests, and where to go on in it
         # the request being received
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
@@ -75,26 +87,79 @@ class HttpConnection(FlowControl):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)
         self.base_scope = make_base_scope(transport)
-        if len(self.server_state.connections) >= self.server_state.max_connections and not self._make_room():
-            self._refuse_connection()
+        state = self.server_state
+        if len(state.connections) >= state.max_connections and not state.close_idle_connection():
+            state.on_refused("connections", state.limit_message)
+            self._send_error(ProtocolError(503, state.limit_message))
             return
-        self.server_state.connections.add(self)
-        self.timer.set(self.server_state.keep_alive_s)
+        state.connections[self] = None
+        self.timer.set(state.keep_alive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.connections.discard(self)
+        self.server_state.connections.pop(self, None)
         self.phase = DISCARDING
         self.timer.cancel()
         for cycle in (self.active, self.cycle):
             if cycle is not None and not cycle.is_complete:
                 cycle.disconnect()
         self.pipeline.clear()
+        self.unparsed = b""
         self.resume_writing()
         del self.parser  # it refers to this object
 
     # called by the parser and the transport with what the client sends
 
     def data_received(self, data: bytes) -> None:
+        if self.phase is DISCARDING:
+            return
+        if self.unparsed:
+            self.unparsed, self.unparsed_start = self.unparsed[self.unparsed_start :] + data, 0
+        elif len(data) > MIN_PIPELINE_BYTES and data.count(END_OF_HEAD) > MAX_PIPELINED:
+            self.unparsed, self.unparsed_start = data, 0
+            self._receive_unparsed()
+        else:
+            self._receive(data)
+
+    def _receive_unparsed(self) -> None:
+        """Parse as many requests as may wait, and keep the rest of the data for later."""
+        data = self.unparsed
+        while self.unparsed and len(self.pipeline) < MAX_PIPELINED:
+            start, end = self.unparsed_start, data.find(END_OF_HEAD, self.unparsed_start) + len(END_OF_HEAD)
+            if end < len(END_OF_HEAD) or end == len(data) or self.phase is DISCARDING:
+                self.unparsed, end = b"", len(data)
+            self.unparsed_start = end
+            self._receive(memoryview(data)[start:end])
+        if self.has_ended and not self.unparsed and not self.transport.is_closing():
+            self._drop_incomplete_request()
+
+    def eof_received(self) -> bool:
+        """Answer what the client has sent completely, and close then; return whether the connection stays open.
+
+        A client that has closed its socket looks like one that has only ended its side, until it is sent something. So
+        the first bytes of the response are sent now: the system of a client that is gone resets the connection, and the
+        request is cancelled.
+        """
+        self.has_ended = True
+        active = self.active
+        if active is None or active is self.cycle or not self.transport.can_write_eof():  # TLS has no such state
+            return False
+        if not self.unparsed:
+            self._drop_incomplete_request()
+        if not (active.is_started or self.sent_ahead):
+            self.sent_ahead = HTTP_VERSION
+            self.transport.write(HTTP_VERSION)
+        self.timer.set(PEER_ROUND_TRIP_S)
+        return True
+
+    def _drop_incomplete_request(self) -> None:
+        """Forget the request whose end never comes; those before it are answered."""
+        cycle, self.cycle, self.phase = self.cycle, None, DISCARDING
+        if cycle is not None and cycle is self.active:
+            self.transport.close()
+        elif cycle is not None and cycle in self.pipeline:
+            self.pipeline.remove(cycle)
+
+    def _receive(self, data: bytes | memoryview) -> None:
         if self.phase is DISCARDING:
             return
         self.chunk_bytes = len(data)
@@ -188,6 +253,8 @@ class HttpConnection(FlowControl):
         self.phase = IDLE if cycle.keep_alive else DISCARDING
         self.cycle = None
         cycle.end_body()
+        if self.has_ended:
+            return
         if cycle.is_complete:  # the response did not wait for the body
             self.timer.set(self.server_state.keep_alive_s)
         else:
@@ -213,16 +280,25 @@ class HttpConnection(FlowControl):
             self._close(is_lingering=cycle.has_more_body)
         elif self.pipeline:
             self._start(self.pipeline.popleft())
+            if self.unparsed:
+                self._receive_unparsed()
         elif self.final_error is not None:
             self._send_error(self.final_error)
+        elif self.has_ended:
+            self.transport.close()
         elif self.phase is IDLE:
             self.timer.set(self.server_state.keep_alive_s)
         if not self.pipeline:
             self.resume_reading()
 
+    def take_sent_ahead(self) -> bytes:
+        """Return what has been sent of the head of the response that follows."""
+        sent, self.sent_ahead = self.sent_ahead, b""
+        return sent
+
     def is_last_response(self) -> bool:
         """Whether the connection closes after the response of the active request."""
-        return self.is_draining and not self.pipeline and self.final_error is None
+        return (self.is_draining or self.has_ended) and not self.pipeline and self.final_error is None
 
     def resume_reading_for(self, cycle: RequestCycle) -> None:
         """Resume for the body of a request, or to notice a disconnect unless other requests wait already."""
@@ -231,31 +307,28 @@ class HttpConnection(FlowControl):
 
     # timeouts and the end of the connection
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection has no request, and is not receiving one."""
+        return self.active is None and (self.phase is IDLE or self.phase is NEW)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the client has sent nothing yet."""
+        return self.phase is NEW
+
     def shutdown(self) -> None:
         """Accept no new request, but finish those being received or processed."""
         self.is_draining = True
         if self.phase is NEW:
             self.timer.set(FIRST_REQUEST_GRACE_S)
-        elif self.phase is IDLE and self.active is None:
+        elif self.is_idle:
             self.transport.close()
 
-    def _make_room(self) -> bool:
-        """Close an idle connection in favour of this one; return whether there was one."""
-        for other in self.server_state.connections:
-            if other.active is None and (other.phase is IDLE or other.phase is NEW):
-                other.transport.close()
-                self.server_state.connections.discard(other)
-                return True
-        return False
-
-    def _refuse_connection(self) -> None:
-        limit = self.server_state.max_connections
-        message = f"too many connections: limit {limit} of this process (--max-connections); retry later"
-        self.server_state.on_refused(message)
-        self._send_error(ProtocolError(503, message))
-
     def _on_timeout(self) -> None:
-        if self.is_reading_paused and self.phase in (HEADERS, BODY):  # the client is not the one that is slow
+        if self.has_ended and self.active is not None:
+            self._check_peer()
+        elif self.is_reading_paused and self.phase in (HEADERS, BODY):  # the client is not the one that is slow
             self.timer.set(BODY_RATE_WINDOW_S)
         elif self.phase is HEADERS:
             self._reject(ProtocolError(408, f"request headers not received within {HEADERS_TIMEOUT_S:g} s"))
@@ -266,6 +339,13 @@ class HttpConnection(FlowControl):
             self._reject(ProtocolError(408, f"request body received at less than {MIN_BODY_RATE} bytes per second"))
         else:
             self.transport.close()
+
+    def _check_peer(self) -> None:
+        """Close the connection if the client has reset it: nothing is read any more that would tell."""
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.timer.set(PEER_CHECK_S)
 
     def _reject(self, error: ProtocolError) -> None:
         """Read no further; send an error response in the place of the current request, after those before it."""

@@ -209,7 +209,8 @@ class RequestCycle:
         elif self.scope["http_version"] != "1.0":  # whose bodies end with the connection instead
             self.is_chunked = True
             headers.append((b"transfer-encoding", b"chunked"))
-        return format_head(status, headers)
+        head = format_head(status, headers)
+        return head.removeprefix(self.connection.take_sent_ahead()) if self.connection.has_ended else head
 
     def _fail(self) -> None:
         """End a response that the app did not complete: with status 500 if nothing was sent, else by disconnecting."""

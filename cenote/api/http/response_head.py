@@ -14,11 +14,12 @@ TEXT_BYTES = bytes(set(range(256)) - set(range(32)) - {127} | {ord("\t")})
 # header names found valid; the app uses few, so a check is one lookup. The limit bounds names made of other data
 VALID_NAMES: set[bytes] = set()
 MAX_VALID_NAMES = 1000
+HTTP_VERSION = b"HTTP/1.1 "  # what every response begins with
 
 
 def _make_status_line(status: int) -> bytes:
     phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    return HTTP_VERSION + f"{status} {phrase}\r\n".encode()
 
 
 STATUS_LINES = {status: _make_status_line(status) for status in range(200, 600)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from starlette.types import ASGIApp
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from cenote.api.http.connection import HttpConnection
 
 
-def _ignore(message: str) -> None:
+RefusalReason = Literal["connections", "descriptors"]  # why a connection is refused, or another closed for it
+
+
+def _ignore(reason: RefusalReason, message: str) -> None:
     pass
 
 
@@ -22,6 +25,32 @@ class ServerState:
     app: ASGIApp
     keep_alive_s: float = 75.0  # seconds that an idle connection is kept open
     max_connections: int = 2**31
-    on_refused: Callable[[str], None] = _ignore  # called with a message for each connection above the limit
-    connections: set[HttpConnection] = field(default_factory=set)
+    on_refused: Callable[[RefusalReason, str], None] = (
+        _ignore  # called with a message for each connection above a limit
+    )
+    connections: dict[HttpConnection, None] = field(default_factory=dict)  # in the order of their age
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # requests in progress
+
+    @property
+    def limit_message(self) -> str:
+        return (
+            f"too many connections: limit {self.max_connections} of this process (--max-connections, or the limit of "
+            "open files); retry later"
+        )
+
+    def close_idle_connection(self) -> bool:
+        """Close a connection without a request in favour of another one; return whether there was one.
+
+        The oldest of those that have never sent a request is the first: the client of another one may be about to send.
+        """
+        found: HttpConnection | None = None
+        for connection in self.connections:
+            if connection.is_idle and (found is None or connection.is_new):
+                found = connection
+                if connection.is_new:
+                    break
+        if found is None:
+            return False
+        found.transport.abort()  # there is nothing to send, and TLS would wait for an answer
+        del self.connections[found]
+        return True

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cenote.api.supervisor.engine_launcher import ChildProcess, EngineLauncher
@@ -31,7 +31,7 @@ from cenote.api.wire.device_table import NOTHING, DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
-from cenote.errors import make_exited_error
+from cenote.errors import PoolingError, make_exited_error
 from cenote.utils.metrics import MetricFamily
 from cenote.utils.spawn import describe_exit
 
@@ -54,11 +54,14 @@ class EngineHandle:
     ) -> None:
         self.launcher = launcher
         self.on_loaded = on_loaded
-        self.control: Channel[EngineToSupervisor] = Channel(EngineToSupervisor, self._on_message, lambda: None)
+        self.control: Channel[EngineToSupervisor] = Channel(
+            EngineToSupervisor, self._on_message, lambda: None, self._on_unhandled
+        )
         self.model_info = b""  # as JSON, once the model is loaded
         self.device_bytes = 0  # memory of the GPU, when the model was loaded
         self.loaded_adapters: dict[str, str] = {}  # at that time
         self.load_error: Exception | None = None
+        self.start_error: OSError | None = None  # what the system refused when the process was started or connected
         self.failure: Exception | None = None  # why the engine stopped itself
         self.kill_reason: str | None = None  # why the supervisor killed it
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)  # of its standard error
@@ -77,32 +80,33 @@ class EngineHandle:
 
     async def start(self, init: EngineInit) -> None:
         """Start the process; raises OSError if the system refuses it."""
-        control, child_control = socket.socketpair()
-        self._links, child_links = make_link_sender()
-        heartbeat_fd, table_fd = make_heartbeat_file(), make_device_table()
-        self._stderr, child_stderr = os.pipe()
-        child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd, table_fd]
-        try:
+        # a start that fails is repeated for ever, so that it must leave nothing open
+        with ExitStack() as on_error, ExitStack() as of_child:
+            control, child_control = socket.socketpair()
+            self._links, child_links = make_link_sender()
+            for sock in (control, self._links):
+                on_error.enter_context(sock)
+            for sock in (child_control, child_links):
+                of_child.enter_context(sock)
+            of_child.callback(os.close, heartbeat_fd := make_heartbeat_file())
+            of_child.callback(os.close, table_fd := make_device_table())
+            self._stderr, child_stderr = os.pipe()
+            on_error.callback(os.close, self._stderr)
+            of_child.callback(os.close, child_stderr)
             self.heartbeat = HeartbeatReader(heartbeat_fd)
+            on_error.callback(self.heartbeat.close)
             self._device_table = DeviceTable(table_fd)
+            on_error.callback(setattr, self, "_device_table", None)
             self._num_oom_kills = count_oom_kills()
+            child_fds = [child_control.fileno(), child_links.fileno(), heartbeat_fd, table_fd]
             self.process: ChildProcess = await self.launcher.start_engine(child_fds, child_stderr)
-        except BaseException:
-            control.close()
-            self._links.close()
-            os.close(self._stderr)
-            raise
-        finally:
-            child_control.close()
-            child_links.close()
-            os.close(heartbeat_fd)
-            os.close(table_fd)
-            os.close(child_stderr)
+            on_error.callback(self.process.kill)
+            control.setblocking(False)
+            await self.control.connect(control)
+            on_error.pop_all()
         self.pid = self.process.pid
         os.set_blocking(self._stderr, False)
         asyncio.get_running_loop().add_reader(self._stderr, self._forward_stderr)
-        control.setblocking(False)
-        await self.control.connect(control)
         self.control.send(init)
 
     def add_link(self, link: socket.socket, engine_id: int) -> None:
@@ -136,6 +140,13 @@ class EngineHandle:
         """Whether somebody else has killed the process: neither this supervisor nor the kernel for lack of memory."""
         return code in EXTERNAL_SIGNALS and self.kill_reason is None and not self._is_out_of_memory(code)
 
+    def is_caused_by_surroundings(self, code: int) -> bool:
+        """Whether the engine itself is not to blame: the system refused it something or killed it, or the model that
+        it could load before cannot be read now (if it never could, the server does not start another one).
+        """
+        lacks_resources = self.start_error is not None or self._is_out_of_memory(code)
+        return lacks_resources or self.load_error is not None or self.was_killed_externally(code)
+
     def _is_out_of_memory(self, code: int) -> bool:
         return code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills
 
@@ -143,6 +154,8 @@ class EngineHandle:
         """Return why the process has exited, in a few words."""
         if self.kill_reason is not None:
             return self.kill_reason
+        if self.start_error is not None:
+            return f"could not be started ({self.start_error.strerror or self.start_error})"
         if self.load_error is not None:
             return f"the model cannot be loaded: {self.load_error}"
         if self.failure is not None:
@@ -223,6 +236,15 @@ class EngineHandle:
             future = self._pending_metrics.get(message.call_id)
             if future is not None and not future.done():
                 future.set_result(message.families)
+
+    def _on_unhandled(self, call_id: int, error: Exception) -> None:
+        """Answer the call; if the state of the process is not known any more, replace the process."""
+        if (metrics := self._pending_metrics.get(call_id)) is not None and not metrics.done():
+            metrics.set_result([])
+        elif (change := self._pending_changes.get(call_id)) is not None and not change.done():
+            change.set_exception(PoolingError("the response of the engine process cannot be read"))
+        elif not call_id:
+            self.kill(f"the supervisor failed to handle a message of it ({type(error).__name__}: {error})")
 
     def _forward_stderr(self) -> None:
         """Write what the process has written to standard error to that of the server, and remember the last lines."""

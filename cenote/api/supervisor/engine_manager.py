@@ -1,4 +1,4 @@
-"""Keep one engine process running: restart it when it exits, kill it when it hangs."""
+"""Keep one engine process running: restart it when it exits, for ever once it was ready; kill it when it hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import time
-from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
@@ -14,20 +13,22 @@ import msgspec
 
 from cenote.api.supervisor.engine_handle import EngineHandle
 from cenote.api.supervisor.engine_launcher import EngineLauncher
+from cenote.api.supervisor.restart_policy import (
+    FAILURE_WINDOW_S,
+    MAX_FAILURES,
+    MAX_RESTART_DELAY_S,
+    EngineExit,
+    RestartPolicy,
+)
 from cenote.api.wire.control_messages import EngineExited, EngineInit, SetAdapters
+from cenote.api.wire.heartbeat import HEARTBEAT_TIMEOUT_S, read_beats
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
 logger = logging.getLogger("cenote")
 
-# before an engine that never became ready is started again; doubled every time
-MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.5, 30.0
-# so many failures of the engine itself within this time, and the model has failed
-MAX_FAILURES, FAILURE_WINDOW_S = 5, 60.0
-POLL_INTERVAL_S = 0.2
-# the thread that writes heartbeats needs the interpreter for a moment every 0.1 s; loading may hold it for long
-HEARTBEAT_TIMEOUT_S, LOADING_HEARTBEAT_TIMEOUT_S = 5.0, 300.0
+LOADING_HEARTBEAT_TIMEOUT_S = 300.0  # loading may hold the interpreter for long
 # the engine's own watchdog goes first: its requests get a message that says what happened
 STEP_TIMEOUT_MARGIN_S = 1.0
 
@@ -44,7 +45,7 @@ class EngineListener(Protocol):
     def on_engine_status(self, manager: EngineManager, reason: str) -> None: ...
 
     def on_engine_failed(self, manager: EngineManager, error: Exception) -> None:
-        """Called once when no engine could be started at all."""
+        """Called once when no engine could be started at all; one that was ready once is started for ever."""
         ...
 
 
@@ -67,6 +68,9 @@ class EngineManager:
         self.launcher = launcher
         self.engine: EngineHandle | None = None
         self.status: EngineStatus = "loading"
+        self.reason = ""  # why it does not answer
+        self.since = 0.0  # Unix time since when it does not answer; 0.0 while it does, and before the first exit
+        self.policy = RestartPolicy()
         # path by name, the same at all replicas of the model; None before it has been loaded for the first time
         self.adapters: dict[str, str] | None = None
         self.changed_adapters: set[str] = set()  # that requests have loaded since the process was started
@@ -76,8 +80,6 @@ class EngineManager:
         )
         self.has_been_ready = False
         self._num_exits = 0
-        self._was_working = False  # whether the last process that failed had finished a batch
-        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -105,45 +107,58 @@ class EngineManager:
         return [*families, *self.registry.snapshot()]
 
     async def _run(self) -> None:
-        try:
-            await self._keep_running()
-        except Exception:  # a defect: whoever waits for an engine must not wait for ever
-            logger.exception("the engine%s is not watched any more", self.name)
-            self._set_failed("the supervisor failed")
-            raise
+        while not self._stopping.is_set():
+            try:
+                await self._keep_running()
+                return
+            except Exception as error:  # a defect: what is watched no more would never come back
+                logger.exception("the supervisor failed to manage the engine%s", self.name)
+                reason = f"the supervisor failed ({type(error).__name__}: {error})"
+                if not self.has_been_ready:
+                    self._give_up(reason)
+                    return
+                with suppress(Exception):  # perhaps that is what fails
+                    self._set_status("failed", reason)
+                await self._wait_stopping(MAX_RESTART_DELAY_S)
 
     async def _keep_running(self) -> None:
-        delay = MIN_RESTART_DELAY_S
+        """Run engine processes one after the other; return when the server stops or none can ever load the model."""
         while not self._stopping.is_set():
+            adapters = self.init.adapters if self.adapters is None else self.adapters
+            self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
             engine = EngineHandle(self.launcher, self._on_loaded)
             reason, code = await self._run_once(engine)
             if self._stopping.is_set():
                 return
             self._report_exit(engine, reason, code)
-            error = engine.load_error
-            if error is not None and not self.has_been_ready:
-                self.listener.on_engine_failed(
-                    self, error
-                )  # a wrong option or a broken file: trying again changes nothing
+            if engine.load_error is not None and not self.has_been_ready:
+                # a wrong option or a broken file: trying again changes nothing
+                self.listener.on_engine_failed(self, engine.load_error)
                 return
-            self._count_failure(engine, code)
-            if self._is_crash_loop():
+            policy = self.policy
+            policy.on_exit(EngineExit(engine.is_loaded, engine.is_caused_by_surroundings(code), engine.on_device))
+            status: EngineStatus = "restarting" if self.has_been_ready else "loading"
+            state = reason
+            if policy.is_crash_loop:
                 period = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s"
-                self._set_failed(f"{period}, the last one: {reason}")
-                return
-            # an engine that has served is replaced at once; one that does not start gets time for what it lacks
-            delay = 0.0 if engine.is_loaded else min(MAX_RESTART_DELAY_S, max(MIN_RESTART_DELAY_S, 2 * delay))
-            when = "now" if delay == 0.0 else f"in {delay:.1f} s"
+                status, state = "failed", f"{period}, the last one: {reason}"
+                if not self.has_been_ready:
+                    self._give_up(state)
+                    return
+            when = f"in {policy.delay_s:.1f} s" if policy.delay_s else "now"
             log_reason = reason + engine.describe_last_line(code)
             logger.error(
                 "the engine process %d%s has ended: %s; starting another %s", engine.pid, self.name, log_reason, when
             )
-            self._set_status("restarting" if self.has_been_ready else "loading", reason)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
+            if status == "failed" and self.status != "failed":
+                logger.error("the model%s has failed: %s; it is tried again until it serves", self.name, state)
+            self._set_status(status, state)
+            await self._wait_stopping(policy.delay_s)
             self._count_restart()
-            adapters = self.init.adapters if self.adapters is None else self.adapters
-            self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
+
+    async def _wait_stopping(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), timeout_s)
 
     def _report_exit(self, engine: EngineHandle, reason: str, code: int) -> None:
         """Tell the front-ends what was on the device, before they send anything to the next process."""
@@ -154,22 +169,6 @@ class EngineManager:
             EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, is_external)
         )
 
-    def _count_failure(self, engine: EngineHandle, code: int) -> None:
-        """Record a failure of the engine itself: not the signal of somebody else, not an input that is to blame.
-
-        An input that crashes the process does so twice, the second time alone. Both crashes are its own, unless these
-        processes finished no batch at all: then the engine cannot compute anything.
-        """
-        was_working, self._was_working = self._was_working, False
-        if engine.was_killed_externally(code) and engine.is_loaded:
-            return
-        self._was_working = engine.on_device.num_finished > 0
-        if engine.on_device.is_isolated and (self._was_working or was_working):
-            if self._failures:
-                self._failures.pop()
-            return
-        self._failures.append(time.monotonic())
-
     async def _run_once(self, engine: EngineHandle) -> tuple[str, int]:
         """Run one engine process until it exits; return why, and its exit code."""
         self.engine = engine
@@ -177,12 +176,20 @@ class EngineManager:
         try:
             await engine.start(self.init)
         except OSError as error:  # for example the limit of processes is reached for the moment
-            return f"could not be started ({error.strerror})", 1
-        if self._stopping.is_set():  # before the process was there to be stopped
-            await engine.stop()
-        else:
-            self.listener.on_engine_started(self)
+            engine.start_error = error
+            return engine.describe_exit(1), 1
         watcher = asyncio.get_running_loop().create_task(self._watch(engine))
+        try:
+            if self._stopping.is_set():  # before the process was there to be stopped
+                await engine.stop()
+            else:
+                self.listener.on_engine_started(self)
+        except Exception as error:
+            if isinstance(error, OSError):  # no descriptors are left for its links
+                engine.start_error = error
+            else:
+                logger.exception("the engine process %d%s could not be connected", engine.pid, self.name)
+            engine.kill(f"it could not be connected ({error})")
         try:
             code = await engine.wait_exit()
         finally:
@@ -199,28 +206,22 @@ class EngineManager:
         self.listener.on_engine_ready(self, engine.model_info)
 
     def _set_status(self, status: EngineStatus, reason: str) -> None:
-        self.status = status
+        if status == "ready":
+            self.since = 0.0
+        elif not self.since:
+            self.since = time.time()
+        self.status, self.reason = status, reason
         self.listener.on_engine_status(self, reason)
 
-    def _is_crash_loop(self) -> bool:
-        return len(self._failures) == MAX_FAILURES and time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
-
-    def _set_failed(self, message: str) -> None:
+    def _give_up(self, message: str) -> None:
+        """Start no more engines of a model that has never been loaded."""
         logger.error("%s; no more%s are started", message, self.name)
         self._set_status("failed", message)
-        if not self.has_been_ready:
-            self.listener.on_engine_failed(self, EngineStopped(message))
+        self.listener.on_engine_failed(self, EngineStopped(message))
 
     async def _watch(self, engine: EngineHandle) -> None:
         """Kill an engine process that hangs."""
-        last_poll = time.monotonic()
-        while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            now = time.monotonic()
-            was_late, last_poll = now - last_poll > HEARTBEAT_TIMEOUT_S / 2, now
-            beat = engine.heartbeat.read()
-            if beat is None or was_late:  # if this process was stopped, the engine probably was too
-                continue
+        async for beat in read_beats(engine.heartbeat):
             limit_s = HEARTBEAT_TIMEOUT_S if engine.is_loaded else LOADING_HEARTBEAT_TIMEOUT_S
             if beat.age_s > limit_s:
                 engine.kill(f"it gave no sign of life for {beat.age_s:.1f} s and was killed")

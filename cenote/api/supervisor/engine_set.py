@@ -48,6 +48,14 @@ class EngineSet:
         statuses = {manager.status for manager in self.managers}
         return next(status for status in STATUS_ORDER if status in statuses)
 
+    @property
+    def outage(self) -> tuple[str, float]:
+        """Why the engines do not answer, and since when as Unix time; "" and 0.0 while one of them does."""
+        if self.status == "ready":
+            return "", 0.0
+        manager = next(manager for manager in self.managers if manager.status == self.status)
+        return manager.reason, max(manager.since for manager in self.managers)
+
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
 

@@ -26,7 +26,8 @@ from cenote.api.wire.control_messages import (
     PoisonFound,
     ReleaseEngine,
 )
-from cenote.api.wire.link_sockets import make_link
+from cenote.api.wire.heartbeat import HeartbeatWriter, LoopClock, make_heartbeat_file, read_beats
+from cenote.api.wire.link_sockets import LINK_RETRY_S, make_link
 from cenote.api.wire.messages import Message
 from cenote.errors import PoolingError
 from cenote.utils.bounded_executor import BoundedExecutor
@@ -39,7 +40,9 @@ logger = logging.getLogger("cenote")
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 10.0
 HEALTHY_UPTIME_S = 30.0  # a front-end that ran this long is restarted after the minimum delay
 LOAD_REPORT_INTERVAL_S = 0.1
-MAX_START_ATTEMPTS = 3  # of a front-end while none has ever listened
+MAX_START_ATTEMPTS = 3  # of a front-end that exits while none has ever listened
+# before a front-end listens: importing its modules may take long when the cores are busy
+STARTING_TIMEOUT_S = 60.0
 
 
 class FrontEndManager:
@@ -64,6 +67,8 @@ class FrontEndManager:
         count = app_state.settings.api_server_count
         self.counts_fd = make_shared_memory(SLOT_BYTES * count)
         self.connection_counts = ConnectionCounts(self.counts_fd, count)
+        self.heartbeat_fd = make_heartbeat_file()  # of this process, for the front-ends
+        self._clock = LoopClock()
         self.admission_fd = make_counters_file(count)
         self.counters = Counters(self.admission_fd, count, row=None)
         app_state.use_counters(self.counters)
@@ -94,6 +99,7 @@ class FrontEndManager:
             self.connection_counts.set(number, CLOSED_COUNT)
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in numbers]
         self._load_reporter = asyncio.create_task(self._report_load())
+        HeartbeatWriter(self.heartbeat_fd, self._clock.find_busy_stage).thread.start()
 
     def connect_engine(self, engine_id: int) -> None:
         """Connect every front-end with the engine process that has just been started."""
@@ -104,6 +110,9 @@ class FrontEndManager:
     def set_engine_state(self, state: EngineState) -> None:
         self._engine_states[state.engine_id] = state
         self._send(state)
+        for front_end in self.running.values():
+            if state.status == "ready" and state.engine_id in front_end.lost_links:
+                self.reconnect(front_end, state.engine_id)
 
     def report_exit(self, exited: EngineExited) -> None:
         self._last_exits[exited.engine_id] = exited
@@ -117,11 +126,15 @@ class FrontEndManager:
         """Have all front-ends send no more requests to an engine; return when those in flight are answered."""
         self._engine_ids.discard(engine_id)
         self._engine_states.pop(engine_id, None)
+        for front_end in self.running.values():
+            front_end.lost_links.discard(engine_id)
         self._last_exits.pop(engine_id, None)
         release = self._releases[engine_id] = Release({*self.running})
         self._send(ReleaseEngine(engine_id))
-        await release.done.wait()
-        del self._releases[engine_id]
+        try:
+            await release.done.wait()
+        finally:  # also when the caller waits no longer
+            del self._releases[engine_id]
 
     def on_released(self, engine_id: int, front_end_id: int) -> None:
         if (release := self._releases.get(engine_id)) is not None:
@@ -150,6 +163,7 @@ class FrontEndManager:
             front_end.process.kill()
         await asyncio.wait(self._supervisors)
         self._load_reporter.cancel()
+        os.close(self.heartbeat_fd)
         os.close(self.counts_fd)
         os.close(self.admission_fd)
 
@@ -157,8 +171,16 @@ class FrontEndManager:
         """Run a front-end process and restart it when it exits, until the server drains."""
         delay, num_attempts = MIN_RESTART_DELAY_S, 0
         while not self._draining.is_set():
-            started_at, num_attempts = time.monotonic(), num_attempts + 1
-            exit_reason = await self._run_once(front_end_id)
+            started_at = time.monotonic()
+            try:
+                exit_reason = await self._run_once(front_end_id)
+                num_attempts += 1
+            except OSError as error:  # for example the limit of processes is reached for the moment
+                exit_reason = f"could not be started ({error.strerror})"
+            except Exception as error:  # a defect: a front-end that is not watched would never come back
+                logger.exception("front-end %d could not be managed", front_end_id)
+                exit_reason = f"could not be managed ({type(error).__name__}: {error})"
+                num_attempts += 1
             if self._draining.is_set():
                 return
             if not self.any_listening.is_set() and num_attempts == MAX_START_ATTEMPTS:
@@ -175,24 +197,37 @@ class FrontEndManager:
 
     async def _run_once(self, front_end_id: int) -> str:
         """Start one front-end process, wait until it exits and return a description of its exit."""
+        front_end = FrontEndHandle(front_end_id, self)
+        await front_end.start(
+            [self.heartbeat_fd, self.counts_fd, self.admission_fd, *(item.fileno() for item in self.listeners)]
+        )
+        self.running[front_end_id] = front_end
+        watcher = asyncio.create_task(self._watch(front_end))
         try:
-            front_end = self.running[front_end_id] = await self._start(front_end_id)
-        except OSError as error:  # for example the limit of processes is reached for the moment
-            return f"could not be started ({error.strerror})"
+            self._introduce(front_end)
+        except Exception as error:  # for example no descriptors are left for its links
+            front_end.kill(f"could not be connected ({error})")
         await front_end.exited.wait()
+        watcher.cancel()
         self.connection_counts.set(front_end_id, CLOSED_COUNT)
         self.counters.clear_row(front_end_id - 1)
-        status = await front_end.wait_exit_status()
+        end = await front_end.wait_exit()
         del self.running[front_end_id]
         for release in self._releases.values():
             release.remove(front_end_id)
         self.check_all_ready()
-        return f"(process {front_end.process.pid}) exited with {status}; {front_end.num_in_flight} requests were lost"
+        return f"(process {front_end.process.pid}) {end}; {front_end.num_in_flight} requests were lost"
 
-    async def _start(self, front_end_id: int) -> FrontEndHandle:
-        front_end = FrontEndHandle(front_end_id, self)
-        await front_end.start([self.counts_fd, self.admission_fd, *(listener.fileno() for listener in self.listeners)])
-        app_state = self.app_state
+    async def _watch(self, front_end: FrontEndHandle) -> None:
+        """Kill a front-end process that hangs: the others would leave connections to it for ever."""
+        async for beat in read_beats(front_end.heartbeat):
+            late_s = 0.0 if front_end.is_listening else STARTING_TIMEOUT_S
+            if (hang := beat.describe_hang(late_s)) is not None:
+                front_end.kill(f"{hang} and was killed")
+
+    def _introduce(self, front_end: FrontEndHandle) -> None:
+        """Send a front-end that was just started all that the others know, and links to the engines."""
+        app_state, front_end_id = self.app_state, front_end.front_end_id
         front_end.channel.send(Init(app_state.settings, front_end_id, app_state.started_at, app_state.created))
         known = (*self._last_exits.values(), *self._engine_states.values(), *filter(None, [self._models]))
         for message in known:
@@ -203,17 +238,28 @@ class FrontEndManager:
             front_end.channel.send(AllFrontEndsReady())
         if self._draining.is_set():
             front_end.channel.send(Drain())
-        return front_end
 
     def reconnect(self, front_end: FrontEndHandle, engine_id: int) -> None:
         """Give a front-end another link, unless it has lost the last one because the engine process has exited."""
+        if self.running.get(front_end.front_end_id) is not front_end:
+            return
         state = self._engine_states.get(engine_id)
-        if state is not None and state.status == "ready":
+        if state is None or state.status != "ready":
+            front_end.lost_links.add(engine_id)  # the next engine process gets links of its own
+            return
+        try:
             self._connect(front_end, engine_id)
+        except OSError as error:
+            logger.error(
+                "front-end %d cannot be connected again (%s); trying again", front_end.front_end_id, error.strerror
+            )
+            asyncio.get_running_loop().call_later(LINK_RETRY_S, self.reconnect, front_end, engine_id)
 
     def _connect(self, front_end: FrontEndHandle, engine_id: int) -> None:
         ours, theirs = make_link()
-        front_end.add_link(ours, engine_id)
+        front_end.lost_links.discard(engine_id)
+        if not front_end.add_link(ours, engine_id):  # its queue of links is full: it does not read them
+            asyncio.get_running_loop().call_later(LINK_RETRY_S, self.reconnect, front_end, engine_id)
         self.add_engine_link(engine_id, theirs)
 
     def check_all_ready(self) -> None:
@@ -234,6 +280,7 @@ class FrontEndManager:
     async def _report_load(self) -> None:
         while True:
             await asyncio.sleep(LOAD_REPORT_INTERVAL_S)
+            self._clock.turn()
             total = self.num_in_flight
             for front_end in self.running.values():
                 front_end.send_load(total - front_end.num_in_flight)

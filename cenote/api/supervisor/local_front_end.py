@@ -47,12 +47,12 @@ class LocalFrontEnd:
 
     async def serve(self) -> None:
         """Serve until a signal or a failure, then drain in-flight requests."""
-        await self.server.serve(list(self.listeners))
+        await self.server.serve(self.listeners)
         if self.engines is not None:
             self.engines.close()
 
     def connect_engine(self, engine_id: int) -> None:
-        """Connect with the engine process that has just been started."""
+        """Connect with the engine process that has just been started; raise OSError if no descriptors are left."""
         ours, theirs = make_link()
         self.add_engine_link(engine_id, theirs)
         self._call(lambda engines: engines.add_link(ours, engine_id))
@@ -70,7 +70,10 @@ class LocalFrontEnd:
         """Send no more requests to an engine; return when those in flight are answered."""
         released = self._releases[engine_id] = asyncio.get_running_loop().create_future()
         self._call(lambda engines: engines.release(engine_id))
-        await released
+        try:
+            await released
+        finally:  # also when the caller waits no longer: what is in flight may end later
+            del self._releases[engine_id]
 
     def _call(self, call: EnginesCall) -> None:
         """Call now or, before the engines have been made, in the same order then."""
@@ -97,7 +100,9 @@ class LocalFrontEnd:
         await self._change_adapter(engine_id, name, path, in_place)
 
     def on_released(self, engine_id: int) -> None:
-        self._releases.pop(engine_id).set_result(None)
+        released = self._releases.get(engine_id)
+        if released is not None and not released.done():
+            released.set_result(None)
 
     def on_settled(self) -> None:
         if not self.app_state.is_draining:
@@ -126,7 +131,7 @@ class LocalServer(ApiServer):
         self.on_imported = on_imported
         self.on_draining = on_draining
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:
         await super().startup(sockets)
         self.on_listening()
 

@@ -14,6 +14,7 @@ from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.errors import EngineStopped
 from cenote.loading.default_model import find_packaged
+from cenote.protocol.names import find_local_folder
 
 # of an engine process besides weights, before one has been measured: torch, its libraries and buffers
 DEFAULT_PROCESS_BYTES = 450 * 1024**2
@@ -99,8 +100,8 @@ def estimate_weights(entry: ModelEntry) -> int:
     if (folder := find_folder(entry)) is None:
         return 0
     for pattern in WEIGHT_FILES:
-        sizes = [file.stat().st_size for file in folder.rglob(pattern)]
-        if sizes:
+        files = [file for depth in ("", "*/") for file in folder.glob(depth + pattern)]
+        if sizes := [file.stat().st_size for file in files]:
             return round(sum(sizes) * find_dtype_factor(entry, folder))
     return 0
 
@@ -119,8 +120,7 @@ def find_dtype_factor(entry: ModelEntry, folder: Path) -> float:
 def find_folder(entry: ModelEntry) -> Path | None:
     """Return the folder of a model if it is on this machine."""
     source = entry.source
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    if (folder := find_local_folder(source)) is not None:
         return folder
     if (packaged := find_packaged(source)) is not None:
         return packaged

@@ -55,10 +55,10 @@ class MemoryKeeper:
         async with self._lock:
             ends_at = time.monotonic() + self.timeout_s
             while True:
-                sets = self.models.sets
-                need = estimate(entry, sets)
+                sets = list(self.models.sets)
+                need = await asyncio.to_thread(estimate, entry, sets)  # its folder may be large, or far away
                 self.budget.check_alone(row.name, need)
-                if self.budget.fits(measure_used(sets).plus(need)):
+                if self.budget.fits((await asyncio.to_thread(measure_used, sets)).plus(need)):
                     return self.models.start_engines(entry)
                 await self._unload_one(row, ends_at)
 
@@ -85,11 +85,16 @@ class MemoryKeeper:
         """Unload models whose time without requests is over."""
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
-            counters = self.models.get_counters()
             for row in list(self.models.rows.values()):
-                keep_alive_s = row.entry.keep_alive_s
-                if keep_alive_s is None or row.entry.pinned or row.status != "ready" or row.lock.locked():
-                    continue
-                if (idle_s := row.measure_idle_s(counters)) > keep_alive_s:
-                    logger.info("unloading the model %s: no request for %.1f s", row.name, idle_s)
-                    await self.models.unload_row(row)
+                try:
+                    await self._unload_if_idle(row)
+                except Exception:  # of one model: the others are still unloaded, and this one perhaps the next time
+                    logger.exception("the model %s could not be unloaded", row.name)
+
+    async def _unload_if_idle(self, row: TableRow) -> None:
+        keep_alive_s = row.entry.keep_alive_s
+        if keep_alive_s is None or row.entry.pinned or row.status != "ready" or row.lock.locked():
+            return
+        if (idle_s := row.measure_idle_s(self.models.get_counters())) > keep_alive_s:
+            logger.info("unloading the model %s: no request for %.1f s", row.name, idle_s)
+            await self.models.unload_row(row)

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
@@ -16,6 +17,7 @@ from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.memory_keeper import MemoryKeeper
 from cenote.api.supervisor.replica_plan import plan_replicas
+from cenote.api.supervisor.restart_policy import MAX_RESTART_DELAY_S
 from cenote.api.supervisor.table_row import TableRow
 from cenote.api.wire.control_messages import EngineExited, EngineInit, EngineState, ModelStates
 from cenote.config.engine_json import encode_engine_config
@@ -97,7 +99,8 @@ class ModelManager:
         try:
             await asyncio.shield(engines.loaded)
         except Exception as error:
-            row.engines, row.error, row.is_first_load = None, str(error), False
+            row.engines, row.is_first_load = None, False
+            row.set_error(str(error))
             if all(row.status == "failed" for row in self.rows.values()):
                 self.on_failed(error)
                 return
@@ -105,7 +108,7 @@ class ModelManager:
             self.send_models()
             await self._stop_if_unused(engines)
         else:
-            row.is_first_load = False
+            row.is_first_load, row.was_ready = False, True
             self.send_models()
 
     # the admin API
@@ -116,32 +119,47 @@ class ModelManager:
     async def load(self, name: str, changes: Mapping[str, Any] | None = None) -> ModelRow:
         if changes is not None and changes.get("source") == name:
             name = get_public_name(name)
-        is_new = changes is not None and name not in self.rows
-        if is_new:
-            self._add_row(name, changes or {})
-        row = self._get_row(name)
-        if changes and not is_new:
-            check_same(row.entry, changes, self.options)
-        try:
-            async with row.lock:
+        async with self._lock_row(name, changes) as (row, is_new):
+            try:
+                if is_new:
+                    row.is_first_load = False
+                    self.send_models()
                 await self._load(row)
-        except Exception:
-            if is_new:
-                self.rows.pop(row.name, None)
-                self.send_models()
-            raise
+            except BaseException:
+                if is_new:
+                    del self.rows[row.name]
+                    self.send_models()
+                raise
         return row.describe(self.get_counters())
 
     async def unload(self, name: str) -> ModelRow:
-        row = self._get_row(name)
-        await self.unload_row(row)
+        async with self._lock_row(name) as (row, _):
+            await self._unload(row)
         return row.describe(self.get_counters())
 
     async def reload(self, name: str, changes: Mapping[str, Any]) -> ModelRow:
-        row = self._get_row(name)
-        async with row.lock:
+        async with self._lock_row(name) as (row, _):
             await self._replace(row, change_entry(row.entry, changes, self.options))
         return row.describe(self.get_counters())
+
+    @asynccontextmanager
+    async def _lock_row(
+        self, name: str, changes: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[tuple[TableRow, bool]]:
+        """Lock a row for one change and return it, and whether it is new: with `changes`, it is added if need be.
+
+        A row that was removed while this call waited for its lock is no part of the table: what would be loaded into
+        it, no request could reach and nobody could unload.
+        """
+        while True:
+            is_new = changes is not None and name not in self.rows
+            row = self._add_row(name, changes or {}) if is_new else self._get_row(name)
+            if changes and not is_new:
+                check_same(row.entry, changes, self.options)
+            async with row.lock:
+                if self.rows.get(row.name) is row:
+                    yield row, is_new
+                    return
 
     def _get_row(self, name: str) -> TableRow:
         for row in self.rows.values():
@@ -149,12 +167,12 @@ class ModelManager:
                 return row
         raise UnknownModel(f"The model `{name}` does not exist. Available: {', '.join(self.rows)}", param="name")
 
-    def _add_row(self, name: str, changes: Mapping[str, Any]) -> None:
+    def _add_row(self, name: str, changes: Mapping[str, Any]) -> TableRow:
+        """Add a row once its source has been resolved and its options have been checked."""
         entry = parse_entry({**changes, "name": name, "load": "demand"}, self.options)
         check_unique_names([*(row.entry for row in self.rows.values()), entry])
         row = self.rows[entry.name] = TableRow(entry)
-        row.is_first_load = False
-        self.send_models()
+        return row
 
     # changes of one row, under its lock
 
@@ -175,23 +193,36 @@ class ModelManager:
             else:
                 new = self.start_engines(entry, list_handed_over(old, entry))
         if old is None:
-            row.engines, row.error = new, ""
+            row.engines = new
+            row.set_error("")
             self.send_models()
         try:
             await asyncio.shield(new.loaded)
         except BaseException as error:
             if row.engines is new:
-                row.engines, row.error = None, str(error)
+                row.engines = None
+                is_cancelled = isinstance(error, asyncio.CancelledError)
+                row.set_error("" if is_cancelled else str(error) or type(error).__name__)
                 self.send_models()
+                if row.was_ready and not is_cancelled:
+                    self._run(self._allow_load(row, row.failed_at))
             await self._stop_if_unused(new)
             raise
         if old is not None and old is not new and old.entry.source == entry.source:
             await new.follow(old.requested_adapters)
-        row.entry, row.engines, row.error, row.is_first_load = entry, new, "", False
+        row.entry, row.engines, row.is_first_load, row.was_ready = entry, new, False, True
+        row.set_error("")
         self.send_models()
         logger.info("the model %s is ready", row.name)
         if old is not None and old is not new:
             await self._stop_if_unused(old)
+
+    async def _allow_load(self, row: TableRow, failed_at: float) -> None:
+        """Let the next request load a model again that could be loaded before: what it lacked may be back."""
+        await asyncio.sleep(MAX_RESTART_DELAY_S)
+        if row.error and row.failed_at == failed_at:
+            row.may_load_again = True
+            self.send_models()
 
     async def unload_row(self, row: TableRow) -> None:
         async with row.lock:
@@ -199,7 +230,8 @@ class ModelManager:
 
     async def _unload(self, row: TableRow) -> None:
         engines, row.engines = row.engines, None
-        row.error, row.is_required, row.is_first_load = "", False, False
+        row.is_required, row.is_first_load = False, False
+        row.set_error("")
         if engines is None:
             self.send_models()
             return
@@ -262,6 +294,8 @@ class ModelManager:
         except TimeoutError:
             waited_s = time.monotonic() - started_at
             logger.warning("requests to %s did not finish within %.0f s and fail", engines.entry.name, waited_s)
+        except Exception:  # a defect: engines that nobody uses must not stay
+            logger.exception("the engines of %s could not be released and end now", engines.entry.name)
         await engines.stop()
         self.sets.remove(engines)
 
@@ -313,6 +347,8 @@ class ModelManager:
 
     def on_engine_status(self, manager: EngineManager, reason: str) -> None:
         self.front_ends.set_engine_state(EngineState(manager.engine_id, manager.status, reason))
+        if manager.status != "ready":
+            self.send_models()  # with the reason, and since when
 
     def on_engine_failed(self, manager: EngineManager, error: Exception) -> None:
         self._find_set(manager).on_failed(error)

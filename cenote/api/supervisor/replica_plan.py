@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import BadRequest
 from cenote.utils.cpu_topology import Core, CpuShare, divide_cores, read_nodes
 from cenote.utils.cuda_devices import count_cuda_devices
+from cenote.utils.system_limits import find_cpu_quota
 
 
 class ReplicaPlan(NamedTuple):
@@ -25,14 +27,27 @@ def plan_replicas(
     """Return a plan for each replica; `nodes` and `num_gpus` are those of this machine if they are not given."""
     count, ranks = config.num_replicas, config.tensor_parallel_size
     if count == 1:
-        return [ReplicaPlan(_take_devices(config, config.devices, config.device))]
+        return [ReplicaPlan(_take_devices(config, config.devices, config.device), num_threads=_limit_threads(0, count))]
     devices = config.devices or _choose_devices(config, count * ranks, num_gpus)
     _check_gpus(devices, num_gpus)
     configs = [_take_devices(config, devices[start : start + ranks]) for start in range(0, count * ranks, ranks)]
     if any(device != "cpu" for device in devices):
         return [ReplicaPlan(item) for item in configs]
     shares = _divide_cpu(count, read_nodes() if nodes is None else nodes)
-    return [ReplicaPlan(item, *share) for item, share in zip(configs, shares, strict=True)]
+    return [
+        ReplicaPlan(item, share.cpus, _limit_threads(share.num_cores, count))
+        for item, share in zip(configs, shares, strict=True)
+    ]
+
+
+def _limit_threads(num_threads: int, num_replicas: int) -> int:
+    """Return the number of threads of one of several replicas: no more than its part of a quota of CPU time.
+
+    More threads would use up the quota in a part of each period, and then all would stand still for the rest of it.
+    """
+    if (quota := find_cpu_quota()) is None or quota / num_replicas >= (num_threads or os.cpu_count() or 1):
+        return num_threads
+    return max(1, ceil(quota / num_replicas))
 
 
 def _take_devices(config: EngineConfig, devices: Sequence[str], device: str | None = None) -> EngineConfig:

@@ -20,6 +20,7 @@ from cenote.api.supervisor.local_front_end import LocalFrontEnd
 from cenote.api.supervisor.model_manager import ModelManager
 from cenote.api.supervisor.supervisor_admin import SupervisorAdmin
 from cenote.api.supervisor.supervisor_metrics import SupervisorMetrics
+from cenote.api.wire.link_sockets import LINK_RETRY_S
 from cenote.config.model_table import ModelTable
 
 logger = logging.getLogger("cenote")
@@ -119,8 +120,13 @@ class Supervisor:
 
     def _on_link_lost(self, engine_id: int) -> None:
         manager = self.models.find_manager(engine_id)
-        if manager is not None and manager.status == "ready":  # the engine process lives
+        if manager is None or manager.status != "ready":
+            return  # the next engine process gets a link of its own
+        try:
             self.front_ends.connect_engine(engine_id)
+        except OSError as error:
+            logger.error("an engine cannot be connected again (%s); trying again", error.strerror)
+            asyncio.get_running_loop().call_later(LINK_RETRY_S, self._on_link_lost, engine_id)
 
     def _add_engine_link(self, engine_id: int, link: socket.socket) -> None:
         manager = self.models.find_manager(engine_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from cenote.api.admission.admission_metrics import collect_model_metrics
@@ -37,6 +38,17 @@ class SupervisorMetrics(HttpMetrics):
             "Inputs refused because the engine process died twice while it computed them.",
             MODEL_LABEL,
         )
+
+        self.registry.gauge_by_label(
+            "cenote_model_down_seconds",
+            "Seconds since the model stopped answering because its engine or its load failed; 0 if nothing has failed.",
+            MODEL_LABEL,
+            self._measure_outages,
+        )
+
+    def _measure_outages(self) -> dict[str, float]:
+        starts = {name: row.outage[1] for name, row in self.models.rows.items()}
+        return {name: max(0.0, time.time() - since) if since else 0.0 for name, since in starts.items()}
 
     def observe_replay(self, stats: ReplayStats) -> None:
         self._add_replay(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from cenote.api.admission.admission_metrics import count_queued, measure_idle_s, read_rates
 from cenote.api.admission.counters import Counters
@@ -20,7 +21,10 @@ class TableRow:
         self.is_required = entry.load == "start"  # the server is not ready without it
         self.is_first_load = self.is_required
         self.is_unloading = False
+        self.was_ready = False  # at any time
         self.error = ""  # why it could not be loaded
+        self.failed_at = 0.0  # Unix time
+        self.may_load_again = False  # for the next request, although it could not be loaded
         self.lock = asyncio.Lock()  # one change at a time
 
     @property
@@ -32,24 +36,37 @@ class TableRow:
         if self.is_unloading:
             return "unloading"
         if self.engines is None:
-            return "failed" if self.error else "unloaded"
+            return "failed" if self.error and not self.may_load_again else "unloaded"
         return self.engines.status
+
+    @property
+    def outage(self) -> tuple[str, float]:
+        """Why the model does not answer, and since when as Unix time; "" and 0.0 if nothing has failed."""
+        if self.error:
+            return self.error, self.failed_at
+        return ("", 0.0) if self.engines is None else self.engines.outage
+
+    def set_error(self, error: str) -> None:
+        """Record why the model could not be loaded; "": it was."""
+        self.error, self.failed_at, self.may_load_again = error, time.time(), False
 
     def make_state(self) -> ModelState:
         """Return what front-ends need to know."""
         entry, engines = self.entry, self.engines
+        reason, since = self.outage
         return ModelState(
             entry.name,
             entry.aliases,
             entry.source,
             entry.accepts_source_names,
             self.status,
-            self.error,
+            reason,
             self.is_required,
             self.is_first_load,
             () if engines is None else engines.engine_ids,
             0 if engines is None else engines.slot,
             b"" if engines is None else engines.model_info,
+            since,
         )
 
     def measure_idle_s(self, counters: Counters) -> float:
@@ -61,6 +78,7 @@ class TableRow:
     def describe(self, counters: Counters) -> ModelRow:
         """Return the row of the admin API."""
         entry, engines = self.entry, self.engines
+        reason, since = self.outage
         row = ModelRow(
             name=entry.name,
             aliases=entry.aliases,
@@ -69,7 +87,8 @@ class TableRow:
             replicas=entry.replicas,
             pinned=entry.pinned,
             keep_alive_s=entry.keep_alive_s,
-            error=self.error or None,
+            error=reason or None,
+            since=since or None,
             **describe_model_info(None if engines is None else engines.decode_model_info()),
         )
         if engines is not None:

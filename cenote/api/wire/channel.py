@@ -39,8 +39,9 @@ message_encoder = msgspec.msgpack.Encoder()
 class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
     """Call `on_message(message, array_bytes)` for every frame, and `on_closed()` once when the peer has closed.
 
-    `on_undecodable(call_id, error)` is called for a frame whose message cannot be decoded; the next frames are
-    delivered. After an invalid frame header the position of the next frame is unknown, and the channel is closed.
+    `on_unhandled(call_id, error)` is called for a frame whose message cannot be decoded, or whose `on_message` raised;
+    the next frames are delivered, and the channel stays open unless its owner closes it there. After an invalid frame
+    header the position of the next frame is unknown, and the channel is closed.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         message_type: Any,
         on_message: Callable[[MessageT, ArrayBytes], None],
         on_closed: Callable[[], None],
-        on_undecodable: Callable[[int, Exception], None] = lambda call_id, error: None,
+        on_unhandled: Callable[[int, Exception], None] = lambda call_id, error: None,
     ) -> None:
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
         self._on_message = on_message
         self._on_closed = on_closed
-        self._on_undecodable = on_undecodable
+        self._on_unhandled = on_unhandled
         self._transport: asyncio.Transport | None = None
         self._writer: SocketWriter | None = None
         self._is_closing = False
@@ -174,11 +175,21 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
             message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             logger.error("a message of another process of this server cannot be decoded: %s", error)
-            self._on_undecodable(call_id, error)
+            self._report_unhandled(call_id, error)
             return
         array_bytes = frame[_align(FRAME_HEADER.size + message_bytes) :]
-        # the shared buffer is reused for the next frames, a buffer of its own is not; writable, as torch expects it
-        self._on_message(message, bytearray(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
+        try:
+            # the shared buffer is reused for the next frames, a buffer of its own is not; writable, as torch expects it
+            self._on_message(message, bytearray(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
+        except Exception as error:  # asyncio would close the transport, with all that other messages wait for
+            logger.exception("a message of another process of this server failed: %s", type(message).__name__)
+            self._report_unhandled(call_id, error)
+
+    def _report_unhandled(self, call_id: int, error: Exception) -> None:
+        try:
+            self._on_unhandled(call_id, error)
+        except Exception:
+            logger.exception("the failure of a message could not be reported")
 
     def _compact_buffer(self, start: int, size: int) -> None:
         """Keep the bytes from `start` on, the beginning of a frame of `size` bytes, in a buffer that fits the frame."""

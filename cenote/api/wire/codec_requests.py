@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 import msgspec
@@ -166,11 +166,33 @@ def decode_entities(message: EntitiesCall, timing: Timing) -> EntityRequest:
 
 
 def encode_inputs(inputs: Sequence[Input]) -> list[EncodedInput]:
-    return inputs if are_all_texts(inputs) else [encode_input(item) for item in inputs]
+    """Encode the inputs of a request; what its conversations share is in the message once."""
+    if are_all_texts(inputs):
+        return inputs
+    encoded: list[EncodedInput] = []
+    variables: Mapping[str, Any] | None = None
+    for item in inputs:
+        if isinstance(item, Conversation):
+            encoded.append(encode_conversation(item, is_like_previous=item.template_kwargs is variables))
+            variables = item.template_kwargs
+        else:
+            encoded.append(encode_input(item))
+    return encoded
 
 
 def decode_inputs(items: list[EncodedInput]) -> list[Input]:
-    return items if are_all_texts(items) else [decode_input(item) for item in items]
+    if are_all_texts(items):
+        return items
+    inputs: list[Input] = []
+    variables: Mapping[str, Any] = {}
+    for item in items:
+        if isinstance(item, EncodedConversation):
+            conversation = decode_conversation(item, variables)
+            variables = conversation.template_kwargs
+            inputs.append(conversation)
+        else:
+            inputs.append(decode_input(item))
+    return inputs
 
 
 def are_all_texts(inputs: Sequence[object]) -> TypeGuard[list[Any]]:
@@ -185,20 +207,36 @@ def encode_input(item: Input) -> EncodedInput:
     if isinstance(item, ChunkedDocument):
         return EncodedDocument(item.chunks)
     if isinstance(item, Conversation):
-        return EncodedConversation(
-            to_json(item.messages),
-            item.template,
-            to_json(item.template_kwargs),
-            item.add_generation_prompt,
-            item.continue_final_message,
-            item.image_names,
-        )
+        return encode_conversation(item)
     if isinstance(item, ContentParts):
         return _encode_parts(item)
     assert not isinstance(
         item, ListwiseInput | MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds
     ), "no HTTP route makes inputs of these types"
     return encode_token_ids(item)
+
+
+def encode_conversation(item: Conversation, *, is_like_previous: bool = False) -> EncodedConversation:
+    return EncodedConversation(
+        to_json(item.messages),
+        item.template,
+        None if is_like_previous else to_json(item.template_kwargs),
+        item.add_generation_prompt,
+        item.continue_final_message,
+        item.image_names,
+    )
+
+
+def decode_conversation(item: EncodedConversation, variables: Mapping[str, Any]) -> Conversation:
+    """Decode a conversation; `variables`: those of the one before it, which it may share."""
+    return Conversation(
+        from_json(item.messages),
+        item.template,
+        variables if item.template_kwargs is None else from_json(item.template_kwargs),
+        item.add_generation_prompt,
+        item.continue_final_message,
+        item.image_names,
+    )
 
 
 def _encode_score_input(score_input: ScoreInput) -> str | EncodedParts:
@@ -231,14 +269,7 @@ def decode_input(item: EncodedInput) -> Input:
     if isinstance(item, EncodedDocument):
         return ChunkedDocument(item.chunks)
     if isinstance(item, EncodedConversation):
-        return Conversation(
-            from_json(item.messages),
-            item.template,
-            from_json(item.template_kwargs),
-            item.add_generation_prompt,
-            item.continue_final_message,
-            item.image_names,
-        )
+        return decode_conversation(item, {})
     if isinstance(item, EncodedParts):
         return _decode_score_input(item)
     return decode_token_ids(item)

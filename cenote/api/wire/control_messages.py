@@ -90,12 +90,13 @@ class ModelState(msgspec.Struct, array_like=True):
     source: str
     accepts_source_names: bool
     status: ModelStatus
-    reason: str  # why it has failed, or is not loaded
+    reason: str  # why it has failed, is not loaded or is being restarted
     is_required: bool  # the server is not ready without it
     is_first_load: bool  # its first load at the start of the server: requests do not wait for it
     engine_ids: tuple[int, ...]  # of the engines that requests are sent to; empty while it is not loaded
     slot: int  # of its counters
     model_info: JSONBytes  # empty before it has been loaded for the first time
+    since: float = 0.0  # Unix time since when it does not answer for that reason; 0.0 without one
 
 
 class ModelStates(Message):

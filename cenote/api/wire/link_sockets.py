@@ -11,6 +11,7 @@ from contextlib import suppress
 # holds a few responses of usual size: a writer that fills it has to wake up once more; the system may allow less
 SEND_BUFFER_BYTES = 4 * 1024**2
 ENGINE_ID = struct.Struct("<Q")
+LINK_RETRY_S = 1.0  # before another attempt to connect two processes for which no descriptors were left
 
 
 def make_link() -> tuple[socket.socket, socket.socket]:
@@ -41,16 +42,27 @@ def send_link(sender: socket.socket, link: socket.socket, engine_id: int) -> boo
 
 
 class LinkReceiver:
-    """Call `on_link(sock, engine_id)` for every link that arrives, in the event loop."""
+    """Call `on_link(sock, engine_id)` for every link that arrives, in the event loop.
 
-    def __init__(self, receiver: socket.socket, on_link: Callable[[socket.socket, int], None]) -> None:
+    `on_lost(engine_id)` is called for one that this process could not take, as it has too many open files.
+    """
+
+    def __init__(
+        self,
+        receiver: socket.socket,
+        on_link: Callable[[socket.socket, int], None],
+        on_lost: Callable[[int], None] = lambda engine_id: None,
+    ) -> None:
         self._receiver = receiver
         self._on_link = on_link
+        self._on_lost = on_lost
         asyncio.get_running_loop().add_reader(receiver, self._receive)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError, InterruptedError):
             message, fds, _, _ = socket.recv_fds(self._receiver, ENGINE_ID.size, 1)
+            if message and not fds:
+                asyncio.get_running_loop().call_later(LINK_RETRY_S, self._on_lost, *ENGINE_ID.unpack(message))
             for fd in fds:
                 sock = socket.socket(fileno=fd)
                 sock.setblocking(False)

@@ -29,7 +29,7 @@ class EncodedDocument(msgspec.Struct, tag="document"):
 class EncodedConversation(msgspec.Struct, tag="chat"):
     messages: JSONBytes
     template: str | None
-    template_kwargs: JSONBytes
+    template_kwargs: JSONBytes | None  # None: those of the conversation before it
     add_generation_prompt: bool
     continue_final_message: bool
     image_names: tuple[str, ...]
@@ -123,6 +123,7 @@ class TokenizeCall(Message):
     return_token_strs: bool
     return_offsets: bool
     mm_processor_kwargs: JSONBytes = b"{}"
+    max_tokens: int | None = None
 
 
 class DetokenizeCall(Message):

@@ -15,14 +15,14 @@ from cenote.bench.chaos.report import format_results
 from cenote.bench.chaos.scenarios import SCENARIOS
 from cenote.bench.chaos.scenarios.scenario import format_figures
 from cenote.bench.process_group import terminate_groups_on_sigterm
-from cenote.bench.serve import raise_open_file_limit
 from cenote.errors import PoolingError
+from cenote.utils.system_limits import raise_file_limit
 
 
 def main(argv: Sequence[str]) -> int:
     args = make_parser().parse_args(argv)
     options = make_options(args)
-    raise_open_file_limit()
+    raise_file_limit()
     with terminate_groups_on_sigterm(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             if args.scenario is not None:

@@ -43,7 +43,7 @@ FAULTS: dict[str, Honest] = {
     "poison": Honest(reason="only the request with the poison fails"),
     "bad-frames": Honest(reason="a link that carries garbage is replaced, its requests are replayed"),
     "lost-front-end": Honest(may_break=True, reason="a front-end takes its open connections with it"),
-    "no-descriptors": Honest(reason="connections wait until they can be accepted"),
+    "no-descriptors": Honest(frozenset({UNAVAILABLE}), reason="a connection that finds no descriptor is refused"),
     "slow-clients": Honest(reason="slow clients are disconnected, others do not notice them"),
     "bad-bytes": Honest(reason="bytes that are not HTTP close their own connection"),
     "overload": Honest(frozenset({TOO_MANY_REQUESTS}), reason="more than the queue holds is refused"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,11 +25,12 @@ from cenote.protocol.input_types import (
 from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
 from cenote.utils.fork import get_process_id
+from cenote.utils.system_limits import count_cpus
 
 logger = logging.getLogger("cenote")
 
 # each worker holds an image in memory, and the model needs CPU cores as well
-NUM_WORKERS = max(2, min(8, (os.cpu_count() or 1) // 2))
+NUM_WORKERS = max(2, min(8, count_cpus() // 2))
 MULTIMODAL_TYPES = (Conversation, ContentParts, MultimodalPair, MultimodalPrompt)
 
 

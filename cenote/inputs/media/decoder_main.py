@@ -1,24 +1,26 @@
-"""Main of the sandboxed decoder process: decodes untrusted images with limits on memory, CPU time and open files."""
+"""Main of the decoder process: decodes untrusted images in a sandbox, with limits on memory and CPU time."""
 
 from __future__ import annotations
 
 import io
 import os
 import resource
-import select
+import socket
+import struct
 import sys
+import time
 import warnings
 from importlib import import_module
 
 from PIL import Image, WebPImagePlugin
 
-from cenote.inputs.media import decoder_protocol
+from cenote.inputs.media import decoder_protocol, sandbox
 from cenote.inputs.media.pixels import convert_to_rgb, exif_transpose
 
 SOCKET_FD = 0  # bidirectional; stdout and stderr are /dev/null
 MAX_CPU_S = 10  # per image
-PARENT_POLL_S = 10.0  # interval of parent checks: a fork of the parent can keep the socket open after its death
-NICENESS = 10
+MAX_READ_BYTES = 256 * 1024
+PARENT_CHECK_S = 10  # a fork of the parent can keep the socket open after its death
 
 
 class LowMemoryWebP(WebPImagePlugin.WebPImageFile):
@@ -31,16 +33,15 @@ class LowMemoryWebP(WebPImagePlugin.WebPImageFile):
 
 def main(parent_pid: int, max_address_space: int) -> None:
     _preload_plugins()
-    _enter_sandbox(max_address_space)
-    _write(decoder_protocol.READY)
-    with open(SOCKET_FD, "rb", closefd=False) as stream:
-        while _wait_for_request(parent_pid):
-            head = stream.read(decoder_protocol.REQUEST.size)
-            if len(head) < decoder_protocol.REQUEST.size:
-                return
-            format_index, width, height, num_bytes = decoder_protocol.REQUEST.unpack(head)
-            _set_rlimit(resource.RLIMIT_CPU, int(_cpu_time_used()) + MAX_CPU_S + 1, is_hard=False)
-            _handle_request(decoder_protocol.FORMATS[format_index], (width, height), stream.read(num_bytes))
+    _set_receive_timeout()
+    active = sandbox.enter(max_address_space)
+    _write(decoder_protocol.pack_layers(active))
+    while True:
+        head = _receive(decoder_protocol.REQUEST.size, parent_pid)
+        format_index, width, height, num_bytes = decoder_protocol.REQUEST.unpack(head)
+        sandbox.set_limit(resource.RLIMIT_CPU, int(time.process_time()) + MAX_CPU_S + 1, is_hard=False)
+        content = _receive(num_bytes, parent_pid)
+        _handle_request(decoder_protocol.FORMATS[format_index], (width, height), content)
 
 
 def _handle_request(image_format: str, size: tuple[int, int], content: bytes) -> None:
@@ -66,14 +67,28 @@ def _decode(image_format: str, size: tuple[int, int], content: bytes) -> Image.I
     return exif_transpose(image)
 
 
-def _wait_for_request(parent_pid: int) -> bool:
-    """Wait for a request; False if the parent process has exited."""
-    poll = select.poll()
-    poll.register(SOCKET_FD, select.POLLIN)
-    while not poll.poll(PARENT_POLL_S * 1000):
-        if os.getppid() != parent_pid:
-            return False
-    return True
+def _set_receive_timeout() -> None:
+    """Let reads of the socket return now and then; poll() needs a limit of open files that the sandbox lacks."""
+    connection = socket.socket(fileno=SOCKET_FD)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", PARENT_CHECK_S, 0))
+    connection.detach()
+
+
+def _receive(num_bytes: int, parent_pid: int) -> bytes:
+    """Read so many bytes; raise EOFError if the parent has closed the socket or exited."""
+    parts = []
+    while num_bytes:
+        try:
+            part = os.read(SOCKET_FD, min(num_bytes, MAX_READ_BYTES))
+        except BlockingIOError:
+            if os.getppid() != parent_pid:
+                raise EOFError from None
+            continue
+        if not part:
+            raise EOFError
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)
 
 
 def _preload_plugins() -> None:
@@ -91,25 +106,6 @@ def _preload_plugins() -> None:
     warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
-def _enter_sandbox(max_address_space: int) -> None:
-    os.nice(NICENESS)
-    _set_rlimit(resource.RLIMIT_AS, max_address_space)
-    _set_rlimit(resource.RLIMIT_CORE, 0)
-    _set_rlimit(resource.RLIMIT_FSIZE, 0)
-    _set_rlimit(resource.RLIMIT_NOFILE, 3)  # stdin, stdout and stderr are open; no other file can be
-
-
-def _set_rlimit(resource_id: int, limit: int, *, is_hard: bool = True) -> None:
-    hard = resource.getrlimit(resource_id)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource_id, (limit, limit if is_hard else hard))
-
-
-def _cpu_time_used() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
 def _write(content: bytes) -> None:
     remaining = memoryview(content)
     while remaining:
@@ -119,5 +115,7 @@ def _write(content: bytes) -> None:
 if __name__ == "__main__":
     try:
         main(parent_pid=int(sys.argv[1]), max_address_space=int(sys.argv[2]))
+    except EOFError:
+        pass  # the parent has closed the socket, or exited
     except OSError:
-        sys.exit(1)  # the parent has closed the socket
+        sys.exit(1)  # it has closed the socket before the answer

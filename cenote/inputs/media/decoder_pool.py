@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
@@ -16,8 +17,11 @@ from PIL import Image
 from cenote.errors import BadRequest, EngineStopped, Overloaded
 from cenote.inputs.media import decoder_protocol
 from cenote.inputs.media.image_header import ImageHeader
+from cenote.utils.system_limits import count_cpus
 
-NUM_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # they share one memory budget
+logger = logging.getLogger("cenote")
+
+NUM_PROCESSES = max(1, min(4, count_cpus() // 4))  # they share one memory budget
 # wall time per image. The child's CPU time limit is a third of it: the child runs at low priority, and a valid image
 # must not time out on a busy machine
 DECODE_TIMEOUT_S = 30.0
@@ -41,6 +45,7 @@ class DecoderPool:
         self._running: set[DecoderProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self._is_sandbox_logged = False
 
     def decode(self, content: bytes, header: ImageHeader) -> Image.Image:
         """Return the image in RGB, upright; blocks until a child process is idle."""
@@ -85,9 +90,23 @@ class DecoderPool:
         with self._lock:
             if not self._closed:
                 self._running.add(child)
+                self._log_sandbox(child)
                 return child
         child.stop()
         raise EngineStopped(STOPPED_MESSAGE)
+
+    def _log_sandbox(self, child: DecoderProcess) -> None:
+        """Say once what holds code back that an image might run in a decoder."""
+        if self._is_sandbox_logged:
+            return
+        self._is_sandbox_logged = True
+        missing = ", ".join(layer for layer in decoder_protocol.LAYERS if layer not in child.layers)
+        text = f"the sandbox of image decoders has {', '.join(child.layers)}"
+        text += f"; this system lacks {missing}" if missing else ""
+        if "seccomp" in child.layers:
+            logger.info(text)
+        else:
+            logger.warning("%s; --limit-mm-per-prompt '{\"image\": 0}' refuses images", text)
 
     def _discard(self, process: DecoderProcess | None) -> None:
         if process is not None:
@@ -134,7 +153,9 @@ class DecoderProcess:
         finally:
             child_socket.close()
         try:
-            self._receive(memoryview(bytearray(len(decoder_protocol.READY))), time.monotonic() + START_TIMEOUT_S)
+            ready = bytearray(decoder_protocol.READY.size)
+            self._receive(memoryview(ready), time.monotonic() + START_TIMEOUT_S)
+            self.layers = decoder_protocol.unpack_layers(bytes(ready))
         except BaseException:
             self.stop(kill=True)
             raise

@@ -82,6 +82,6 @@ def _read_state(module: str, stored: Tensor) -> dict[str, Any]:
         state = json.loads(bytes(stored.cpu().numpy()))
         if not {"shape", "blocksize"} <= state.keys():
             raise ValueError("no shape or no blocksize")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise LoadError(f"{module}: invalid quant_state of bitsandbytes ({error}); download the model again") from error
     return state  # type: ignore[no-any-return]

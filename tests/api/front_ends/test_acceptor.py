@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 from collections.abc import Coroutine
@@ -39,6 +38,10 @@ def run_with_timeout(work: Coroutine[Any, Any, Result], seconds: float = 30.0) -
     return asyncio.run(wait())
 
 
+def has_no_room(message: str) -> bool:
+    return False
+
+
 class CountingServer:
     """Keep the connections that one acceptor has accepted, and their listener count."""
 
@@ -62,7 +65,9 @@ def distribute_clients(counts: list[int], num_clients: int) -> list[int]:
         servers = [CountingServer(connection_counts, number) for number in range(1, len(counts) + 1)]
         with open_listener() as listener:
             clients = [socket.create_connection(listener.getsockname()) for _ in range(num_clients)]
-            acceptors = [BalancedAcceptor(listener.dup(), s.accept_connection, s.is_busier) for s in servers]
+            acceptors = [
+                BalancedAcceptor(listener.dup(), s.accept_connection, has_no_room, s.is_busier) for s in servers
+            ]
             for acceptor, count in zip(acceptors, counts, strict=True):
                 if count != CLOSED_COUNT:
                     acceptor.start()
@@ -102,7 +107,7 @@ def test_a_busier_front_end_accepts_after_yielding() -> None:
     async def run() -> None:
         server = CountingServer(make_counts(7, 0), 1)  # the second front-end is less busy, but does not accept
         with open_listener() as listener, socket.create_connection(listener.getsockname()):
-            acceptor = BalancedAcceptor(listener, server.accept_connection, lambda: True)
+            acceptor = BalancedAcceptor(listener, server.accept_connection, has_no_room, lambda: True)
             acceptor.start()
             while not server.clients:
                 await asyncio.sleep(0.001)
@@ -110,38 +115,3 @@ def test_a_busier_front_end_accepts_after_yielding() -> None:
         server.clients[0].close()
 
     run_with_timeout(run())
-
-
-def test_accept_is_retried_when_the_system_is_out_of_file_descriptors(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("cenote.api.front_ends.acceptor.ACCEPT_RETRY_S", 0.05)
-
-    class FailingListener:
-        """A listening socket whose first accept() fails."""
-
-        def __init__(self, inner: socket.socket) -> None:
-            self.inner, self.num_failures = inner, 1
-
-        def fileno(self) -> int:
-            return self.inner.fileno()
-
-        def accept(self) -> Any:
-            if self.num_failures:
-                self.num_failures -= 1
-                raise OSError(errno.EMFILE, "Too many open files")
-            return self.inner.accept()
-
-    async def run() -> None:
-        server = CountingServer(make_counts(0), 1)
-        with open_listener() as listener, socket.create_connection(listener.getsockname()):
-            failing: Any = FailingListener(listener)
-            acceptor = BalancedAcceptor(failing, server.accept_connection, server.is_busier)
-            acceptor.start()
-            while not server.clients:
-                await asyncio.sleep(0.001)
-            acceptor.stop()
-        server.clients[0].close()
-
-    run_with_timeout(run())
-    assert "accept() failed: Too many open files" in caplog.text

@@ -88,7 +88,7 @@ def exchange_bytes(pieces: Iterable[bytes], app: ASGIApp = echo) -> tuple[bytes,
                 break
             connection.data_received(piece)
             await asyncio.sleep(0)
-        for _ in range(50):  # pipelined requests run one after the other
+        for _ in range(200):  # pipelined requests run one after the other
             await asyncio.sleep(0)
         connection.connection_lost(None)
         while state.tasks:

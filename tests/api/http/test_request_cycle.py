@@ -11,9 +11,11 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from cenote.api.http import connection as connection_module
+from cenote.api.http.connection import MAX_PIPELINED, HttpConnection
 from cenote.api.http.request_cycle import MAX_BUFFERED_BODY
+from cenote.api.http.server_state import ServerState
 
-from .memory_transport import echo, exchange_bytes, list_statuses
+from .memory_transport import MemoryTransport, echo, exchange_bytes, list_statuses
 from .raw_client import RawClient, serve_exchange
 from .small_apps import START, body, responds, start
 
@@ -53,6 +55,32 @@ def test_a_body_that_did_not_wait_for_100_continue_keeps_the_connection() -> Non
     responses, is_closed = exchange_bytes([request + GET], responds(START, body()))
 
     assert list_statuses(responses) == [200, 200] and not is_closed
+
+
+def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() -> None:
+    connection: HttpConnection | None = None
+    num_requests, num_waiting = 5000, list[int]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert connection is not None
+        num_waiting.append(len(connection.pipeline))
+        await echo(scope, receive, send)
+
+    async def run() -> MemoryTransport:
+        nonlocal connection
+        transport, connection = MemoryTransport(), HttpConnection(ServerState(app))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(GET * num_requests)
+        assert transport.is_paused
+        while connection.active is not None:
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        return transport
+
+    transport = asyncio.run(run())
+
+    assert max(num_waiting) == MAX_PIPELINED
+    assert list_statuses(transport.written) == [200] * num_requests
 
 
 def test_a_disconnect_while_the_app_works() -> None:

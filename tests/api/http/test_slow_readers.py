@@ -88,6 +88,29 @@ def test_a_client_that_reads_steadily_gets_all(monkeypatch: pytest.MonkeyPatch) 
     assert asyncio.run(run()) == LARGE
 
 
+def test_a_connection_that_has_never_sent_a_request_is_closed_before_one_that_waits_for_its_next() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def run() -> None:
+        async with serve(ServerState(app, max_connections=3)) as address:
+            used, silent, later = [await asyncio.open_connection(*address) for _ in range(3)]
+            used[1].write(REQUEST)
+            await used[0].readuntil(b"\r\n\r\nok")
+
+            new = await asyncio.open_connection(*address)
+
+            assert await asyncio.wait_for(silent[0].read(), 10) == b""
+            for reader, writer in (used, later, new):
+                writer.write(REQUEST)
+                assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200 ")
+                writer.close()
+            silent[1].close()
+
+    asyncio.run(run())
+
+
 def test_connections_above_the_limit_replace_idle_ones_or_are_refused() -> None:
     release: asyncio.Event
 
@@ -97,7 +120,7 @@ def test_connections_above_the_limit_replace_idle_ones_or_are_refused() -> None:
         await send({"type": "http.response.body", "body": b"ok"})
 
     refused: list[str] = []
-    state = ServerState(app, max_connections=2, on_refused=refused.append)
+    state = ServerState(app, max_connections=2, on_refused=lambda _, message: refused.append(message))
 
     async def run() -> None:
         nonlocal release

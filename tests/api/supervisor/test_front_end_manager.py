@@ -1,8 +1,9 @@
-"""Front-end processes that do not start, or not at the first attempt."""
+"""Front-end processes that do not start, or not at the first attempt, and those that hang."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -16,13 +17,15 @@ from cenote.api.app_state import AppState
 from cenote.api.supervisor import front_end_handle as handle
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
+from cenote.api.wire import heartbeat
 from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, WIRE_VERSION
-from cenote.api.wire.control_messages import Listening
+from cenote.api.wire.control_messages import EngineState, Listening
 from cenote.api.wire.messages import Message
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 
 Spawned = subprocess.Popen[bytes]
+STARTING = "STARTING_TIMEOUT_S"
 
 
 def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], None]) -> FrontEndManager:
@@ -41,18 +44,42 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
 
 
 def make_spawn(code: str) -> Any:
-    """Return a replacement of spawn_front_end that runs `code` with the channel's file descriptor as argument."""
+    """Return a replacement of spawn_front_end that runs `code` with the descriptors of its channel and heartbeat."""
 
     def spawn(fds: Sequence[int]) -> Spawned:
-        return subprocess.Popen([sys.executable, "-S", "-c", code, str(fds[0])], pass_fds=[fds[0]])
+        passed = [fds[0], fds[2]]
+        return subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, passed)], pass_fds=passed)
 
     return spawn
+
+
+def make_front_ends(monkeypatch: pytest.MonkeyPatch, code: str) -> FrontEndManager:
+    """Return the manager of one front-end process that runs `code`."""
+    monkeypatch.setattr(handle, "spawn_front_end", make_spawn(code))
+    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
+    settings = ServerConfig(api_server_count=1, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
+    return make_manager(settings, lambda error: None)
 
 
 def encode_frame(message: Message) -> bytes:
     encoded = msgspec.msgpack.encode(message)
     size = -(-(FRAME_HEADER.size + len(encoded)) // ALIGNMENT) * ALIGNMENT
     return (FRAME_HEADER.pack(WIRE_VERSION, len(encoded), 0, 0) + encoded).ljust(size, b"\0")
+
+
+LISTENS = f"""
+import mmap, socket, struct, sys, time
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.send({encode_frame(Listening())!r})
+beats = mmap.mmap(int(sys.argv[2]), 24)
+"""
+BEATS = """
+while True:
+    struct.pack_into("3d", beats, 0, time.monotonic(), stage, since)
+    time.sleep(0.05)
+"""
+IDLE = LISTENS + "stage = since = 0" + BEATS
+BLOCKED = LISTENS + "stage, since = 5, time.monotonic()" + BEATS
 
 
 def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +104,12 @@ def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch:
     assert "status 3" in str(failures[0])
 
 
-def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
+def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts: list[float] = []
+    failures: list[BaseException] = []
+    monkeypatch.setattr(manager, "MIN_RESTART_DELAY_S", 0.02)
 
     def refuse(fds: Sequence[int]) -> Spawned:
         attempts.append(time.monotonic())
@@ -89,15 +118,15 @@ def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
     monkeypatch.setattr(handle, "spawn_front_end", refuse)
 
     async def start() -> None:
-        failed = asyncio.Event()
-        front_ends = make_manager(ServerConfig(api_server_count=1), lambda error: failed.set())
+        front_ends = make_manager(ServerConfig(api_server_count=1), failures.append)
         front_ends.start()
-        await asyncio.wait_for(failed.wait(), 60)
+        while len(attempts) < manager.MAX_START_ATTEMPTS + 2:
+            await asyncio.sleep(0.01)
         await front_ends.drain()
 
     asyncio.run(start())
-    assert len(attempts) == manager.MAX_START_ATTEMPTS
-    assert attempts[2] - attempts[1] > 1.5 * (attempts[1] - attempts[0])  # the delay is doubled
+    assert not failures
+    assert attempts[4] - attempts[3] > 1.5 * (attempts[2] - attempts[1])  # the delay is doubled
     assert "could not be started (Resource temporarily unavailable)" in caplog.text
 
 
@@ -121,17 +150,11 @@ def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.Mo
 
 def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first listens and stays, the second never starts."""
-    listens = f"""
-import socket, sys, time
-channel = socket.socket(fileno=int(sys.argv[1]))
-channel.send({encode_frame(Listening())!r})
-time.sleep(600)
-"""
     spawned: list[int] = []
 
     def spawn(fds: Sequence[int]) -> Spawned:
         spawned.append(len(spawned))
-        return make_spawn(listens if len(spawned) == 1 else "raise SystemExit(3)")(fds)  # type: ignore[no-any-return]
+        return make_spawn(IDLE if len(spawned) == 1 else "raise SystemExit(3)")(fds)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(handle, "spawn_front_end", spawn)
     monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
@@ -150,3 +173,91 @@ time.sleep(600)
 
     asyncio.run(start())
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (LISTENS + "time.sleep(600)", "gave no sign of life for 1.* s and was killed"),
+        (BLOCKED, "had its event loop blocked for 1.* s and was killed"),
+        ("import time; time.sleep(600)", "gave no sign of life for 1.* s and was killed"),
+    ],
+    ids=["stopped", "blocked", "never begins"],
+)
+def test_a_front_end_that_hangs_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str, reason: str
+) -> None:
+    for module, name in ((heartbeat, "HEARTBEAT_TIMEOUT_S"), (heartbeat, "LOOP_TIMEOUT_S"), (manager, STARTING)):
+        monkeypatch.setattr(module, name, 1.0)
+
+    async def run() -> None:
+        front_ends = make_front_ends(monkeypatch, code)
+        front_ends.start()
+        while not re.search(reason, caplog.text):
+            await asyncio.sleep(0.01)
+        (first,) = re.findall(r"front-end 1 \(process (\d+)\)", caplog.text)
+        while not front_ends.running:
+            await asyncio.sleep(0.01)
+        assert front_ends.running[1].process.pid != int(first)
+        await front_ends.drain()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
+
+    async def run() -> bool:
+        front_ends = make_front_ends(monkeypatch, IDLE)
+        front_ends.start()
+        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        await asyncio.sleep(1.5)
+        is_alive = front_ends.running[1].process.poll() is None
+        await front_ends.drain()
+        return is_alive
+
+    assert asyncio.run(run())
+
+
+def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "LINK_RETRY_S", 0.01)
+    links: list[int] = []
+
+    async def run() -> None:
+        front_ends = make_front_ends(monkeypatch, IDLE)
+        front_ends.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
+        front_ends.start()
+        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        front_ends.set_engine_state(EngineState(7, "ready", ""))
+        with monkeypatch.context() as without_descriptors:
+            without_descriptors.setattr(manager, "make_link", refuse_link)
+            front_ends.reconnect(front_ends.running[1], 7)
+            await asyncio.sleep(0.05)
+            assert not links
+        while not links:
+            await asyncio.sleep(0.01)
+        front_ends.set_engine_state(EngineState(7, "restarting", ""))
+        front_ends.reconnect(front_ends.running[1], 7)
+        assert links == [7]
+        front_ends.set_engine_state(EngineState(7, "ready", ""))
+        assert links == [7, 7]
+        await front_ends.drain()
+
+    asyncio.run(run())
+
+
+def refuse_link() -> Any:
+    raise OSError(24, "Too many open files")
+
+
+def test_an_engine_that_is_released_too_late_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        front_ends = make_front_ends(monkeypatch, IDLE)
+        front_ends.start()
+        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(front_ends.release_engine(7), 0.01)
+        front_ends.on_released(7, 1)
+        await front_ends.drain()
+
+    asyncio.run(run())

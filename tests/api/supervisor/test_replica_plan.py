@@ -98,3 +98,24 @@ def test_each_replica_gets_a_device_for_each_of_its_ranks() -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         make_config(**options)
+
+
+@pytest.mark.parametrize(
+    ("quota", "options", "expected"),
+    [
+        (None, {}, [0]),
+        (0.5, {"device": "cpu"}, [1]),
+        (1000.0, {"device": "cpu"}, [0]),
+        (2.0, {"device": "cpu", "data_parallel_size": 2}, [1, 1]),
+        (1000.0, {"device": "cpu", "data_parallel_size": 2}, None),
+    ],
+)
+def test_replicas_have_no_more_threads_than_a_quota_of_cpu_time(
+    quota: float | None, options: dict[str, object], expected: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_quota = [plan.num_threads for plan in plan_replicas(make_config(**options), TWO_NODES, 0)]
+    monkeypatch.setattr("cenote.api.supervisor.replica_plan.find_cpu_quota", lambda: quota)
+
+    plans = plan_replicas(make_config(**options), TWO_NODES, 0)
+
+    assert [plan.num_threads for plan in plans] == (without_quota if expected is None else expected)

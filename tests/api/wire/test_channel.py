@@ -87,3 +87,37 @@ def test_an_invalid_frame_header_closes_the_channel_after_the_messages_before_it
     assert [message.call_id for message in messages] == [1]
     assert not refused
     assert is_closed
+
+
+@pytest.mark.parametrize("reports_fail", [False, True], ids=["", "the report fails as well"])
+def test_a_callback_that_raises_never_closes_the_channel(reports_fail: bool) -> None:
+    received: list[int] = []
+    refused: list[int] = []
+
+    def on_message(message: Any, array_bytes: Any) -> None:
+        received.append(message.call_id)
+        if message.call_id == 1:
+            raise RuntimeError("a defect")
+
+    def on_unhandled(call_id: int, error: Exception) -> None:
+        refused.append(call_id)
+        if reports_fail:
+            raise RuntimeError("another defect")
+
+    async def run() -> bool:
+        closed = asyncio.Event()
+        ours, theirs = socket.socketpair()
+        channel: Channel[Any] = Channel(EngineMessage, on_message, closed.set, on_unhandled)
+        ours.setblocking(False)
+        await channel.connect(ours)
+        theirs.sendall(b"".join(encode_frame(encode(MetricsResponse(number, [])), number) for number in (1, 2)))
+        while len(received) < 2 and not closed.is_set():
+            await asyncio.sleep(0.002)
+        was_open = channel.is_open
+        channel.close()
+        theirs.close()
+        await closed.wait()
+        return was_open
+
+    assert asyncio.run(run())
+    assert (received, refused) == ([1, 2], [1])

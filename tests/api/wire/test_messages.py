@@ -388,3 +388,14 @@ def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_c
         return received
 
     assert asyncio.run(send()) == [f"{number}" * 50_000 for number in range(5)]
+
+
+def test_variables_that_conversations_share_are_sent_once() -> None:
+    variables = {"tools": ["x" * 1000]}
+    inputs = [Conversation([{"role": "user", "content": "a"}], template_kwargs=variables) for _ in range(100)]
+    inputs.append(Conversation([], template_kwargs={}))
+
+    message = encode_pool(7, PoolRequest(task="embed", inputs=inputs))
+
+    assert len(msgspec.msgpack.encode(message)) < 20_000
+    assert decode_pool(roundtrip(message, FrontEndMessage), Timing()).inputs == inputs

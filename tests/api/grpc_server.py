@@ -1,0 +1,44 @@
+"""A gRPC server in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from cenote import LLM
+from cenote.api.app_state import AppState
+from cenote.api.grpc.server import GrpcServer, format_target
+from cenote.api.sockets import reserve_grpc_port
+from cenote.config.server import ServerConfig
+
+TIMEOUT_S = 30.0
+
+
+def make_state(llm: LLM | None, **settings: Any) -> AppState:
+    with reserve_grpc_port("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+    app_state = AppState(ServerConfig(host="127.0.0.1", grpc_port=port, **settings))
+    if llm is not None:
+        app_state.set_engine(llm.engine)
+    return app_state
+
+
+def run_with_server(
+    app_state: AppState, use: Callable[[grpc.aio.Channel], Awaitable[None]], credentials: Any = None
+) -> None:
+    async def run() -> None:
+        server = GrpcServer(app_state)
+        await server.start()
+        target = format_target("127.0.0.1", app_state.settings.grpc_port or 0)
+        channel = (
+            grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
+        )
+        async with channel:
+            await use(channel)
+        server.begin_stop()
+        await server.wait_stopped()
+
+    asyncio.run(run())

@@ -1,0 +1,23 @@
+"""What a model will need is estimated from the files in its folder, of which a few are looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cenote.api.supervisor.memory_budget import estimate_weights
+from cenote.config.model_table import ModelTable
+
+
+def write(file: Path, num_bytes: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bytes(num_bytes))
+
+
+def test_weights_deep_in_a_folder_are_not_searched_for(tmp_path: Path) -> None:
+    write(tmp_path / "model-1.safetensors", 100)
+    write(tmp_path / "part" / "model-2.safetensors", 10)
+    write(tmp_path / "a" / "b" / "model-3.safetensors", 1)
+
+    (entry,) = ModelTable.from_sources([str(tmp_path)], {}).entries
+
+    assert estimate_weights(entry) == 110

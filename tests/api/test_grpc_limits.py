@@ -1,0 +1,215 @@
+"""What a gRPC client may make the server do and hold: without a key, with a removed key, with hostile messages."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cenote import LLM
+from cenote.api import auth
+from cenote.api.grpc import health as health_module
+from cenote.api.grpc import tei_pb2 as tei
+from cenote.api.grpc.messages import MessageParser, has_more_fields
+from cenote.errors import BadRequest, BodyTooLarge
+from tests.api.app_client import load_llm
+from tests.tiny import tiny_bert
+
+from .grpc_server import TIMEOUT_S, make_state, run_with_server
+
+KEY = (("authorization", "Bearer sesame"),)
+EMPTY_TEXT = b"\x12\x00"  # of RerankRequest.texts
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("embedder")
+    tiny_bert(folder)
+    with load_llm(folder) as llm:
+        yield llm
+
+
+async def send(channel: grpc.aio.Channel, method: str, message: bytes, metadata: Any = ()) -> tuple[str, str]:
+    """Send a message as it is; return the status and its details."""
+    try:
+        await channel.unary_unary(method)(message, metadata=metadata, timeout=TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+def rerank_parser(max_items: int) -> MessageParser:
+    return MessageParser(tei.DESCRIPTOR.message_types_by_name["RerankRequest"], max_items)
+
+
+# keys
+
+
+def test_the_message_of_a_call_without_a_key_is_not_received(llm: LLM) -> None:
+    message = EMPTY_TEXT * MEGABYTE
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        for metadata in ((), (("authorization", "Bearer wrong"),)):
+            tracemalloc.start()
+            status, details = await send(channel, "/tei.v1.Rerank/Rerank", message, metadata)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert status == "UNAUTHENTICATED" and "missing or invalid API key" in details
+            assert peak < MEGABYTE
+
+    app_state = make_state(llm, api_key=("sesame",))
+    run_with_server(app_state, use)
+
+    assert app_state.num_in_flight == 0
+
+
+def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "RELOAD_INTERVAL_S", 0.0)
+    keys = tmp_path / "keys"
+    keys.write_text("sesame weight=2\nother\n")
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        method = channel.stream_stream("/tei.v1.Embed/EmbedStream")
+        stream = method(metadata=KEY, timeout=TIMEOUT_S)
+        message = tei.EmbedRequest(inputs="the cat").SerializeToString()
+        await stream.write(message)
+        assert await stream.read() != grpc.aio.EOF
+
+        keys.write_text("other\n")
+        await stream.write(message)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+    run_with_server(make_state(llm, api_key_file=str(keys)), use)
+
+
+def test_large_messages_need_a_key(llm: LLM) -> None:
+    large = tei.EmbedRequest(inputs="a " * (3 * MEGABYTE), truncate=True).SerializeToString()
+
+    async def use_openly(channel: grpc.aio.Channel) -> None:
+        status, details = await send(channel, "/tei.v1.Embed/Embed", large)
+        assert status == "RESOURCE_EXHAUSTED" and "4194304" in details
+
+    async def use_with_key(channel: grpc.aio.Channel) -> None:
+        assert await send(channel, "/tei.v1.Embed/Embed", large, KEY) == ("OK", "")
+
+    run_with_server(make_state(llm), use_openly)
+    run_with_server(make_state(llm, api_key=("sesame",)), use_with_key)
+
+
+# messages
+
+
+def test_a_message_with_too_many_elements_is_refused(llm: LLM) -> None:
+    async def use(channel: grpc.aio.Channel) -> None:
+        status, details = await send(channel, "/tei.v1.Rerank/Rerank", EMPTY_TEXT * MEGABYTE)
+        assert status == "RESOURCE_EXHAUSTED" and "more than 2048 elements" in details
+
+    run_with_server(make_state(llm), use)
+
+
+def test_a_message_that_is_no_protobuf_is_refused(llm: LLM) -> None:
+    async def use(channel: grpc.aio.Channel) -> None:
+        status, details = await send(channel, "/tei.v1.Embed/Embed", b"\x0a\xff\xff\xff\xff\x0f")
+        assert (status, details) == ("INVALID_ARGUMENT", "the message is not a valid EmbedRequest of protobuf")
+
+    run_with_server(make_state(llm), use)
+
+
+def test_elements_are_counted_up_to_the_limit() -> None:
+    message = tei.RerankRequest(query="q" * 300, texts=["a", "", "b" * 70_000] * 10, truncate=True, raw_scores=True)
+    data = message.SerializeToString()
+
+    assert not has_more_fields(data, 33) and has_more_fields(data, 32)
+    assert rerank_parser(max_items=30).parse(data) == message
+    with pytest.raises(BodyTooLarge, match="more than 20 elements"):
+        rerank_parser(max_items=20).parse(data)
+
+
+def test_a_list_of_numbers_is_limited_by_its_bytes() -> None:
+    parser = MessageParser(tei.DESCRIPTOR.message_types_by_name["DecodeRequest"], 2048)
+
+    assert len(parser.parse(tei.DecodeRequest(ids=[7] * 100_000).SerializeToString()).ids) == 100_000
+    with pytest.raises(BodyTooLarge, match="limit 4194304 of a list of numbers"):
+        parser.parse(tei.DecodeRequest(ids=[7] * (5 * MEGABYTE)).SerializeToString())
+
+
+def test_damaged_messages_are_parsed_or_refused() -> None:
+    rng = random.Random(1)
+    data = tei.RerankRequest(query="q", texts=["a", "", "b" * 200] * 30).SerializeToString()
+    for _ in range(2000):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 2, 5))):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        try:
+            message = rerank_parser(max_items=90).parse(bytes(damaged[: rng.randrange(len(damaged))]))
+        except (BadRequest, BodyTooLarge):
+            continue
+        assert len(message.texts) <= 98
+
+
+def test_refused_calls_leave_nothing_in_memory(llm: LLM) -> None:
+    """Without a collection of garbage: an exception that is kept would keep the message in its frames."""
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        async def refuse_some(count: int) -> None:
+            for _ in range(count):
+                text = os.urandom(MEGABYTE // 2).hex()
+                message = tei.EmbedRequest(inputs=text, dimensions=0).SerializeToString()
+                assert (await send(channel, "/tei.v1.Embed/Embed", message))[0] == "INVALID_ARGUMENT"
+
+        await refuse_some(3)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            await refuse_some(20)
+            assert tracemalloc.get_traced_memory()[0] < 4 * MEGABYTE
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    run_with_server(make_state(llm), use)
+
+
+# health
+
+
+def test_watches_without_a_key_are_limited(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "MAX_WATCHES", 2)
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        async def begin_watch(metadata: Any = ()) -> Any:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", metadata=metadata, timeout=TIMEOUT_S)
+            assert await watch.read() == b"\x08\x01"
+            return watch
+
+        watches = [await begin_watch() for _ in range(2)]
+        with pytest.raises(grpc.aio.AioRpcError, match="limit 2 without an API key"):
+            await begin_watch()
+        watches.append(await begin_watch(KEY))
+
+        for watch in watches:
+            watch.cancel()
+        end = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                (await begin_watch()).cancel()
+                return
+            except grpc.aio.AioRpcError:
+                assert time.monotonic() < end, "the places of watches that have ended are free"
+                await asyncio.sleep(0.05)
+
+    run_with_server(make_state(llm, api_key=("sesame",)), use)

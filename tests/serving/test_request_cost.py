@@ -1,0 +1,193 @@
+"""No request costs the server more than a small constant times its body, in the event loop or in memory.
+
+Every route gets bodies in which a field, or two, are as large as can be. REQUESTS_PER_ROUTE=1000 sends as many as that,
+by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.api.dialects import DIALECTS
+from cenote.api.dialects.dialect import Route
+from tests.api.app_client import add_chat_template
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_splade
+
+from .large_requests import LargeRequest, choose, list_large_requests
+from .memory_limit import limit_memory
+from .server_process import ServerProcess, children
+
+ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
+REQUESTS_PER_ROUTE = int(os.environ.get("REQUESTS_PER_ROUTE", 12))
+MEMORY_BYTES = 4 * 1024**3
+MAX_LIVE_S = 0.25
+POLL_S = 0.02
+MODELS = ("embedder", "reranker", "splade", "entities")
+KILOBYTE, MEGABYTE = 1000, 1_000_000
+# a template whose time grows with the variables of the request
+TEMPLATE = "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+MESSAGES = [[{"role": "user", "content": "a"}]] * 64
+# two fields, each of an ordinary size, whose product is not
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokens of a character": ("/tokenize", {"inputs": "," * MEGABYTE}),
+    "tokens of a byte": ("/tokenize", {"prompt": "\U0001f600," * (MEGABYTE // 3), "return_token_strs": True}),
+    "token ids": ("/detokenize", {"tokens": [7] * (MEGABYTE // 3)}),
+    "inputs and labels": ("/v1/classify", {"input": ["a"] * 1500, "labels": ["x" * 4000 + str(n) for n in range(256)]}),
+    "chunks of a character": ("/v1/embeddings", {"input": "a " * MEGABYTE, "chunk_size": 1}),
+    "documents and fields": (
+        "/rerank",
+        {"query": "a", "documents": [{"a": "b"}] * 2000, "rank_fields": ["a", *(f"f{n}" for n in range(20_000))]},
+    ),
+    "conversations and variables": (
+        "/v1/embeddings",
+        {"messages": MESSAGES, "chat_template_kwargs": {"tools": [{"name": ""}] * 60_000}},
+    ),
+    "contents": ("/v1beta/models/embedder:countTokens", {"contents": [{"parts": [{"text": "a"}]}] * 40_000}),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with a model for every route, in limited memory."""
+    folder = tmp_path_factory.mktemp("models")
+    makers = {"embedder": tiny_bert, "reranker": tiny_bert_classifier, "splade": tiny_splade}
+    for name, make in {**makers, "entities": tiny_bert_token_classifier}.items():
+        (folder / name).mkdir()
+        make(folder / name, **({"num_labels": 1} if name == "reranker" else {}))
+    add_chat_template(folder / "embedder", TEMPLATE)
+    table = folder / "models.yaml"
+    table.write_text("\n".join(f"- {{name: {name}, source: {folder / name}}}" for name in MODELS))
+    server = ServerProcess("--models", str(table), "--max-inflight-bytes", "1G").wait_until_ready()
+    with limit_memory(list_processes(server.process.pid), MEMORY_BYTES):
+        yield server
+        assert server.stop() == 0
+
+
+def list_processes(pid: int) -> list[int]:
+    return [pid, *(found for child in children(pid) for found in list_processes(child))]
+
+
+def read_cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class LivePoller:
+    """Asks /health/live all the time; the longest answer, in seconds or in CPU seconds of the server if they are fewer.
+
+    Other processes may use the cores: what the server does not compute meanwhile is not its delay.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.longest_s = 0.0
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._poll)
+
+    def __enter__(self) -> LivePoller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def take(self) -> float:
+        longest_s, self.longest_s = self.longest_s, 0.0
+        return longest_s
+
+    def _poll(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        while not self._has_ended.wait(POLL_S):
+            started_at, cpu_s = time.monotonic(), read_cpu_s(self.server.process.pid)
+            connection.request("GET", "/health/live")
+            reply = connection.getresponse()
+            reply.read()
+            assert reply.status == 200
+            elapsed_s = min(time.monotonic() - started_at, read_cpu_s(self.server.process.pid) - cpu_s)
+            self.longest_s = max(self.longest_s, elapsed_s)
+        connection.close()
+
+
+def send(server: ServerProcess, path: str, body: bytes, timeout_ms: int, model: str = MODELS[0]) -> int | None:
+    """Return the status of the answer, which is read to its end and dropped; None without an answer."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
+    headers = {"content-type": "application/json", "x-request-timeout-ms": str(timeout_ms), "x-model": model}
+    try:
+        connection.request("POST", path, body, headers)
+        reply = connection.getresponse()
+        while reply.read(MEGABYTE):
+            pass
+        return reply.status
+    except (TimeoutError, OSError):
+        return None
+    finally:
+        connection.close()
+
+
+@cache
+def find_model_of_path(server: ServerProcess, path: str, example: bytes) -> str:
+    """Return the model that answers the example of a route."""
+    statuses = {model: send(server, path, example, 20_000, model) for model in MODELS}
+    return next((model for model, status in statuses.items() if status == 200), MODELS[0])
+
+
+def find_model(server: ServerProcess, request: LargeRequest) -> str:
+    return find_model_of_path(server, request.path, json.dumps(request.example).encode())
+
+
+def find_problems(server: ServerProcess, requests: list[LargeRequest], num_bytes: int, timeout_ms: int) -> list[str]:
+    """Send the requests one after the other; return those that were not answered, and those that delayed others."""
+    problems = []
+    processes = list_processes(server.process.pid)
+    with LivePoller(server) as poller:
+        for request in requests:
+            body = request.encode(num_bytes)
+            poller.take()
+            status = send(server, request.path, body, timeout_ms, find_model(server, request))
+            time.sleep(POLL_S)
+            delay_s = poller.take()
+            if status is None or status == 500 or delay_s > MAX_LIVE_S:
+                problems.append(f"{request.path} ({request.name}), {len(body)} bytes: {status}, {delay_s:.2f} s")
+    if list_processes(server.process.pid) != processes:
+        problems.append(f"a process has exited:\n{server.output[-4000:]}")
+    return problems
+
+
+def test_large_fields_of_every_route_delay_nobody(server: ServerProcess) -> None:
+    requests = [request for route in ROUTES for request in choose(list_large_requests(route), 1)]
+
+    assert find_problems(server, requests, 250 * KILOBYTE, timeout_ms=300) == []
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_product_of_two_fields_is_refused_before_it_is_computed(server: ServerProcess, name: str) -> None:
+    path, body = ATTACKS[name]
+
+    with LivePoller(server) as poller:
+        status = send(server, path, json.dumps(body).encode(), timeout_ms=20_000)
+        time.sleep(POLL_S)
+
+    assert status in (400, 413, 422)
+    assert poller.longest_s < MAX_LIVE_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_bytes", [250 * KILOBYTE, 4 * MEGABYTE, 60 * MEGABYTE])
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.paths[0])
+def test_two_large_fields_of_a_route_delay_nobody(server: ServerProcess, route: Route, num_bytes: int) -> None:
+    requests = choose(list_large_requests(route), REQUESTS_PER_ROUTE)
+
+    assert find_problems(server, requests, num_bytes, timeout_ms=2000) == []
