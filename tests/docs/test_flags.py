@@ -32,7 +32,6 @@ OTHER_PROGRAMS = {
     "mypy": "--strict",
     "pip": "--find-links --hash --index-url --no-deps --no-index --only-binary --require-hashes",
     "prometheus": "--storage",
-    "pytest": "--workers",
     "sky": "--env",
 }
 
