@@ -15,16 +15,16 @@ T = TypeVar("T")
 class Move:
     """Awaited by a handler that runs in the thread: what follows runs in the event loop, or in the thread again."""
 
-    __slots__ = ("to_thread",)
+    __slots__ = ("is_to_thread",)
 
-    def __init__(self, *, to_thread: bool) -> None:
-        self.to_thread = to_thread
+    def __init__(self, *, is_to_thread: bool) -> None:
+        self.is_to_thread = is_to_thread
 
     def __await__(self) -> Generator[Move, None, None]:
         yield self
 
 
-TO_LOOP, TO_THREAD = Move(to_thread=False), Move(to_thread=True)
+TO_LOOP, TO_THREAD = Move(is_to_thread=False), Move(is_to_thread=True)
 
 
 class Movable(Protocol):
@@ -58,7 +58,7 @@ def handle_in_thread(work: Coroutine[Any, Any, T], context: Movable) -> Generato
         if is_done:
             return value  # type: ignore[no-any-return]
         if isinstance(value, Move):
-            context.is_in_thread = value.to_thread
+            context.is_in_thread = value.is_to_thread
         elif error is None:
             try:
                 yield value  # a future, or None: control returns to the event loop

@@ -9,7 +9,7 @@ from importlib.resources import files as files_of
 
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
-from cenote.errors import BadRequest
+from cenote.errors import LoadError
 from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.kalm_reranker import KALM_FILE, read_template_variables
@@ -197,8 +197,8 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
         known = f"auto, none, {', '.join(TEMPLATE_NAMES)}"
         try:
             text = read_template_text(options.score_template, SCORE_TEMPLATE_OPTION)
-        except BadRequest as error:
-            raise BadRequest(f"{error.message}; built-in values: {known}", param=SCORE_TEMPLATE_OPTION) from error
+        except LoadError as error:
+            raise LoadError(f"{error}; built-in values: {known}") from error
         return Sourced(ScoreTemplate(text or "", "given", is_user_given=True), SCORE_TEMPLATE_OPTION)
     text = read_template_text(options.chat_template, "chat_template")
     return None if text is None else Sourced(ScoreTemplate(text, "given", is_user_given=True), "chat_template")

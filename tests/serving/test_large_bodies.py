@@ -147,7 +147,7 @@ def test_sixty_megabytes_in_one_input_are_processed_in_bounded_time(shared_serve
         ("/rerank", {"query": "a", "documents": [LARGE_TEXTS["words"]], "max_tokens_per_doc": 100}),
         ("/v2/embed", {"texts": [LARGE_TEXTS["words"]]}),
         ("/tokenize", {"prompt": LARGE_TEXTS["words"], "return_token_strs": True}),
-        ("/detokenize", {"tokens": [7] * MEGABYTE}),
+        ("/detokenize", {"tokens": [7] * 262_144}),  # --max-tokenize-tokens
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,7 +1,7 @@
 """No request costs the server more than a small constant times its body, in the event loop or in memory.
 
-Every route gets bodies in which a field, or two, are as large as can be. REQUESTS_PER_ROUTE=1000 sends as many as that,
-by hand.
+Every route gets bodies in which a field, or two, are as large as can be. REQUESTS_PER_ROUTE=12 sends as many to each,
+up to the limit of a body, as the nightly run does: that takes an hour.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from .memory_limit import limit_memory
 from .server_process import ServerProcess, children
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
-REQUESTS_PER_ROUTE = int(os.environ.get("REQUESTS_PER_ROUTE", 12))
+REQUESTS_PER_ROUTE = int(os.environ.get("REQUESTS_PER_ROUTE", 0))
 MEMORY_BYTES = 4 * 1024**3
 MAX_LIVE_S = 0.25
 POLL_S = 0.02
 MODELS = ("embedder", "reranker", "splade", "entities")
 KILOBYTE, MEGABYTE = 1000, 1_000_000
+SIZES = (250 * KILOBYTE, 4 * MEGABYTE, 60 * MEGABYTE)
 # a template whose time grows with the variables of the request
 TEMPLATE = "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -185,9 +186,9 @@ def test_a_product_of_two_fields_is_refused_before_it_is_computed(server: Server
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("num_bytes", [250 * KILOBYTE, 4 * MEGABYTE, 60 * MEGABYTE])
+@pytest.mark.parametrize("num_bytes", SIZES if REQUESTS_PER_ROUTE else SIZES[1:2])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.paths[0])
 def test_two_large_fields_of_a_route_delay_nobody(server: ServerProcess, route: Route, num_bytes: int) -> None:
-    requests = choose(list_large_requests(route), REQUESTS_PER_ROUTE)
+    requests = choose(list_large_requests(route), REQUESTS_PER_ROUTE or 1)
 
     assert find_problems(server, requests, num_bytes, timeout_ms=2000) == []

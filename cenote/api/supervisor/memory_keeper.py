@@ -13,6 +13,7 @@ from cenote.api.supervisor.table_row import TableRow
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.errors import NotReady
+from cenote.utils.bounded_executor import BoundedExecutor
 
 if TYPE_CHECKING:
     from cenote.api.supervisor.model_manager import ModelManager
@@ -29,6 +30,7 @@ class MemoryKeeper:
         self.budget = MemoryBudget(settings)
         self.timeout_s = settings.replay_timeout_s
         self._lock = asyncio.Lock()  # one model at a time gets room
+        self._thread = BoundedExecutor("memory", num_threads=1, max_waiting=1)  # folders may be large, or far away
 
     def has_room(self, row: TableRow) -> bool:
         """Whether a model fits besides those that are loaded at the start; the others are loaded on demand."""
@@ -56,9 +58,9 @@ class MemoryKeeper:
             ends_at = time.monotonic() + self.timeout_s
             while True:
                 sets = list(self.models.sets)
-                need = await asyncio.to_thread(estimate, entry, sets)  # its folder may be large, or far away
+                need = await self._thread.run(estimate, entry, sets)
                 self.budget.check_alone(row.name, need)
-                if self.budget.fits((await asyncio.to_thread(measure_used, sets)).plus(need)):
+                if self.budget.fits((await self._thread.run(measure_used, sets)).plus(need)):
                     return self.models.start_engines(entry)
                 await self._unload_one(row, ends_at)
 
