@@ -20,6 +20,7 @@ from cenote.api.replies import encode_default_error
 from cenote.api.request_body import check_raw_body, strip_strings
 from cenote.errors import BodyTooLarge
 from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.suite import first_of
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
 pytestmark = pytest.mark.usefixtures("shared_event_loop")
@@ -501,7 +502,7 @@ def test_a_million_unknown_keys_are_ignored(embeddings: TestClient) -> None:
     assert embeddings.post("/v1/embeddings", content=raw, headers=JSON).status_code == 200
 
 
-@pytest.mark.parametrize("piece", [b"[7]", b"[]", b"{}", b'{"role":"user"}', b'"a"', b"7"])
+@pytest.mark.parametrize("piece", first_of([b"[7]", b"[]", b"{}", b'{"role":"user"}', b'"a"', b"7"]))
 def test_a_body_of_millions_of_values_is_refused_before_parsing(embeddings: TestClient, piece: bytes) -> None:
     raw = b'{"input": [' + b",".join([piece] * (30_000_000 // (len(piece) + 1))) + b"]}"
     started_at = time.perf_counter()

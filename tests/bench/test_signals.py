@@ -94,7 +94,9 @@ def all_gone(pids: set[int]) -> bool:
 
 
 @needs_proc
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_compare_terminates_its_peers_and_their_children_on_a_signal(
     number: signal.Signals, status: int, default_folder: Path, tmp_path: Path
 ) -> None:

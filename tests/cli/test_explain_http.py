@@ -18,8 +18,10 @@ STAGES = ["parse", "tokenize", "wire", "queue", "pack", "device", "deliver", "en
     ("flags", "roles"),
     [
         ((), ["supervisor and front-end", "engine"]),
-        (("--api-server-count", "2"), ["supervisor", "front-end", "front-end", "engine"]),
-        (("--in-process-engine", "--api-key", "secret"), ["server"]),
+        pytest.param(
+            ("--api-server-count", "2"), ["supervisor", "front-end", "front-end", "engine"], marks=pytest.mark.slow
+        ),
+        pytest.param(("--in-process-engine", "--api-key", "secret"), ["server"], marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if value else "supervised",
 )
@@ -44,6 +46,7 @@ def test_the_default_model_is_measured_by_stage_and_process(
     assert report["advice"]
 
 
+@pytest.mark.slow
 def test_a_classifier_is_measured_on_the_pooling_route(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_bert_classifier(tmp_path)
 

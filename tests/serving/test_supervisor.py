@@ -111,8 +111,8 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
 @pytest.mark.parametrize(
     ("token_id", "reason", "num_front_ends"),
     [
-        (LOST, "the device failed", "1"),
-        (HUNG, "did not finish within 2 s", "2"),
+        pytest.param(LOST, "the device failed", "1", marks=pytest.mark.slow),
+        pytest.param(HUNG, "did not finish within 2 s", "2", marks=pytest.mark.slow),
         (CRASHED, "SIGSEGV", "2"),
     ],
     ids=["lost", "hung", "crashed"],

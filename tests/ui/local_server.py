@@ -27,7 +27,7 @@ class LocalServer:
     def __init__(self, models: Mapping[str, tuple[Path, dict[str, Any]]]) -> None:
         """`models`: folder and engine options by name."""
         self.loaded = ExitStack()
-        app_state = AppState(ServerConfig())
+        app_state = AppState(ServerConfig(allow_local_admin=True))
         served = []
         for slot, (name, (folder, options)) in enumerate(models.items()):
             llm = self.loaded.enter_context(LLM(str(folder), served_model_name=name, dtype="float32", **options))

@@ -22,7 +22,7 @@ export function ModelTable({ rows, isKnown, onChange }) {
   };
   if (!rows) {
     return html`<section class="card"><h3>Models</h3>
-      <p class="muted">${isKnown ? "Models can be loaded and unloaded with an admin key (--admin-api-key)." : "Loading…"}</p></section>`;
+      <p class="muted">${isKnown ? "Models can be loaded and unloaded with an admin key (--admin-api-key) or, on the machine of a server without keys, with --allow-local-admin." : "Loading…"}</p></section>`;
   }
   return html`<section class="card">
     <h3>Models</h3>
