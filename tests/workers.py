@@ -66,6 +66,7 @@ class WorkerPool:
         finally:
             for key in list(self.selector.get_map().values()):
                 os.kill(key.data.pid, signal.SIGKILL)
+                key.data.reports.close()
             os.close(self.queue)
 
     def _start_worker(self, first: Sequence[pytest.Item]) -> None:
@@ -160,6 +161,8 @@ class Worker:
             del self.items[self.nodeid]
             self.nodeid = None
         else:
+            if isinstance(message["longrepr"], list):  # where a test was skipped, and why: a tuple before it was JSON
+                message["longrepr"] = tuple(message["longrepr"])
             config = self.pool.session.config
             self.pool.report(config.hook.pytest_report_from_serializable(config=config, data=message))
 

@@ -53,7 +53,7 @@ class Engine:
     def load_embed_images(self, model: str, options: dict[str, Any]) -> None:
         from transformers import AutoImageProcessor, AutoModel
 
-        self.processor: Any = AutoImageProcessor.from_pretrained(model)  # type: ignore[no-untyped-call]
+        self.processor: Any = AutoImageProcessor.from_pretrained(model)
         self.model = AutoModel.from_pretrained(model, **options).eval().to(self.device)
 
     def run(self, task: str, inputs: Any) -> Any:
