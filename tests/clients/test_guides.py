@@ -20,7 +20,9 @@ from cenote.cli.serve import make_table, parse_config
 from cenote.config.engine import EngineConfig
 from cenote.config.options import option_fields
 from cenote.config.server import ServerConfig
+from cenote.kernels.cpu_features import CPU_LEVEL
 from tests.clients.conftest import EXACT
+from tests.cpu import FLOAT32_LEVEL
 from tests.doctor.conftest import NAME, make_app, run_app
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
@@ -65,7 +67,10 @@ def plain_hub_client() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("code", find_blocks("python"))
-def test_a_snippet_returns_what_the_model_computes(code: str, server: str, model: LLM, plain_hub_client: None) -> None:
+def test_a_snippet_returns_what_the_model_computes(
+    code: str, server: str, model: LLM, plain_hub_client: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CPU_LEVEL, FLOAT32_LEVEL)
     names: dict[str, Any] = {}
 
     exec(compile(code.replace(URL, server), "docs/migration.md", "exec"), names)

@@ -318,7 +318,7 @@ def test_late_connections_delay_neither_the_shutdown_nor_each_other(tmp_path: Pa
 @pytest.mark.slow
 @needs_openssl
 def test_handshakes_count_towards_the_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cenote.api.server.HANDSHAKE_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("cenote.api.server.FINAL_HANDSHAKE_S", 30.0)
     settings = tls_config(tmp_path, shutdown_timeout_s=0.1)
     listener = open_socket(settings)
 

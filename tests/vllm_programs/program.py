@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from cenote.api.app_state import AppState
 from cenote.api.http.server import HttpServer
 from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
+from cenote.kernels.cpu_features import CPU_LEVEL
+from tests.cpu import FLOAT32_LEVEL
 
 PROGRAMS = Path(__file__).parent / "programs"
 IMPORT = re.compile(r"^(\s*(?:from|import) )vllm\b", re.MULTILINE)
@@ -37,8 +38,7 @@ def run_program(name: str, *argv: str, **constants: Any) -> Any:
     namespace.update(constants)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [str(path), *argv])
-        # The dtype `auto` of these programs is float32 on every CPU below its instructions for 16 bits.
-        patch.setenv("CENOTE_CPU_LEVEL", "neon" if platform.machine() == "aarch64" else "avx2")
+        patch.setenv(CPU_LEVEL, FLOAT32_LEVEL)
         return namespace["main"](namespace["parse_args"]()) if "parse_args" in namespace else namespace["main"]()
 
 
