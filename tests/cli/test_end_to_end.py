@@ -44,6 +44,7 @@ def test_embeddings_have_length_1() -> None:
     assert rows[0]["num_tokens"] > 3
 
 
+@pytest.mark.slow
 def test_documents_from_a_pipe_are_ranked() -> None:
     result = run_cenote("rerank", "a hole in the ground", text="the price of bread\na deep cave\n")
 
@@ -52,6 +53,7 @@ def test_documents_from_a_pipe_are_ranked() -> None:
     assert [row["document"] for row in rows] == ["a deep cave", "the price of bread"]
 
 
+@pytest.mark.slow
 def test_a_missing_model_is_one_line_and_status_78(tmp_path: Path) -> None:
     result = run_cenote("embed", "hello", "--model", tmp_path / "none")
 

@@ -74,6 +74,7 @@ def test_only_the_files_that_loading_needs_are_downloaded(
     assert done.stderr == ""  # no progress bar: standard error is not a terminal
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_is_continued(tmp_path: Path) -> None:
     tiny_bert(tmp_path / "repository", intermediate_size=1 << 16)  # 33 MB: the hub library writes 10 MiB at a time
     weights = tmp_path / "repository" / "model.safetensors"

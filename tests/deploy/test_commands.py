@@ -78,6 +78,7 @@ def test_the_deployment_starts_serves_drains_and_writes_to_its_volumes_only(depl
     assert any((deployment.folder / "data" / "cenote").iterdir())  # the self-check
 
 
+@pytest.mark.slow
 def test_a_kserve_runtime_serves_the_mounted_model_under_the_name_of_its_service(
     tmp_path: Path, default_folder: Path
 ) -> None:

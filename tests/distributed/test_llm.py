@@ -72,6 +72,7 @@ def test_two_processes_give_the_results_of_one(name: str, tmp_path: Path) -> Non
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.slow
 def test_inputs_of_every_kind_reach_all_ranks(tmp_path: Path) -> None:
     """Token types, shared prefixes and given embeddings."""
     save_tiny(tmp_path, "Qwen3ForSequenceClassification", num_labels=1)
@@ -92,6 +93,7 @@ def test_inputs_of_every_kind_reach_all_ranks(tmp_path: Path) -> None:
         assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens > 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_cpu_are_divided_and_given_back(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     before = torch.get_num_threads()
@@ -104,6 +106,7 @@ def test_the_threads_of_a_cpu_are_divided_and_given_back(tmp_path: Path) -> None
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_fails_requests_and_the_next_ones(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     with open_llm(tmp_path, 2) as llm:
@@ -116,6 +119,7 @@ def test_a_killed_rank_fails_requests_and_the_next_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_rank_killed_under_load_fails_the_call(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     with open_llm(tmp_path, 2) as llm:
@@ -127,6 +131,7 @@ def test_a_rank_killed_under_load_fails_the_call(tmp_path: Path) -> None:
                 llm.embed(SEQUENCES * 50, use_tqdm=False, pooling_params=PoolingParams())
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_ranks_exit_with_a_program_that_is_killed(tmp_path: Path) -> None:
     tiny_bert(tmp_path)

@@ -143,6 +143,7 @@ def test_a_missing_weight_of_a_quantized_layer_is_reported(tmp_path: Path, refus
         load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu", quantization="int8"))
 
 
+@pytest.mark.slow
 def test_loading_in_int8_needs_the_memory_of_the_int8_model_and_about_one_layer(
     large_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

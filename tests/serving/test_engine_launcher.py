@@ -53,6 +53,7 @@ def get_launcher(server: ServerProcess) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_server_whose_engine_runs_has_no_launcher(folder: Path) -> None:
     server = ServerProcess(str(folder), "--dtype", "float32").wait_until_ready()
     try:

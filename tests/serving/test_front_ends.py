@@ -395,6 +395,7 @@ def metric_value(client: HTTPConnection, name: str, **labels: str) -> float:
     return 0.0
 
 
+@pytest.mark.slow
 def test_health_responds_while_loading_and_shutdown_then_succeeds(own_server: FrontEndServers) -> None:
     wait_until(lambda: own_server.status("/health") is not None)
     status, body = own_server.get("/health")
@@ -406,6 +407,7 @@ def test_health_responds_while_loading_and_shutdown_then_succeeds(own_server: Fr
     assert not own_server.front_ends()
 
 
+@pytest.mark.slow
 def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> None:
     own_server.wait_until_ready()
     outcomes: list[Any] = []

@@ -145,6 +145,7 @@ def p99(latencies: list[float]) -> float:
     return float(np.quantile(latencies, 0.99))
 
 
+@pytest.mark.slow  # tests/inputs/media has the images
 def test_many_hostile_images_do_not_affect_other_requests(server: ServerProcess) -> None:
     with server.client(headers=JSON) as client, canary() as (port, visitors):
         urls = forbidden_urls(port)

@@ -1,7 +1,7 @@
 """No request costs the server more than a small constant times its body, in the event loop or in memory.
 
 Every route gets bodies in which a field, or two, are as large as can be. REQUESTS_PER_ROUTE=12 sends as many to each,
-up to the limit of a body, as the nightly run does: that takes an hour.
+up to the limit of a body, by hand: that takes an hour.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ def test_the_listening_process_does_not_import_torch() -> None:
     assert done.stdout.split() == ["False"]
 
 
+@pytest.mark.slow
 @in_every_arrangement
 def test_half_precision_on_a_cpu_starts_and_logs_one_line_about_float32(start_server: StartServer) -> None:
     flags = ("--dtype", "half", "--device", "cpu")

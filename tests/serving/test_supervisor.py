@@ -113,7 +113,7 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
     [
         pytest.param(LOST, "the device failed", "1", marks=pytest.mark.slow),
         pytest.param(HUNG, "did not finish within 2 s", "2", marks=pytest.mark.slow),
-        (CRASHED, "SIGSEGV", "2"),
+        pytest.param(CRASHED, "SIGSEGV", "2", marks=pytest.mark.slow),  # test_replay.py has one
     ],
     ids=["lost", "hung", "crashed"],
 )

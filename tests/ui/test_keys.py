@@ -65,6 +65,7 @@ def test_the_playground_asks_for_a_key_and_keeps_it_in_the_tab(open_page: Any, p
         each.errors.clear()  # the browser logs every 401 and 403
 
 
+@pytest.mark.slow
 def test_the_documentation_asks_for_a_key_and_sends_requests_with_it(open_page: Any, prefixed: ServerProcess) -> None:
     watched: Watched = open_page(prefixed.address)
     page = watched.page
