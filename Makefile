@@ -60,13 +60,13 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $
 
 # says what follows before the set-up, which is no prerequisite for that reason
 test: ## checks, and a test of every promise
-	@echo "== checks and a test of every promise: about ten minutes on two cores, after the set-up =="
+	@echo "== checks and a test of every promise: about eight minutes on two cores, after the set-up =="
 	@$(MAKE) --no-print-directory setup
 	$(PYTEST) -m "not slow"
 	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="
 
 test-slow: setup $(RAY_READY) ## what test leaves out: emulators, wheels, repeated faults, fuzzing, more clients, Ray
-	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: about thirteen minutes on two cores =="
+	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: about twelve minutes on two cores =="
 	$(PYTEST) -m slow
 
 test-all: test test-slow ## all tests
