@@ -155,10 +155,14 @@ def find_problems(server: ServerProcess, requests: list[LargeRequest], num_bytes
     with LivePoller(server) as poller:
         for request in requests:
             body = request.encode(num_bytes)
-            poller.take()
-            status = send(server, request.path, body, timeout_ms, find_model(server, request))
-            time.sleep(POLL_S)
-            delay_s = poller.take()
+            delay_s = float("inf")
+            for _ in range(3):  # what another process of the machine has delayed once is not delayed again
+                poller.take()
+                status = send(server, request.path, body, timeout_ms, find_model(server, request))
+                time.sleep(POLL_S)
+                delay_s = min(delay_s, poller.take())
+                if delay_s <= MAX_LIVE_S:
+                    break
             if status is None or status == 500 or delay_s > MAX_LIVE_S:
                 problems.append(f"{request.path} ({request.name}), {len(body)} bytes: {status}, {delay_s:.2f} s")
     if list_processes(server.process.pid) != processes:
