@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+import pytest
 import ray
 
 import cenote.ray
@@ -52,6 +53,7 @@ class Killer(threading.Thread):
             self.killed.append("node")
 
 
+@pytest.mark.skipif(not IS_FULL, reason="RAY_TESTS=full: a job on files runs on the same actors of Ray Data")
 def test_a_dataset_outlives_a_killed_actor_and_a_killed_node(two_nodes: Any, default_folder: Path, llm: LLM) -> None:
     rows = make_rows(NUM_ROWS)
     tables: list[Any] = []

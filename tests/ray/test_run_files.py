@@ -36,23 +36,24 @@ def folder(tmp_path: Path) -> Path:
     return inputs
 
 
-def read_output(output: Path, format: str) -> pyarrow.Table:
-    if format == "parquet":
-        return pyarrow.parquet.read_table(output)
-    return pytest.importorskip("lance").dataset(str(output)).to_table()
+@pytest.mark.usefixtures("cluster")
+def test_the_parts_of_a_job_become_a_lance_dataset(folder: Path, default_folder: Path, llm: LLM) -> None:
+    lance = pytest.importorskip("lance")
+    output = folder.parent / "out"
+    options: dict[str, Any] = {"model": str(default_folder), "dtype": "float32", "id_column": "id", "format": "lance"}
+
+    summary = cenote.ray.run_files(str(folder), str(output), part_rows=200, ray_config=CONFIG, **options)
+
+    assert summary.num_parts == 4
+    check_embeddings(lance.dataset(str(output)).to_table(), ROWS, llm)
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("format", ["parquet", "lance"])
 def test_an_interrupted_job_continues_with_the_parts_that_are_missing(
-    folder: Path, default_folder: Path, llm: LLM, format: str
+    folder: Path, default_folder: Path, llm: LLM
 ) -> None:
-    if format == "lance":
-        pytest.importorskip("lance")
     options: dict[str, Any] = {"model": str(default_folder), "dtype": "float32", "id_column": "id", "part_rows": 50}
-    options["format"] = format
     output = folder.parent / "out"
-    parts = output if format == "parquet" else folder.parent / "out.part"
     num_done = 0
 
     def stop_after_three(summary: PartSummary) -> None:
@@ -63,7 +64,7 @@ def test_an_interrupted_job_continues_with_the_parts_that_are_missing(
 
     with pytest.raises(StopHere):
         cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, on_part=stop_after_three, **options)
-    kept = {path: path.stat().st_mtime_ns for path in parts.glob("part-*")}
+    kept = {path: path.stat().st_mtime_ns for path in output.glob("part-*")}
     assert 3 <= len(kept) < 12
 
     summary = cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, **options)
@@ -71,7 +72,7 @@ def test_an_interrupted_job_continues_with_the_parts_that_are_missing(
     assert summary.num_parts == 12
     assert summary.num_resumed >= len(kept)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    table = read_output(output, format)
+    table = pyarrow.parquet.read_table(output)
     check_embeddings(table, ROWS, llm)
     assert set(table["file"].to_pylist()) == {"a.jsonl", "c.jsonl"}
     again = cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, **options)
