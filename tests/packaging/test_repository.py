@@ -65,6 +65,20 @@ def test_a_workflow_runs_only_targets_and_scripts_that_exist(workflow: Path) -> 
             assert program == "python" and arguments[0] == "-m"
 
 
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_runs_the_actions_of_others_at_the_commit_of_a_release_that_nobody_can_move(workflow: Path) -> None:
+    actions = re.findall(r"uses: (.*)", workflow.read_text())
+
+    assert actions
+    assert not [action for action in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action)]
+
+
+def test_an_action_has_one_commit_in_all_workflows() -> None:
+    actions = set(re.findall(r"uses: (.*)", "".join(path.read_text() for path in WORKFLOWS)))
+
+    assert len(actions) == len({action.partition("@")[0] for action in actions})
+
+
 def test_both_architectures_are_tested_and_get_a_wheel() -> None:
     runners = ["ubuntu-24.04", "ubuntu-24.04-arm"]
     assert [path.name for path in WORKFLOWS] == ["ci.yml", "nightly.yml", "wheels.yml"]
