@@ -140,12 +140,14 @@ class EngineHandle:
         """Whether somebody else has killed the process: neither this supervisor nor the kernel for lack of memory."""
         return code in EXTERNAL_SIGNALS and self.kill_reason is None and not self._is_out_of_memory(code)
 
-    def is_caused_by_surroundings(self, code: int) -> bool:
-        """Whether the engine itself is not to blame: the system refused it something or killed it, or the model that
-        it could load before cannot be read now (if it never could, the server does not start another one).
+    def is_caused_by_surroundings(self, code: int, has_been_ready: bool) -> bool:
+        """Whether the engine itself is not to blame: the system refused to start it, or took away what an engine of
+        this model has had before (`has_been_ready`): memory, the files of the model, its life.
         """
-        lacks_resources = self.start_error is not None or self._is_out_of_memory(code)
-        return lacks_resources or self.load_error is not None or self.was_killed_externally(code)
+        if self.start_error is not None:
+            return True
+        is_taken = self.load_error is not None or self._is_out_of_memory(code) or self.was_killed_externally(code)
+        return has_been_ready and is_taken
 
     def _is_out_of_memory(self, code: int) -> bool:
         return code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills

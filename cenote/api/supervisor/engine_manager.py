@@ -14,8 +14,6 @@ import msgspec
 from cenote.api.supervisor.engine_handle import EngineHandle
 from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.restart_policy import (
-    FAILURE_WINDOW_S,
-    MAX_FAILURES,
     MAX_RESTART_DELAY_S,
     EngineExit,
     RestartPolicy,
@@ -136,12 +134,12 @@ class EngineManager:
                 self.listener.on_engine_failed(self, engine.load_error)
                 return
             policy = self.policy
-            policy.on_exit(EngineExit(engine.is_loaded, engine.is_caused_by_surroundings(code), engine.on_device))
+            is_external = engine.is_caused_by_surroundings(code, self.has_been_ready)
+            policy.on_exit(EngineExit(engine.is_loaded, is_external, engine.on_device))
             status: EngineStatus = "restarting" if self.has_been_ready else "loading"
             state = reason
             if policy.is_crash_loop:
-                period = f"{MAX_FAILURES} engine processes failed within {FAILURE_WINDOW_S:.0f} s"
-                status, state = "failed", f"{period}, the last one: {reason}"
+                status, state = "failed", f"{policy.describe_crash_loop()}, the last one: {reason}"
                 if not self.has_been_ready:
                     self._give_up(state)
                     return

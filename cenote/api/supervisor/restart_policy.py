@@ -10,7 +10,8 @@ from cenote.api.wire.device_table import NOTHING, OnDevice
 
 # before an engine is started again that did not load the model, or whose predecessors failed; doubled every time
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.5, 30.0
-# so many failures of engines themselves within this time, and they are held to fail again and again
+# So many failures of engines themselves within this time, and they are held to fail again and again. An engine that has
+# never loaded the model fails so in any time, as a start may take minutes.
 MAX_FAILURES, FAILURE_WINDOW_S = 5, 60.0
 
 
@@ -33,14 +34,22 @@ class RestartPolicy:
 
     def __init__(self) -> None:
         self.delay_s = 0.0  # before the next start
+        self._has_loaded = False  # whether one of the processes has ever loaded the model
         self._was_working = False  # whether the last process that failed had finished a batch
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
 
     @property
     def is_crash_loop(self) -> bool:
-        return len(self._failures) == MAX_FAILURES and time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
+        if len(self._failures) < MAX_FAILURES:
+            return False
+        return not self._has_loaded or time.monotonic() - self._failures[0] < FAILURE_WINDOW_S
+
+    def describe_crash_loop(self) -> str:
+        period = f"within {FAILURE_WINDOW_S:.0f} s" if self._has_loaded else "and none was ever ready"
+        return f"{MAX_FAILURES} engine processes failed {period}"
 
     def on_exit(self, exit_: EngineExit) -> None:
+        self._has_loaded = self._has_loaded or exit_.is_loaded
         self._count_failure(exit_)
         # an engine that has served is replaced at once; one that does not start gets time for what it lacks
         if exit_.is_loaded and not self.is_crash_loop:

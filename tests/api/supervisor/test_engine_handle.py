@@ -15,15 +15,15 @@ from cenote.errors import LoadError
 
 
 @pytest.mark.parametrize(
-    ("code", "facts", "num_oom_kills", "is_caused_by_surroundings"),
+    ("code", "facts", "num_oom_kills", "is_external", "is_external_at_first"),
     [
-        (-signal.SIGSEGV, {}, 0, False),
-        (70, {}, 0, False),
-        (-signal.SIGKILL, {}, 0, True),  # of somebody else
-        (-signal.SIGKILL, {}, 1, True),  # of the kernel, which lacks memory
-        (-signal.SIGKILL, {"kill_reason": "it gave no sign of life for 5.1 s"}, 0, False),
-        (78, {"load_error": LoadError("the bucket is away")}, 0, True),
-        (1, {"start_error": OSError(24, "Too many open files")}, 0, True),
+        (-signal.SIGSEGV, {}, 0, False, False),
+        (70, {}, 0, False, False),
+        (-signal.SIGKILL, {}, 0, True, False),  # of somebody else
+        (-signal.SIGKILL, {}, 1, True, False),  # of the kernel, which lacks memory: the model may never fit
+        (-signal.SIGKILL, {"kill_reason": "it gave no sign of life for 5.1 s"}, 0, False, False),
+        (78, {"load_error": LoadError("the bucket is away")}, 0, True, False),
+        (1, {"start_error": OSError(24, "Too many open files")}, 0, True, True),
     ],
     ids=["crash", "own end", "signal", "memory", "hang", "source", "start"],
 )
@@ -32,14 +32,16 @@ def test_the_surroundings_are_told_from_the_engine_itself(
     code: int,
     facts: dict[str, Any],
     num_oom_kills: int,
-    is_caused_by_surroundings: bool,
+    is_external: bool,
+    is_external_at_first: bool,
 ) -> None:
     monkeypatch.setattr(engine_handle, "count_oom_kills", lambda: num_oom_kills)
 
-    async def ask() -> bool:
+    async def ask(has_been_ready: bool) -> bool:
         engine = EngineHandle(EngineLauncher(), lambda engine: None)
         for name, value in facts.items():
             setattr(engine, name, value)
-        return engine.is_caused_by_surroundings(code)
+        return engine.is_caused_by_surroundings(code, has_been_ready)
 
-    assert asyncio.run(ask()) == is_caused_by_surroundings
+    assert asyncio.run(ask(has_been_ready=True)) == is_external
+    assert asyncio.run(ask(has_been_ready=False)) == is_external_at_first

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from cenote.api.supervisor import restart_policy
 from cenote.api.supervisor.restart_policy import MAX_FAILURES, MAX_RESTART_DELAY_S, EngineExit, RestartPolicy
 from cenote.api.wire.device_table import OnDevice
 
 SHARED = EngineExit(on_device=OnDevice([(1, 0), (2, 0)], False, 10))
 ALONE = EngineExit(on_device=OnDevice([(1, 0)], True, 0))
 BROKEN = EngineExit(on_device=OnDevice([(1, 0)], False, 0))  # its first batch
+BEFORE_LOADED = EngineExit(is_loaded=False)
 SURROUNDINGS = EngineExit(is_loaded=False, is_external=True)
 
 
@@ -37,6 +41,17 @@ def test_an_engine_that_finishes_no_batch_fails_by_itself_whatever_the_inputs() 
 def test_what_the_surroundings_do_never_counts() -> None:
     assert not after(*[SURROUNDINGS] * 50).is_crash_loop
     assert not after(*[SURROUNDINGS, EngineExit(is_external=True)] * 50).is_crash_loop
+
+
+def test_failures_count_in_any_time_until_one_has_loaded_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart_policy, "FAILURE_WINDOW_S", 0.0)  # each start takes longer
+
+    assert not after(*[SHARED] * 50).is_crash_loop
+    assert not after(SHARED, *[BEFORE_LOADED] * 50).is_crash_loop
+    assert not after(*[BEFORE_LOADED] * (MAX_FAILURES - 1)).is_crash_loop
+    never_ready = after(*[BEFORE_LOADED] * MAX_FAILURES)
+    assert never_ready.is_crash_loop
+    assert never_ready.describe_crash_loop() == "5 engine processes failed and none was ever ready"
 
 
 def test_an_engine_that_served_is_replaced_at_once_and_one_that_does_not_start_waits_longer_each_time() -> None:
