@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
+from cenote.utils.async_utils import gather_or_cancel
 from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class RequestContext(SelectedModel):
         """Return the results of several requests, which the engine may compute together."""
         if moves := self.is_in_thread:
             await TO_LOOP
-        results = await asyncio.gather(*map(self.pool, requests))
+        results = await gather_or_cancel(map(self.pool, requests))
         if moves:
             await TO_THREAD
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
+from cenote.protocol.requests import PoolRequest
 from tests.api.app_client import load_llm, make_client
 from tests.tiny import tiny_bert
 
@@ -101,6 +103,26 @@ def test_errors_have_the_code_and_the_name_of_the_status(
     assert reply.status_code == code
     assert reply.json().keys() == {"error"}
     assert reply.json()["error"]["code"] == code and reply.json()["error"]["status"] == status
+
+
+def test_an_error_of_one_content_cancels_those_with_other_options(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cancelled = llm.engine.pool, []
+
+    async def pool_or_hang(request: PoolRequest) -> Any:
+        if request.inputs != ["hangs"]:
+            return await pool(request)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(request.inputs)
+            raise
+
+    monkeypatch.setattr(llm.engine, "pool", pool_or_hang)
+    body = batch(["hangs"])
+    body["requests"] += batch([LONG_TEXT], autoTruncate=False)["requests"]
+
+    assert make_client(llm).post("/v1/models/mini:batchEmbedContents", json=body).status_code == 400
+    assert cancelled == [["hangs"]]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import operator
 
 import pytest
 
-from cenote.utils.async_utils import run_coroutine_sync, run_inline
+from cenote.utils.async_utils import gather_or_cancel, run_coroutine_sync, run_inline
 
 
 async def add(first: int, second: int) -> int:
@@ -42,3 +42,32 @@ def test_a_coroutine_that_suspends_is_closed_and_raises() -> None:
     with pytest.raises(RuntimeError, match="suspended"):
         run_coroutine_sync(suspend())
     assert events == ["closed"]
+
+
+def test_works_that_are_gathered_keep_their_order() -> None:
+    async def gather() -> list[int]:
+        return await gather_or_cancel(add(number, 1) for number in range(3))
+
+    assert asyncio.run(gather()) == [1, 2, 3]
+
+
+def test_an_error_of_one_work_cancels_the_others_before_it_is_raised() -> None:
+    events: list[str] = []
+
+    async def run_long() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            events.append("ended")
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("refused")
+
+    async def gather() -> None:
+        with pytest.raises(ValueError, match="refused"):
+            await gather_or_cancel([run_long(), fail(), run_long()])
+        assert events == ["ended", "ended"]
+
+    asyncio.run(gather())

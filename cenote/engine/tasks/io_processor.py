@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -29,6 +28,7 @@ from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams
+from cenote.utils.async_utils import gather_or_cancel
 from cenote.utils.bounded_executor import BoundedExecutor
 from cenote.utils.busy_stages import BusyStages
 
@@ -123,7 +123,7 @@ class IOProcessorRunner:
         if data is None:
             raise BadRequest(NO_DATA_MESSAGE, param="data")
         parsed, requests = await self._preprocess_async(data, request_id, tokenization, scheduling)
-        results = await asyncio.gather(*map(pool, requests.requests))
+        results = await gather_or_cancel(map(pool, requests.requests))
         return await self._postprocess_async(parsed, requests, results, request_id)
 
     def process_sync(
