@@ -1,4 +1,7 @@
-"""Small helpers that the whole package shares; FlexibleArgumentParser is in `vllm.utils` as well."""
+"""Small helpers that the whole package shares.
+
+FlexibleArgumentParser is in `vllm.utils` as well.
+"""
 
 from __future__ import annotations
 

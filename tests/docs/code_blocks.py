@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"))
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
 )
 BLOCK = re.compile(
     r"^(?:<!-- (?P<tested>tested)(?:: (?P<model>\w+))? -->\n+)?```(?P<language>\w*)\n(?P<code>.*?)^```$"

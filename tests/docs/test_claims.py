@@ -15,7 +15,7 @@ from cenote.models.recommended_models import read_recommended_models
 
 ROOT = Path(__file__).parents[2]
 PERFORMANCE = (ROOT / "docs/performance.md").read_text()
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 WITHDRAWN = {
     r"\bSTS-?B\b": "only two genres of the STS benchmark were measured",
     r"/docs`? (?:shows|documents) every route": "routes of tasks that no model supports are left out",

@@ -27,11 +27,12 @@ MAKES = "a target that installs, builds or tests for minutes"
 FIRST_BLOCKS = {
     "CONTRIBUTING.md": MAKES,
     "README.md": TESTED,
-    "docs/architecture.md": "a drawing of the folders",
+    "docs/architecture.md": "a drawing of the layers",
     "docs/clients.md": MAKES,
     "docs/contributing.md": MAKES,
     "docs/doctor.md": TESTED,
     "docs/files.md": TESTED,
+    "docs/internals.md": "a drawing of the processes",
     "docs/late_interaction.md": TESTED,
     "docs/long_texts.md": TESTED,
     "docs/migration.md": TESTED,

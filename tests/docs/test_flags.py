@@ -13,7 +13,7 @@ from cenote.cli.main import find_command
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*")]
 # declare the flags of our programs that the completion does not list
 SCRIPTS = (
     "cenote/bench/**/*.py",

@@ -35,7 +35,9 @@ def test_the_site_builds_without_a_warning_or_a_dead_link(tmp_path: Path) -> Non
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 
-    assert set(re.findall(r"\S+\.md", navigation)) == {path.name for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+
+    assert set(re.findall(r"\S+\.md", navigation)) == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
 
 
 def test_the_page_of_models_to_begin_with_has_the_rows_of_the_command() -> None:

@@ -1,0 +1,1 @@
+"""How batches run: packing, executors, CUDA graphs, prefix sharing, token budget and warm-up."""

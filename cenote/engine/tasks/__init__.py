@@ -1,0 +1,1 @@
+"""Tasks made of pool requests: scores, entities and the processing of plugins."""
