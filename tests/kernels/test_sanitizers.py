@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The flags of setup.py with less optimization, which takes half the time and checks more accesses.
-FLAGS = ["-O1", "-g", "-std=gnu11", "-fno-math-errno", "-fPIC", "-fopenmp", "-fno-omit-frame-pointer"]
+# The flags of setup.py with less optimization, which takes half the time and checks more accesses; reports name lines.
+FLAGS = ["-O1", "-g1", "-std=gnu11", "-fno-math-errno", "-fPIC", "-fopenmp", "-fno-omit-frame-pointer"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")
 NO_SOURCE = shutil.ignore_patterns("__pycache__", "*.so")
