@@ -102,7 +102,7 @@ gpu: ## parity and speed on a CUDA GPU
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
 	then python=$(PYTHON); else $(MAKE) setup || exit 1; python=$(BIN)/python; fi; \
 	export HF_HUB_OFFLINE=1; \
-	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m cenote.bench.gpu $(ARGS)
+	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m lab.gpu $(ARGS)
 
 docs: setup ## build the documentation site into site/; fails on a warning or a dead link
 	$(BIN)/zensical build --config-file mkdocs.yml --strict

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import requires
 from pathlib import Path
 
+import grimp
 import pytest
 
 import cenote
@@ -94,3 +95,12 @@ def test_undeclared_dependencies_are_requirements_of_declared_ones() -> None:
     names = [re.split(r"[\s<>=!~;\[(]", requirement)[0].lower() for requirement in requires("huggingface_hub") or []]
 
     assert "tqdm" in names
+
+
+def test_the_benchmarks_in_the_package_are_those_that_a_command_runs() -> None:
+    graph = grimp.build_graph("cenote", cache_dir=None)
+    workers = graph.find_descendants("cenote.bench.peers")  # run as scripts, by `cenote bench compare`
+
+    unused = graph.find_descendants("cenote.bench") - graph.find_upstream_modules("cenote.cli.main") - workers
+
+    assert unused == {"cenote.bench.compare", "cenote.bench.peers"}  # packages, whose modules are imported or run

@@ -17,6 +17,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*
 # declare the flags of our programs that the completion does not list
 SCRIPTS = (
     "cenote/bench/**/*.py",
+    "lab/**/*.py",
     "cenote/cli/explain_http.py",
     "examples/**/*.py",
     "tests/clients/matrix/*.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.session import ChaosOptions
 from tests.tiny import tiny_bert
 
 # FAULT_TESTS=full injects as many faults as the promises say; by default a few of each

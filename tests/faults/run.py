@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import uvloop
 
-from cenote.bench.chaos.driver import run_chaos
-from cenote.bench.chaos.report import format_results
-from cenote.bench.chaos.results import ChaosResults
-from cenote.bench.chaos.scenarios.scenario import Figure, format_figures
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.driver import run_chaos
+from lab.chaos.report import format_results
+from lab.chaos.results import ChaosResults
+from lab.chaos.scenarios.scenario import Figure, format_figures
+from lab.chaos.session import ChaosOptions
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cenote.bench.chaos.driver import run_chaos
-from cenote.bench.chaos.report import format_results
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.driver import run_chaos
+from lab.chaos.report import format_results
+from lab.chaos.session import ChaosOptions
 
 from .run import run
 

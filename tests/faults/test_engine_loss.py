@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL
 from .run import run_faults

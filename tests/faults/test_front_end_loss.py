@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL
 from .run import run_faults

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from cenote.api.replies import status_error_reply
-from cenote.bench.chaos.expectations import FAULTS as HONEST
-from cenote.bench.chaos.fault_hook import contains_run
-from cenote.bench.chaos.faults import FAULTS
-from cenote.bench.chaos.flags import make_parser
-from cenote.bench.chaos.leaks import find_leaks
-from cenote.bench.chaos.outcomes import FaultWindow, Outcome, check_error_reply, compare_answer, judge
-from cenote.bench.chaos.processes import ProcessSize
-from cenote.bench.chaos.report import format_results
-from cenote.bench.chaos.request_mix import embed, read_ranking
-from cenote.bench.chaos.results import ChaosResults
-from cenote.bench.chaos.scenarios.scenario import Figure
-from cenote.bench.chaos.schedule import MAX_ENGINE_FAILURES, Schedule
+from lab.chaos.expectations import FAULTS as HONEST
+from lab.chaos.fault_hook import contains_run
+from lab.chaos.faults import FAULTS
+from lab.chaos.flags import make_parser
+from lab.chaos.leaks import find_leaks
+from lab.chaos.outcomes import FaultWindow, Outcome, check_error_reply, compare_answer, judge
+from lab.chaos.processes import ProcessSize
+from lab.chaos.report import format_results
+from lab.chaos.request_mix import embed, read_ranking
+from lab.chaos.results import ChaosResults
+from lab.chaos.scenarios.scenario import Figure
+from lab.chaos.schedule import MAX_ENGINE_FAILURES, Schedule
 
 OK = Outcome("embed", 10.0, 11.0, expected_status=200, status=200)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cenote.bench.chaos.scenarios.overload import measure_overload
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.scenarios.overload import measure_overload
+from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL
 from .run import check_figures, run

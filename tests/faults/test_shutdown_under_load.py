@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cenote.bench.chaos.scenarios.shutdown import measure_shutdown
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.scenarios.shutdown import measure_shutdown
+from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL
 from .run import check_figures, run

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from cenote.bench.chaos.hook_folder import HookFolder
-from cenote.bench.chaos.session import ChaosOptions
+from lab.chaos.hook_folder import HookFolder
+from lab.chaos.session import ChaosOptions
 
 from .run import run_faults
 

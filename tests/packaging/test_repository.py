@@ -113,7 +113,7 @@ def test_pre_commit_runs_the_commands_of_make_check() -> None:
 def test_the_pages_for_contributors_name_files_and_targets_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    names = re.findall(r"`((?:cenote|tests|docs|examples)/[\w./*]*)`", text)
+    names = re.findall(r"`((?:cenote|lab|tests|docs|examples)/[\w./*]*)`", text)
 
     assert not [link for link in links if not (ROOT / link).exists()]
     assert not [name for name in names if not list(ROOT.glob(name.rstrip("/")))]

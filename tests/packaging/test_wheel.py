@@ -19,7 +19,7 @@ from cenote import LLM
 from cenote.kernels.cpu_features import cpu_features
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "cenote")
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "cenote", "lab")
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
@@ -102,7 +102,7 @@ def test_the_wheel_has_the_package_and_no_c_sources(dist_folder: Path) -> None:
 
     assert package_files(".py", ".jinja", "py.typed", ".html", ".js", ".css", ".svg", ".gz", ".txt") <= files
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
-    assert not [name for name in files if name.endswith((".c", ".h")) or name.startswith("tests")]
+    assert not [name for name in files if name.endswith((".c", ".h")) or name.startswith(("tests", "lab"))]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other platform tags")

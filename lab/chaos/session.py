@@ -1,0 +1,95 @@
+"""What all servers of one run share: texts, requests, right answers and fault hooks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.chaos.expectations import TOLERANCE
+from lab.chaos.hook_folder import HookFolder
+from lab.chaos.request_mix import ChaosRequest, TextMaker, fresh_embed, make_mix
+from lab.chaos.sender import CheckedSender, Draw, LoadSettings, References, record_references
+from lab.chaos.server import ChaosServer, ServerOptions, start_server
+from lab.chaos.traced_client import TracedClient
+
+API_KEYS = ("chaos-tenant-one", "chaos-tenant-two")
+SHORT_WORDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosOptions:
+    seed: int = 0
+    minutes: float = 1.0
+    faults: tuple[str, ...] = ()  # their names; empty: all
+    max_faults: int | None = None  # ends the run before the time is over
+    model: str | None = None
+    front_ends: int = 1
+    rate: float = 20.0  # requests per second of the open loop
+    bulk_clients: int = 1
+    max_fault_s: float = 8.0
+    fault_period_s: float = 0.0  # at least so long from the start of a fault to that of the next one
+    step_timeout_s: float | None = 30.0  # of the server; None: its default
+    request_timeout_s: float = 60.0
+    device_tokens_per_s: int | None = None  # batches take as long as on such a device; None: as they take
+    deterministic: bool = False
+    serve_args: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    log: Path | None = None  # of the server
+
+    @property
+    def tolerance(self) -> float:
+        return 0.0 if self.deterministic else TOLERANCE
+
+
+class ChaosSession:
+    def __init__(self, options: ChaosOptions, folder: Path) -> None:
+        self.options = options
+        self.log = options.log or folder / "server.log"
+        self.source = random.Random(options.seed)
+        self.texts = TextMaker(options.model, options.seed)
+        self.mix = make_mix(self.texts)
+        self.hooks = HookFolder(folder / "hooks", self.texts.poison(), options.device_tokens_per_s)
+        self.references: References = {}
+        self.unsupported: set[str] = set()  # kinds of requests that the model refuses
+
+    @asynccontextmanager
+    async def serve(self, serve_args: Sequence[str] = ()) -> AsyncIterator[ChaosServer]:
+        """Start a server; the first one also gives the right answers."""
+        async with start_server(self._server_options(serve_args), self.log) as server:
+            if not self.references:
+                async with self.make_client(server) as client:
+                    self.references, self.unsupported = await record_references(
+                        client, self.mix.all_requests(), API_KEYS
+                    )
+                self.mix = self.mix.without(self.unsupported)
+            yield server
+
+    def make_client(self, server: ChaosServer) -> TracedClient:
+        return TracedClient(server.address, timeout_s=self.options.request_timeout_s)
+
+    def make_sender(
+        self, client: TracedClient, draw: Draw | None = None, *, has_aborts: bool = False, pauses: bool = False
+    ) -> CheckedSender:
+        """Return a sender of short texts that are never the same, or of what `draw` returns."""
+        settings = LoadSettings(API_KEYS, self.options.tolerance, self.references)
+        seed = self.source.getrandbits(32)
+        return CheckedSender(client, settings, draw or self._draw, seed=seed, has_aborts=has_aborts, pauses=pauses)
+
+    def _draw(self, source: random.Random) -> ChaosRequest:
+        return fresh_embed(self.texts, 1, SHORT_WORDS)
+
+    def _server_options(self, serve_args: Sequence[str]) -> ServerOptions:
+        options = self.options
+        flags = ["--deterministic"] if options.deterministic else []
+        if options.step_timeout_s is not None:
+            flags += ["--step-timeout-s", f"{options.step_timeout_s:g}"]
+        return ServerOptions(
+            options.model,
+            options.front_ends,
+            [*flags, *serve_args, *options.serve_args],
+            API_KEYS,
+            {**options.environment, **self.hooks.environment},
+        )

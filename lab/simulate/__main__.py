@@ -1,0 +1,107 @@
+"""Command line of the simulation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cenote.bench.load import LoadPattern
+from cenote.errors import PoolingError
+from lab.simulate.report import compare, describe_service, format_results
+from lab.simulate.requests import Request, make_requests, make_trace
+from lab.simulate.routing import POLICIES, make_policy
+from lab.simulate.service_time import ServiceTime
+from lab.simulate.simulation import ReplicaSettings, SimulationResult, simulate
+
+# BERT-base in bfloat16 on an H200, docs/performance.md: a query of 16 tokens in 0.6 ms, 2.4 M tokens/s through HTTP
+H200_BERT_BASE = ServiceTime(batch_s=0.0006, sequence_s=0.0, token_s=1 / 2.6e6, overhead_s=0.0015)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(arguments)
+    try:
+        return run(args)
+    except PoolingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def run(args: argparse.Namespace) -> int:
+    service = H200_BERT_BASE if args.service is None else ServiceTime.read(args.service)
+    if args.measure is not None:
+        from lab.simulate.measure import measure_service_time
+
+        service = measure_service_time(args.measure, args.api_key, args.tokenizer, args.window_s)
+        if args.write is not None:
+            service.write(args.write)
+    print(describe_service(service))
+    load = LoadPattern(
+        None, args.rate, args.burstiness, num_requests=args.requests, duration_s=args.duration, seed=args.seed
+    )
+    if args.check is not None:
+        return check(args, service, load)
+    requests = make_requests(load, mean_tokens=args.mean_tokens, sigma=args.sigma, num_contents=args.distinct)
+    results = {name: run_policy(args, name, requests, service) for name in args.policy or POLICIES}
+    print(format_results(results, args.rate, args.replicas))
+    return 0
+
+
+def check(args: argparse.Namespace, service: ServiceTime, load: LoadPattern) -> int:
+    """Compare the simulation with an open-loop load on a server."""
+    from lab.simulate.measure import run_open_loop
+
+    stats, lengths = run_open_loop(
+        args.check, args.api_key, args.tokenizer, load, mean_tokens=args.mean_tokens, sigma=args.sigma
+    )
+    name = (args.policy or ["least-tokens"])[0]
+    print(compare(stats, run_policy(args, name, make_trace(load, lengths), service)))
+    return 0
+
+
+def run_policy(
+    args: argparse.Namespace, name: str, requests: Sequence[Request], service: ServiceTime
+) -> SimulationResult:
+    settings = ReplicaSettings(args.max_batch_tokens, args.max_batch_sequences, args.cache_entries)
+    policy = make_policy(name, args.seed)
+    return simulate(
+        requests,
+        service,
+        policy,
+        num_replicas=args.replicas,
+        settings=settings,
+        seed=args.seed,
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.simulate",
+        description="Simulate replicas under load, with service times that were measured on a server.",
+    )
+    parser.add_argument("--measure", metavar="URL", help="measure the service time of this server for half a minute")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the measured service time as JSON")
+    parser.add_argument("--service", type=Path, metavar="FILE", help="read it (default: BERT-base on an H200)")
+    parser.add_argument("--check", metavar="URL", help="run the load on this server too, and compare")
+    parser.add_argument("--api-key", help="API key of the server")
+    parser.add_argument("--tokenizer", metavar="MODEL", help="model whose tokenizer makes the texts")
+    parser.add_argument("--window-s", type=float, default=2.5, help="seconds of each of 12 loads of --measure")
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="may be repeated (default: all)")
+    parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
+    parser.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; below 1: bursts")
+    parser.add_argument("--requests", type=int, default=None, help="number of requests")
+    parser.add_argument("--duration", type=float, default=60.0, metavar="SECONDS", help="of arrivals")
+    parser.add_argument("--mean-tokens", type=float, default=48.0)
+    parser.add_argument("--sigma", type=float, default=0.8, help="spread of the log-normal lengths; 0: equal lengths")
+    parser.add_argument("--distinct", type=int, default=None, metavar="N", help="repeat N texts, by Zipf's law")
+    parser.add_argument("--cache-entries", type=int, default=0, help="results that the cache of a replica holds")
+    parser.add_argument("--max-batch-tokens", type=int, default=16_384)
+    parser.add_argument("--max-batch-sequences", type=int, default=1024)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
