@@ -20,7 +20,6 @@ import uvloop
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cenote.bench.backends import BACKENDS
-from cenote.bench.client import ServerAddress
 from cenote.bench.load import LoadPattern
 from cenote.bench.report import write_json
 from cenote.bench.serve import measure_servers
@@ -30,6 +29,7 @@ from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError
 from cenote.utils.arguments import parse_positive_int
+from cenote.utils.async_http_client import ServerAddress
 from lab.shapes import SHAPES, VOCABULARY, write_checkpoint
 
 TOKENS_IN_FLIGHT = 600_000  # several batches, so that the device never waits for clients

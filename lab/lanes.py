@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cenote.bench.client import HttpClient, ServerAddress, encode_http_request
 from cenote.bench.process_group import terminate_groups_on_sigterm
 from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
 from cenote.utils.arguments import parse_positive_int
+from cenote.utils.async_http_client import AsyncHttpClient, ServerAddress, encode_http_request
 
 TEXT = (
     "a cenote is natural pit in limestone that exposes groundwater beneath the surface where rivers flow through caves "
@@ -71,8 +71,8 @@ class Load:
         """Send requests for a time; bulk requests that are not finished by then are cancelled."""
         phase = Phase()
         async with (
-            HttpClient(self.address, timeout_s=600) as monitor,
-            HttpClient(self.address, timeout_s=600) as client,
+            AsyncHttpClient(self.address, timeout_s=600) as monitor,
+            AsyncHttpClient(self.address, timeout_s=600) as client,
         ):
             bulk = [
                 asyncio.create_task(self._send_bulk(client, number)) for number in range(self.num_clients * has_bulk)
@@ -92,25 +92,25 @@ class Load:
         await asyncio.sleep(WARMUP_S)
         return phase
 
-    async def _send_queries(self, client: HttpClient, until: float, phase: Phase) -> None:
+    async def _send_queries(self, client: AsyncHttpClient, until: float, phase: Phase) -> None:
         number = 0
         while time.perf_counter() < until:
             began = time.perf_counter()
             reply = await client.send(self.queries[number % len(self.queries)])
-            assert reply.status == 200, reply.body[:500]
+            assert reply.status == 200, reply.content[:500]
             phase.query_s.append(reply.received_at - began)
             number += 1
             await asyncio.sleep(self.pause_s)
 
-    async def _send_bulk(self, client: HttpClient, number: int) -> None:
+    async def _send_bulk(self, client: AsyncHttpClient, number: int) -> None:
         while True:
             reply = await client.send(self.bulk[number % len(self.bulk)])
-            assert reply.status == 200, reply.body[:500]
+            assert reply.status == 200, reply.content[:500]
             number += self.num_clients
 
-    async def _count_tokens(self, client: HttpClient) -> float:
+    async def _count_tokens(self, client: AsyncHttpClient) -> float:
         reply = await client.send(encode_http_request("GET", self.address, "/metrics"))
-        (value,) = re.findall(rb"^cenote_batch_tokens_sum{.*} (\S+)$", reply.body, re.MULTILINE)
+        (value,) = re.findall(rb"^cenote_batch_tokens_sum{.*} (\S+)$", reply.content, re.MULTILINE)
         return float(value)
 
 

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from cenote.bench.client import HttpClient, ServerAddress
 from cenote.bench.load import EncodedRequest, GoodReplies, LoadPattern, RequestSender, run_load
 from cenote.bench.load_stats import LoadRound
+from cenote.utils.async_http_client import AsyncHttpClient, ServerAddress
 
 START_DELAY_S = 0.05  # between the start message and the first request, so that all processes start together
 EXIT_TIMEOUT_S = 5.0
@@ -67,7 +67,7 @@ def _client_process_main(
     good_replies: GoodReplies = {}
 
     async def run_round(load: LoadPattern, num_warmups: int) -> LoadRound:
-        async with HttpClient(address, timeout_s=timeout_s) as client:
+        async with AsyncHttpClient(address, timeout_s=timeout_s) as client:
             if num_warmups:
                 concurrency = load.concurrency or load.max_concurrency or 1
                 await run_load(

@@ -7,10 +7,10 @@ import math
 import shlex
 
 from cenote.bench.backends import BACKENDS
-from cenote.bench.client import ServerAddress
 from cenote.bench.load import LoadPattern
 from cenote.errors import BadRequest
 from cenote.utils.arguments import parse_json_object, parse_non_negative_int, parse_positive_int
+from cenote.utils.async_http_client import ServerAddress
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:

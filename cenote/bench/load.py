@@ -13,7 +13,7 @@ from itertools import count, takewhile
 import numpy as np
 
 from cenote.bench.backends import InvalidReply, parse_error, parse_num_tokens
-from cenote.bench.client import HttpClient, NoResponse
+from cenote.utils.async_http_client import AsyncHttpClient, NoResponse
 from cenote.utils.bounded_executor import BoundedExecutor
 
 PARSE_EVERY = 16  # parse at least one of this many responses
@@ -102,7 +102,7 @@ class RequestSender:
     """Sends the prepared requests cyclically and records a sample for each."""
 
     def __init__(
-        self, client: HttpClient, requests: Sequence[EncodedRequest], good_replies: GoodReplies | None = None
+        self, client: AsyncHttpClient, requests: Sequence[EncodedRequest], good_replies: GoodReplies | None = None
     ) -> None:
         self.client = client
         self.requests = requests
@@ -124,17 +124,17 @@ class RequestSender:
             sample.finished, sample.error = self.now(), str(error)
         else:
             sample.finished, sample.status = reply.received_at - self.started_at, reply.status
-            sample.timing_ms = parse_server_timing(reply.headers.get(b"server-timing", b""))
+            sample.timing_ms = parse_server_timing(reply.headers.get("server-timing", ""))
             if reply.status == 200:
                 try:
                     sample.tokens, sample.items = (
-                        self._parse_num_tokens(number, reply.body, request.num_items),
+                        self._parse_num_tokens(number, reply.content, request.num_items),
                         request.num_items,
                     )
                 except InvalidReply as error:
                     sample.error = str(error)
             else:
-                sample.error = parse_error(reply.body)
+                sample.error = parse_error(reply.content)
         self.samples.append(sample)
 
     def _parse_num_tokens(self, number: int, body: bytes, num_items: int) -> int | None:
@@ -200,10 +200,10 @@ async def _open_loop(sender: RequestSender, load: LoadPattern) -> None:
     await asyncio.gather(*tasks)
 
 
-def parse_server_timing(header: bytes) -> tuple[tuple[str, float], ...]:
+def parse_server_timing(header: str) -> tuple[tuple[str, float], ...]:
     """Return (name, milliseconds) for each duration of a Server-Timing header."""
     durations = []
-    for metric in header.decode("latin-1").split(","):
+    for metric in header.split(","):
         name, *parameters = (part.strip() for part in metric.split(";"))
         for parameter in parameters:
             key, _, value = parameter.partition("=")

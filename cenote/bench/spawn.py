@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.bench.process_group import ProcessGroup
 from cenote.errors import LoadError
+from cenote.utils.async_http_client import AsyncHttpClient, NoResponse, ServerAddress, encode_http_request
 
 READY_TIMEOUT_S = 300.0
 MAX_LOG_LINES = 5
@@ -63,7 +63,7 @@ def spawn_server(
 async def wait_until_healthy(process: subprocess.Popen[bytes], address: ServerAddress) -> str | None:
     """Poll /health; return None when the server is healthy, else the reason for the failure."""
     began = time.perf_counter()
-    async with HttpClient(address, timeout_s=5) as client:
+    async with AsyncHttpClient(address, timeout_s=5) as client:
         while time.perf_counter() - began < READY_TIMEOUT_S:
             if process.poll() is not None:
                 return f"exited with status {process.returncode}"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cenote.bench.backends import Backend, InvalidReply, Vectors, encode_request, parse_error, parse_vectors
-from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.bench.client_processes import ClientProcesses
 from cenote.bench.load import EncodedRequest, LoadPattern, RequestSender, run_load
 from cenote.bench.load_stats import LoadRound
+from cenote.utils.async_http_client import AsyncHttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.utils.bounded_executor import BoundedExecutor
 
 WARM_UP_CLIENTS = 8
@@ -57,10 +57,10 @@ class LoadTarget:
                         encode_http_request("GET", self.address, path, headers=self.request_settings.headers)
                     )
                     if reply.status == 200:
-                        card = msgspec.json.decode(reply.body, type=_ModelList).data[0]
+                        card = msgspec.json.decode(reply.content, type=_ModelList).data[0]
                         self.model, self.root = self.model or card.id, card.root
                         return None
-            return f"status {reply.status}: {parse_error(reply.body)}"
+            return f"status {reply.status}: {parse_error(reply.content)}"
         except (NoResponse, msgspec.DecodeError, UnicodeDecodeError) as error:
             return str(error)
         except IndexError:
@@ -114,12 +114,12 @@ class LoadTarget:
                 except NoResponse as error:
                     raise InvalidReply(str(error)) from None
                 if reply.status != 200:
-                    raise InvalidReply(f"status {reply.status}: {parse_error(reply.body)}")
-                vectors.append(parse_vectors(reply.body))
+                    raise InvalidReply(f"status {reply.status}: {parse_error(reply.content)}")
+                vectors.append(parse_vectors(reply.content))
         return vectors
 
-    def make_client(self) -> HttpClient:
-        return HttpClient(self.address, timeout_s=self.request_settings.timeout_s, tls=self.request_settings.tls)
+    def make_client(self) -> AsyncHttpClient:
+        return AsyncHttpClient(self.address, timeout_s=self.request_settings.timeout_s, tls=self.request_settings.tls)
 
 
 class _ModelEntry(msgspec.Struct):

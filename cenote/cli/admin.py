@@ -8,11 +8,12 @@ import sys
 import time
 from typing import Any
 
-from cenote.cli.admin_client import AdminClient, ServerUnreachable
+from cenote.cli.admin_client import AdminClient
 from cenote.cli.flags import engine_keywords
 from cenote.cli.model_table import format_models
 from cenote.errors import PoolingError
 from cenote.utils.argparse_utils import UsageError
+from cenote.utils.http_client import ServerUnreachable
 from cenote.utils.progress import print_note
 
 STOP_POLL_S = 0.2

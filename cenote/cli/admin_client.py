@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from cenote.cli.option_sources import ENV_PREFIX
 from cenote.errors import PoolingError
-from cenote.utils.argparse_utils import UsageError, parse_words
+from cenote.utils.argparse_utils import parse_words
+from cenote.utils.http_client import JSON_HEADERS, HttpClient, HttpReply, ServerUnreachable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # the first that is set; the server reads its own keys from the same variables
@@ -31,68 +28,56 @@ def find_api_key(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-class ServerUnreachable(PoolingError):
-    """No server answers at the URL."""
-
-
 class AdminClient:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float | None = None) -> None:
         """Without `timeout_s`, a request may take as long as a model takes to load."""
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise UsageError(f"invalid URL {url!r}; expected for example {DEFAULT_URL}")
-        self.url = url.rstrip("/")
-        self.api_key = api_key or find_api_key(os.environ)
-        self.timeout_s = timeout_s
-        is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")  # and not behind the proxy
-        self.opener = build_opener(*([ProxyHandler({})] if is_local else []))
+        self.client = HttpClient(url, api_key or find_api_key(os.environ), timeout_s, uses_proxy=True)
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @property
+    def api_key(self) -> str | None:
+        return self.client.api_key
 
     def get(self, path: str) -> Any:
-        return self._send(Request(self.url + path, headers=self._headers()))
+        return self._send("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        return self._send(Request(self.url + path, json.dumps(body or {}).encode(), headers, method="POST"))
+        return self._send("POST", path, json.dumps(body or {}).encode(), JSON_HEADERS)
 
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def _send(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        with self.client as client:  # whose connection is closed after each request
+            try:
+                reply = client.send(method, path, content, headers)
+            except ServerUnreachable as error:
+                raise self._describe_failure(error) from None
+        if not reply.is_ok:
+            raise PoolingError(self._describe_status(reply, path))
+        return {} if reply.json is None else reply.json
 
-    def _send(self, request: Request) -> Any:
-        try:
-            with self.opener.open(request, timeout=self.timeout_s) as response:
-                return _parse_body(response.read())
-        except HTTPError as error:
-            with error:
-                raise PoolingError(self._describe_status(error.code, error.read(), request)) from None
-        except TimeoutError:
-            raise PoolingError(f"{self.url} has not answered within {self.timeout_s:g} s; see --timeout-s") from None
-        except (URLError, http.client.HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            if isinstance(reason, TimeoutError):
-                raise PoolingError(
-                    f"{self.url} has not answered within {self.timeout_s:g} s; see --timeout-s"
-                ) from None
-            raise ServerUnreachable(
-                f"no server answers at {self.url} ({reason}); start one with cenote serve, or set --url"
-            ) from None
+    def _describe_failure(self, error: ServerUnreachable) -> PoolingError:
+        if self.client.has_timed_out(error.__cause__):
+            return PoolingError(f"{self.url} has not answered within {self.client.timeout_s:g} s; see --timeout-s")
+        return ServerUnreachable(
+            f"no server answers at {self.url} ({error.__cause__}); start one with cenote serve, or set --url"
+        )
 
-    def _describe_status(self, status: int, content: bytes, request: Request) -> str:
-        body = _parse_body(content)
-        error = body.get("error") if isinstance(body, dict) else None
+    def _describe_status(self, reply: HttpReply, path: str) -> str:
+        error = reply.json.get("error") if isinstance(reply.json, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
-        if status == 401:
+        if reply.status == 401:
             return f"{self.url} needs an API key; set --api-key or {KEY_VARIABLES[0]}"
-        if status in (404, 405) and request.selector.startswith("/admin") and _is_missing_route(message):
-            return f"{self.url} has no admin API ({status}); cenote serve of this version has it"
-        return f"{self.url}: {message or f'status {status}'}"
+        if reply.status in (404, 405) and path.startswith("/admin") and _is_missing_route(message):
+            return f"{self.url} has no admin API ({reply.status}); cenote serve of this version has it"
+        if location := reply.headers.get("location"):
+            return f"{self.url}: status {reply.status}, which names {location}; set --url to the server itself"
+        return f"{self.url}: {message or f'status {reply.status}'}"
 
 
 def _is_missing_route(message: Any) -> bool:
     """Whether a 404 says that the route does not exist, not that a model does not."""
     return not isinstance(message, str) or "/admin" in message or message == "Not Found"
-
-
-def _parse_body(content: bytes) -> Any:
-    try:
-        return json.loads(content) if content else {}
-    except ValueError:
-        return {}

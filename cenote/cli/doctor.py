@@ -24,7 +24,7 @@ def doctor(argv: Sequence[str]) -> int:
     if args.compare and args.url:
         parser.error("--compare takes both URLs itself")
 
-    from cenote.doctor.http_client import ServerUnreachable
+    from cenote.utils.http_client import ServerUnreachable
 
     try:
         return run(args)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine_server(args: argparse.Namespace) -> int:
     from cenote.doctor.examination import examine
-    from cenote.doctor.http_client import HttpClient
+    from cenote.utils.http_client import HttpClient
 
     apis = [name.strip() for name in args.apis.split(",") if name.strip()] if args.apis else None
     with HttpClient(args.url or DEFAULT_URL, api_key(args)) as client:
@@ -105,7 +105,7 @@ def examine_server(args: argparse.Namespace) -> int:
 
 def compare_servers(args: argparse.Namespace) -> int:
     from cenote.doctor.comparison import compare
-    from cenote.doctor.http_client import HttpClient
+    from cenote.utils.http_client import HttpClient
 
     one, other = (HttpClient(url, api_key(args)) for url in args.compare)
     texts = read_texts(args.texts) if args.texts else None
@@ -116,8 +116,8 @@ def compare_servers(args: argparse.Namespace) -> int:
 
 
 def record_traffic(args: argparse.Namespace) -> int:
-    from cenote.doctor.http_client import HttpClient
     from cenote.doctor.recording import record
+    from cenote.utils.http_client import HttpClient
 
     with HttpClient(args.url or DEFAULT_URL) as client:
         client.get("/")  # fail now rather than at the first request
@@ -126,8 +126,8 @@ def record_traffic(args: argparse.Namespace) -> int:
 
 
 def replay_traffic(args: argparse.Namespace) -> int:
-    from cenote.doctor.http_client import HttpClient
     from cenote.doctor.replay import replay
+    from cenote.utils.http_client import HttpClient
 
     with HttpClient(args.url or DEFAULT_URL, api_key(args)) as client:
         report = replay(client, Path(args.replay))

@@ -7,14 +7,13 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, build_opener
 
 from cenote.bench.spawn import find_free_port
 from cenote.cli.option_sources import collect_options
 from cenote.cli.parser import CommandParser
 from cenote.cli.serve import add_serve_arguments, run_server
 from cenote.utils.argparse_utils import UsageError
+from cenote.utils.http_client import HttpClient, ServerUnreachable
 from cenote.utils.progress import print_note
 
 LOCAL_HOST = "127.0.0.1"
@@ -60,12 +59,8 @@ def open_when_ready(address: str, open_page: Callable[[str], bool] = webbrowser.
 
 
 def is_ready(address: str) -> bool:
-    opener = build_opener(ProxyHandler({}))  # a proxy does not reach this machine
-    try:
-        with opener.open(f"{address}/health/ready", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except HTTPError as error:  # 503 while the models load
-        error.close()
-        return False
-    except (URLError, OSError):
-        return False
+    with HttpClient(address, timeout_s=5) as client:
+        try:
+            return client.get("/health/ready").status == 200  # 503 while the models load
+        except ServerUnreachable:
+            return False

@@ -11,9 +11,9 @@ from cenote.doctor.answers import AnswerError, Classes, Scores, Vector
 from cenote.doctor.client_request import ClientRequest, Kind
 from cenote.doctor.client_requests import CLIENT_REQUESTS
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpReply
 from cenote.doctor.server import Server, read_reply
 from cenote.doctor.vector_checks import find_problem
+from cenote.utils.http_client import HttpReply
 
 ABSENT_STATUSES = (404, 405, 501)
 REFUSED_STATUSES = (400, 403, 415, 422, 424)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 
-from cenote.doctor.http_client import JSON_HEADERS
+from cenote.utils.http_client import JSON_HEADERS
 
 Kind = Literal["vectors", "scores", "classes", "other"]
 # how vectors compare with those of the first request of the table that is answered:

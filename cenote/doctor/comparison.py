@@ -13,12 +13,12 @@ from cenote.doctor.answers import AnswerError, Vector
 from cenote.doctor.client_request import ClientRequest, Kind
 from cenote.doctor.client_requests import CLIENT_REQUESTS
 from cenote.doctor.difference_causes import Embedder, find_cause
-from cenote.doctor.http_client import HttpClient
 from cenote.doctor.ranking_checks import in_order
 from cenote.doctor.server import Server, read_reply
 from cenote.doctor.texts import COMPARED_TEXTS, DOCUMENTS, QUERY
 from cenote.doctor.vector_checks import cosine
 from cenote.errors import PoolingError
+from cenote.utils.http_client import HttpClient
 
 SAME_COSINE = 0.999
 SAME_TAU = 0.95

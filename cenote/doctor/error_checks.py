@@ -12,8 +12,8 @@ from cenote.doctor.client_checks import ServedRequests
 from cenote.doctor.client_request import ClientRequest, Each
 from cenote.doctor.client_requests import CLIENT_REQUESTS
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpReply
 from cenote.doctor.server import Server
+from cenote.utils.http_client import HttpReply
 
 UNKNOWN_MODEL = "no-such-model"
 INPUT_PLACEHOLDERS = ("$TEXTS", "$TEXT", "$DOCUMENTS")

@@ -9,12 +9,12 @@ from cenote.doctor.client_requests import CLIENT_REQUESTS
 from cenote.doctor.embedding_checks import check_embeddings
 from cenote.doctor.error_checks import check_errors
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpClient
 from cenote.doctor.latency import measure_latency
 from cenote.doctor.ranking_checks import check_classes, check_scores
 from cenote.doctor.server import Server
 from cenote.doctor.truncation_checks import check_truncation
 from cenote.utils.argparse_utils import UsageError
+from cenote.utils.http_client import HttpClient
 
 
 def examine(client: HttpClient, model: str | None = None, apis: Sequence[str] | None = None) -> Report:

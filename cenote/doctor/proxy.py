@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from starlette.types import Receive, Scope, Send
 
-from cenote.doctor.http_client import HttpClient, HttpReply, ServerUnreachable
 from cenote.utils.bounded_executor import BoundedExecutor
+from cenote.utils.http_client import HttpClient, HttpReply, ServerUnreachable
 
 # of one connection, and not of the message; lengths are computed again
 CONNECTION_HEADERS = frozenset(
@@ -66,7 +67,7 @@ class ForwardingProxy:
             return client.send(request.method, request.path, content, request.headers)
         except ServerUnreachable as error:
             body = json.dumps({"error": {"message": error.message, "type": "BadGateway"}}).encode()
-            return HttpReply(502, {"content-type": "application/json"}, body, 0.0)
+            return HttpReply(502, {"content-type": "application/json"}, body, time.perf_counter())
         finally:
             self.idle_clients.put(client)
 

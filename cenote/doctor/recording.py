@@ -15,8 +15,8 @@ from typing import Any
 from cenote.api.http.server import HttpServer
 from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
-from cenote.doctor.http_client import HttpReply
 from cenote.doctor.proxy import ForwardingProxy, ProxyRequest
+from cenote.utils.http_client import HttpReply
 from cenote.utils.progress import print_note
 
 SECRET_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie", "proxy-authorization"))
@@ -35,8 +35,10 @@ class RecordingProxy(ForwardingProxy):
         self.num_recorded = 0
 
     def exchange(self, request: ProxyRequest) -> HttpReply:
+        start = time.perf_counter()
         reply = self.forward(request)
-        line = json.dumps(make_record(request, reply), ensure_ascii=False).encode() + b"\n"
+        record = make_record(request, reply, reply.received_at - start)
+        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         with self.lock:
             os.write(self.descriptor, line)
             self.num_recorded += 1
@@ -47,10 +49,10 @@ class RecordingProxy(ForwardingProxy):
         os.close(self.descriptor)
 
 
-def make_record(request: ProxyRequest, reply: HttpReply) -> dict[str, Any]:
+def make_record(request: ProxyRequest, reply: HttpReply, seconds: float) -> dict[str, Any]:
     return {
         "time": round(time.time(), 3),
-        "seconds": round(reply.seconds, 6),
+        "seconds": round(seconds, 6),
         "method": request.method,
         "path": SECRET_QUERY.sub(r"\1=", request.path),
         "headers": {name: value for name, value in request.headers.items() if name not in SECRET_HEADERS},

@@ -12,10 +12,10 @@ import numpy as np
 
 from cenote.doctor.answers import AnswerError, from_base64
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpClient, HttpReply
 from cenote.doctor.recording import decode_content, encode_content
 from cenote.doctor.vector_checks import cosine
 from cenote.errors import BadRequest
+from cenote.utils.http_client import HttpClient, HttpReply
 
 # ids, times and counts, which differ from request to request, and what depends on the machine
 VOLATILE_KEYS = frozenset(

@@ -8,9 +8,9 @@ from typing import Any
 
 from cenote.doctor.answers import AnswerError, Classes, Scores, Vector
 from cenote.doctor.client_request import ClientRequest, RequestInputs
-from cenote.doctor.http_client import HttpClient, HttpReply
 from cenote.doctor.texts import DOCUMENTS, QUERY, TEXTS
 from cenote.errors import PoolingError
+from cenote.utils.http_client import HttpClient, HttpReply
 
 FALLBACK_MODEL = "default"
 

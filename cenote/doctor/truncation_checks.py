@@ -12,9 +12,9 @@ from cenote.doctor.answers import AnswerError, Vector
 from cenote.doctor.client_checks import ServedRequests
 from cenote.doctor.client_request import ClientRequest
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpReply
 from cenote.doctor.server import Server, read_reply
 from cenote.doctor.texts import make_long_text
+from cenote.utils.http_client import HttpReply
 
 WORD_COUNTS = (600, 5000)
 MAX_LENGTH_TO_TEST = 20_000  # tokens; longer texts take minutes on a CPU

@@ -12,7 +12,6 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from cenote.bench.backends import BACKENDS, parse_error
-from cenote.bench.client import encode_http_request
 from cenote.bench.load import LoadPattern
 from cenote.bench.load_stats import compute_load_stats
 from cenote.bench.spawn import SpawnedServer, find_free_port, spawn_server
@@ -21,6 +20,7 @@ from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError, PoolingError
 from cenote.explain.http_results import HttpLoadOptions, HttpResults, make_stages
 from cenote.explain.process_cpu import compute_usage, read_cpu_times
+from cenote.utils.async_http_client import encode_http_request
 from cenote.utils.system_limits import count_cpus, raise_file_limit
 
 # the first route that the model supports is measured
@@ -82,7 +82,7 @@ async def find_target(server: SpawnedServer, options: HttpLoadOptions, texts: Se
         if reply.status == 200:
             settings = replace(settings, num_processes=options.client_processes)
             return LoadTarget("cenote", server.address, settings, probe.model)
-        problem = problem or f"status {reply.status}: {parse_error(reply.body)}"
+        problem = problem or f"status {reply.status}: {parse_error(reply.content)}"
     raise PoolingError(f"the server answers neither of {', '.join(BACKENDS[name].path for name in ROUTES)}: {problem}")
 
 
@@ -127,5 +127,5 @@ async def read_metrics(target: LoadTarget) -> dict[str, float]:
     request = encode_http_request("GET", target.address, "/metrics", headers=target.request_settings.headers)
     async with target.make_client() as client:
         reply = await client.send(request)
-    families = text_string_to_metric_families(reply.body.decode())
+    families = text_string_to_metric_families(reply.content.decode())
     return {sample.name: sample.value for family in families for sample in family.samples}

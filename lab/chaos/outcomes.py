@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -86,13 +86,13 @@ def make_outcome(
     status, wrong, error = None, "", exchange.error
     if exchange.reply is not None:
         status = exchange.reply.status
-        if exchange.reply.headers.get(b"x-request-id") != request_id.encode():
-            wrong = f"x-request-id is {exchange.reply.headers.get(b'x-request-id')!r} instead of {request_id}"
+        if exchange.reply.headers.get("x-request-id") != request_id:
+            wrong = f"x-request-id is {exchange.reply.headers.get('x-request-id')!r} instead of {request_id}"
         elif status == OK == request.status:
-            wrong = compare_answer(request, exchange.reply.body, expected, tolerance)
+            wrong = compare_answer(request, exchange.reply.content, expected, tolerance)
         elif status != OK:
-            wrong = check_error_reply(status, exchange.reply.headers, exchange.reply.body, request.error_code)
-            error = exchange.reply.body[:MAX_ERROR_CHARACTERS].decode(errors="replace")
+            wrong = check_error_reply(status, exchange.reply.headers, exchange.reply.content, request.error_code)
+            error = exchange.reply.content[:MAX_ERROR_CHARACTERS].decode(errors="replace")
     return Outcome(
         request.kind,
         exchange.sent_at,
@@ -137,7 +137,7 @@ class _ErrorBody(msgspec.Struct):
     object: str
 
 
-def check_error_reply(status: int, headers: dict[bytes, bytes], body: bytes, code: str | None) -> str:
+def check_error_reply(status: int, headers: Mapping[str, str], body: bytes, code: str | None) -> str:
     """Return what is wrong with an error reply; empty if it has the documented shape."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody)
@@ -146,9 +146,9 @@ def check_error_reply(status: int, headers: dict[bytes, bytes], body: bytes, cod
     if code is not None and error.error.code != code:
         return f"status {status} with the code {error.error.code!r} instead of {code!r}: {error.error.message}"
     if status in NEEDS_RETRY_AFTER:
-        for name in (b"retry-after", b"retry-after-ms"):
-            if not headers.get(name, b"").isdigit():
-                return f"status {status} without {name.decode()}"
+        for name in ("retry-after", "retry-after-ms"):
+            if not headers.get(name, "").isdigit():
+                return f"status {status} without {name}"
     return ""
 
 

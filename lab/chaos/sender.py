@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cenote.bench.backends import Vectors
-from cenote.bench.client import encode_http_request
 from cenote.bench.load import RequestSender
 from cenote.errors import LoadError
+from cenote.utils.async_http_client import encode_http_request
 from lab.chaos.expectations import OK
 from lab.chaos.outcomes import Outcome, make_outcome
 from lab.chaos.request_mix import ChaosRequest
@@ -124,7 +124,7 @@ async def record_references(
         if exchange.reply.status != OK:
             unsupported.add(request.kind)
             continue
-        references[request.body] = request.read(exchange.reply.body)
+        references[request.body] = request.read(exchange.reply.content)
     if not references:
         raise LoadError("the model answers none of the requests of the mix; it needs the task embed or score")
     return references, unsupported

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.bench.process_group import ProcessGroup
 from cenote.bench.spawn import MAX_LOG_LINES, find_free_port, wait_until_healthy
 from cenote.errors import LoadError
+from cenote.utils.async_http_client import AsyncHttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.utils.bounded_executor import BoundedExecutor
 from lab.chaos.processes import (
     ProcessSize,
@@ -119,9 +119,9 @@ class ChaosServer:
         request = encode_http_request("GET", self.address, "/metrics", headers=self.auth_headers)
         totals: dict[str, float] = {}
         with suppress(NoResponse):
-            async with HttpClient(self.address, timeout_s=METRICS_TIMEOUT_S) as client:
+            async with AsyncHttpClient(self.address, timeout_s=METRICS_TIMEOUT_S) as client:
                 reply = await client.send(request)
-            for family in text_string_to_metric_families(reply.body.decode()):
+            for family in text_string_to_metric_families(reply.content.decode()):
                 for sample in family.samples:
                     totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         return totals

@@ -6,7 +6,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from cenote.bench.client import ClientConnection, HttpClient, HttpReply, NoResponse
+from cenote.utils.async_http_client import AsyncHttpClient, ClientConnection, NoResponse
+from cenote.utils.http_client import HttpReply
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class Exchange:
     was_aborted: bool = False  # by this client
 
 
-class TracedClient(HttpClient):
+class TracedClient(AsyncHttpClient):
     reuses_connections = True
 
     async def exchange(self, request: bytes, *, abort_after_s: float | None = None) -> Exchange:

@@ -11,12 +11,12 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from cenote.bench.backends import BACKENDS
-from cenote.bench.client import ServerAddress, encode_http_request
 from cenote.bench.load import LoadPattern, RequestSample
 from cenote.bench.load_stats import LoadStats, compute_load_stats
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import PoolingError
+from cenote.utils.async_http_client import ServerAddress, encode_http_request
 from cenote.utils.progress import print_note
 from lab.simulate.service_time import LoadWindow, ServiceTime, fit_service_time, relative_errors
 
@@ -124,7 +124,7 @@ async def _read_metrics(target: LoadTarget) -> dict[str, float]:
         reply = await client.send(request)
     sums: defaultdict[str, float] = defaultdict(float)
     num_replicas = 0
-    for family in text_string_to_metric_families(reply.body.decode()):
+    for family in text_string_to_metric_families(reply.content.decode()):
         for sample in family.samples:
             sums[sample.name] += sample.value
             num_replicas += sample.name == METRICS["device_s"]  # each has a series of its own

@@ -11,7 +11,6 @@ import pytest
 import uvloop
 
 from cenote.bench.backends import BACKENDS, encode_request
-from cenote.bench.client import HttpClient, ServerAddress, encode_http_request
 from cenote.bench.load import (
     PARSE_EVERY,
     EncodedRequest,
@@ -22,6 +21,7 @@ from cenote.bench.load import (
     run_load,
 )
 from cenote.bench.load_stats import LoadRound, LoadStats, compute_load_stats
+from cenote.utils.async_http_client import AsyncHttpClient, ServerAddress, encode_http_request
 from tests.bench.stub import ReceivedRequest, StubServer, embed, reply
 
 
@@ -31,7 +31,7 @@ def run_load_on(load: LoadPattern, stub: StubServer, num_items: int = 2, timeout
         body = encode_request(
             BACKENDS["openai-embeddings"], ["a"] * num_items, model="m", encoding_format="float", extra={}
         )
-        async with HttpClient(address, timeout_s=timeout_s) as client:
+        async with AsyncHttpClient(address, timeout_s=timeout_s) as client:
             message = encode_http_request("POST", address, "/v1/embeddings", body=body)
             sender = RequestSender(client, [EncodedRequest(message, num_items)])
             await run_load(sender, load)
@@ -215,7 +215,7 @@ def test_connection_errors_and_timeouts_are_counted() -> None:
 
 
 def test_server_timing_is_parsed_in_all_its_forms() -> None:
-    header = b'queue;dur=1.5, tokenize; dur="0.25" , cache;desc="hit", inference;desc=x;dur=7, broken;dur=soon'
+    header = 'queue;dur=1.5, tokenize; dur="0.25" , cache;desc="hit", inference;desc=x;dur=7, broken;dur=soon'
 
     assert parse_server_timing(header) == (("queue", 1.5), ("tokenize", 0.25), ("inference", 7.0))
-    assert parse_server_timing(b"") == ()
+    assert parse_server_timing("") == ()

@@ -17,7 +17,6 @@ import uvloop
 from tokenizers import models, pre_tokenizers
 
 from cenote.bench.backends import BACKENDS, Vectors
-from cenote.bench.client import ServerAddress
 from cenote.bench.in_process import InProcessEngine
 from cenote.bench.load import LoadPattern
 from cenote.bench.main import main
@@ -29,6 +28,7 @@ from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.errors import LoadError
 from cenote.llm import LLM
 from cenote.utils.arguments import mask_secrets
+from cenote.utils.async_http_client import ServerAddress
 from tests.bench.stub import ReceivedRequest, StubServer, embed, reply, vector
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cenote.bench.main import COMMANDS as BENCH_COMMANDS
-from cenote.cli.admin_client import ServerUnreachable
 from cenote.cli.main import COMMANDS, main
 from cenote.cli.serve import make_table, parse_config
+from cenote.utils.http_client import ServerUnreachable
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_splade
 
 FILES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cenote.doctor.http_client import HttpClient, HttpReply
 from cenote.doctor.proxy import ForwardingProxy, ProxyRequest
+from cenote.utils.http_client import HttpClient, HttpReply
 
 ChangeRequest = Callable[[dict[str, Any]], None]
 ChangeReply = Callable[["FaultyProxy", ProxyRequest, HttpReply], HttpReply]
@@ -52,7 +52,7 @@ def parse(content: bytes) -> Any:
 
 
 def with_body(reply: HttpReply, body: Any) -> HttpReply:
-    return HttpReply(reply.status, reply.headers, json.dumps(body).encode(), reply.seconds)
+    return HttpReply(reply.status, reply.headers, json.dumps(body).encode(), reply.received_at)
 
 
 def change_vectors(change: Callable[[list[Any]], list[Any]]) -> ChangeReply:

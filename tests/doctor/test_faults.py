@@ -6,7 +6,7 @@ import pytest
 
 from cenote.doctor.examination import examine
 from cenote.doctor.findings import Report
-from cenote.doctor.http_client import HttpClient
+from cenote.utils.http_client import HttpClient
 from tests.doctor import faulty_proxy as faults
 from tests.doctor.conftest import Serve
 from tests.doctor.faulty_proxy import FaultyProxy, change_vectors

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cenote.cli.main import main
-from cenote.doctor.http_client import HttpClient, ServerUnreachable
 from cenote.doctor.recording import RecordingProxy
 from cenote.doctor.replay import compare_json
+from cenote.utils.http_client import HttpClient, ServerUnreachable
 from tests.doctor import faulty_proxy as faults
 from tests.doctor.conftest import Serve
 from tests.doctor.faulty_proxy import FaultyProxy, change_vectors

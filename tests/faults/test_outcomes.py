@@ -98,7 +98,7 @@ def test_a_ranking_is_compared_by_document() -> None:
 
 def test_an_error_must_have_the_documented_body_and_say_when_to_retry() -> None:
     reply = status_error_reply(429, "overloaded")
-    headers = {name.encode(): value.encode() for name, value in reply.headers.items()}
+    headers = dict(reply.headers)
     body = bytes(reply.content)
 
     assert check_error_reply(429, headers, body, None) == ""

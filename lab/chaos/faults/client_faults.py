@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
-from cenote.bench.client import encode_http_request
 from cenote.bench.load import run_load
+from cenote.utils.async_http_client import encode_http_request
 from lab.chaos.capacity import find_overload
 from lab.chaos.faults.fault import Fault, FaultContext, make_open_loop
 from lab.chaos.outcomes import FaultWindow

@@ -1,4 +1,4 @@
-"""The benchmark client: HTTP/1.1, keep-alive, TLS, Unix sockets and connection errors."""
+"""The async client: HTTP/1.1, keep-alive, TLS, Unix sockets and connection errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from cenote.bench.client import HttpClient, HttpReply, NoResponse, ServerAddress, encode_http_request
 from cenote.errors import BadRequest
+from cenote.utils.async_http_client import AsyncHttpClient, NoResponse, ServerAddress, encode_http_request
+from cenote.utils.http_client import HttpReply
 from tests.bench.stub import ReceivedRequest, StubServer, reply
 
 
@@ -29,7 +30,7 @@ def send_and_count_resent(
 
     async def run() -> tuple[list[Any], int]:
         address, results = ServerAddress.from_url(url), []
-        async with HttpClient(address, timeout_s=timeout_s, tls=tls) as client:
+        async with AsyncHttpClient(address, timeout_s=timeout_s, tls=tls) as client:
             for _ in range(times):
                 try:
                     results.append(await client.send(encode_http_request("POST", address, "/path", body=b'{"a":1}')))
@@ -56,8 +57,8 @@ def test_a_connection_is_reused_for_later_requests() -> None:
     with StubServer(reply_ok) as stub:
         replies = send_requests(stub.url, times=20)
 
-    assert [(response.status, response.body, response.headers[b"x-name"]) for response in replies] == [
-        (200, b'"yes"', b"value")
+    assert [(response.status, response.content, response.headers["x-name"]) for response in replies] == [
+        (200, b'"yes"', "value")
     ] * 20
     assert stub.num_connections == 1
     assert stub.requests[0].headers["content-type"] == "application/json" and stub.requests[0].body == {"a": 1}
@@ -67,13 +68,13 @@ def test_a_chunked_response_is_joined() -> None:
     raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
 
     with raw_reply(raw) as stub:
-        assert [response.body for response in send_requests(stub.url, times=2)] == [b"abcdefg"] * 2
+        assert [response.content for response in send_requests(stub.url, times=2)] == [b"abcdefg"] * 2
         assert stub.num_connections == 1
 
 
 def test_a_reply_without_a_length_ends_when_the_server_closes() -> None:
     with raw_reply(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it") as stub:
-        assert [response.body for response in send_requests(stub.url, times=2)] == [b"all of it"] * 2
+        assert [response.content for response in send_requests(stub.url, times=2)] == [b"all of it"] * 2
         assert stub.num_connections == 2
 
 
@@ -81,7 +82,7 @@ def test_a_server_that_closes_after_each_reply_gets_a_new_connection_each_time()
     with raw_reply(reply(b"1", headers="Connection: close\r\n")) as stub:
         replies, num_resent = send_and_count_resent(stub.url, times=3)
 
-    assert [response.body for response in replies] == [b"1"] * 3
+    assert [response.content for response in replies] == [b"1"] * 3
     assert (stub.num_connections, num_resent) == (3, 0)
 
 
@@ -93,13 +94,13 @@ def test_a_request_on_a_closed_idle_connection_is_resent_and_counted() -> None:
     with StubServer(reply_once_per_connection) as stub:
         replies, num_resent = send_and_count_resent(stub.url, times=3)
 
-    assert [response.body for response in replies] == [b"1"] * 3
+    assert [response.content for response in replies] == [b"1"] * 3
     assert num_resent == 2
 
 
 def test_a_1xx_response_before_the_final_one_is_skipped() -> None:
     with raw_reply(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(b"late")) as stub:
-        assert [response.body for response in send_requests(stub.url, times=2)] == [b"late"] * 2
+        assert [response.content for response in send_requests(stub.url, times=2)] == [b"late"] * 2
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_late_response_is_not_returned_for_the_next_request() -> None:
         first, second = send_requests(stub.url, times=2, timeout_s=0.1)
 
         assert first == "timed out after 0.1 s"
-        assert isinstance(second, HttpReply) and second.body == b"2"
+        assert isinstance(second, HttpReply) and second.content == b"2"
 
 
 def test_connection_refused_is_reported(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_connection_refused_is_reported(tmp_path: Path) -> None:
 
 def test_a_server_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
     with StubServer(reply_ok, uds=str(tmp_path / "a.sock")) as stub:
-        assert [response.body for response in send_requests(stub.url, times=2)] == [b'"yes"'] * 2
+        assert [response.content for response in send_requests(stub.url, times=2)] == [b'"yes"'] * 2
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to create a certificate")
@@ -155,7 +156,7 @@ def test_tls_works_with_trusted_certificates_only(tmp_path: Path) -> None:
 
     with StubServer(reply_ok, tls=server) as stub:
         trusting = ssl.create_default_context(cafile=str(certificate))
-        assert [response.body for response in send_requests(stub.url, times=2, tls=trusting)] == [b'"yes"'] * 2
+        assert [response.content for response in send_requests(stub.url, times=2, tls=trusting)] == [b'"yes"'] * 2
         (refused,) = send_requests(stub.url)
 
     assert refused == "TLS handshake failed: self-signed certificate"

@@ -1,7 +1,8 @@
-"""HTTP client of the doctor: one keep-alive connection, whole replies, no retries."""
+"""Blocking HTTP client: one keep-alive connection, whole replies; redirects are not followed."""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import ssl
@@ -10,17 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from cenote.errors import PoolingError
 from cenote.utils.argparse_utils import UsageError
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 DEFAULT_TIMEOUT_S = 120.0
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")  # which a proxy does not reach
 
 
 class ServerUnreachable(PoolingError):
-    """No HTTP response came from the URL."""
+    """No HTTP response came from the URL; the cause is the error of the connection."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class HttpReply:
     status: int
     headers: Mapping[str, str]  # names in lower case
     content: bytes
-    seconds: float
+    received_at: float  # time.perf_counter() after the last byte
 
     @cached_property
     def json(self) -> Any:
@@ -50,16 +52,30 @@ class HttpReply:
 class HttpClient:
     """Send requests to one server; not for several threads at once."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        parts = urlsplit(url)
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        *,
+        uses_proxy: bool = False,
+    ) -> None:
+        """With `uses_proxy`, requests go through the proxy that the environment names for the server, if any."""
+        try:
+            parts = urlsplit(url)
+            self.host, self.port, self.is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        except ValueError:  # of the port or of an IPv6 address
+            parts = SplitResult("", "", "", "", "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"invalid URL {url!r}; expected for example http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self.api_key = api_key
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")  # paths of requests begin with their version
-        self.host, self.port, self.is_tls = parts.hostname, parts.port, parts.scheme == "https"
         self.timeout_s = timeout_s
         self.connection: http.client.HTTPConnection | None = None
+        self.proxy = find_proxy(parts) if uses_proxy else None
+        if self.proxy is not None and not self.is_tls:
+            self.prefix = f"http://{parts.netloc.rpartition('@')[2]}{self.prefix}"
 
     def post(self, path: str, body: Any, headers: Mapping[str, str] = JSON_HEADERS) -> HttpReply:
         return self.send("POST", path, json.dumps(body).encode(), headers)
@@ -86,15 +102,15 @@ class HttpClient:
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
             self.close()
             if not is_reused:
-                raise self._unreachable(error) from None
+                raise self._unreachable(error) from error
         except (http.client.HTTPException, OSError) as error:
             self.close()
-            raise self._unreachable(error) from None
+            raise self._unreachable(error) from error
         try:  # the server may close an idle connection at any time
             return self._exchange(method, path, content, all_headers)
         except (http.client.HTTPException, OSError) as error:
             self.close()
-            raise self._unreachable(error) from None
+            raise self._unreachable(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -110,19 +126,46 @@ class HttpClient:
     def _exchange(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> HttpReply:
         if self.connection is None:
             self.connection = self._connect()
-        start = time.perf_counter()
+        if self.proxy is not None and not self.is_tls:
+            headers = {**headers, **make_proxy_headers(self.proxy)}
         self.connection.request(method, self.prefix + path, content, headers)
         response = self.connection.getresponse()
         body = response.read()
-        seconds = time.perf_counter() - start
-        return HttpReply(response.status, {name.lower(): value for name, value in response.getheaders()}, body, seconds)
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return HttpReply(response.status, fields, body, time.perf_counter())
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self.is_tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout_s, context=context)
-        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        host, port = (self.host, self.port) if self.proxy is None else (self.proxy.hostname or "", self.proxy.port)
+        if not self.is_tls:
+            return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+        connection = http.client.HTTPSConnection(
+            host, port, timeout=self.timeout_s, context=ssl.create_default_context()
+        )
+        if self.proxy is not None:
+            connection.set_tunnel(self.host, self.port, make_proxy_headers(self.proxy))
+        return connection
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
-        reason = f"no reply within {self.timeout_s:g} s" if isinstance(error, TimeoutError) else error or repr(error)
+        reason = f"no reply within {self.timeout_s:g} s" if self.has_timed_out(error) else error or repr(error)
         return ServerUnreachable(f"{self.url} cannot be reached: {reason}")
+
+    def has_timed_out(self, error: BaseException | None) -> bool:
+        """Return whether this is the error of a request that took longer than `timeout_s`."""
+        return isinstance(error, TimeoutError) and self.timeout_s is not None
+
+
+def find_proxy(server: SplitResult) -> SplitResult | None:
+    """Return the proxy that the environment names for a server; None if it is reached without one."""
+    from urllib.request import getproxies, proxy_bypass  # only here, since it takes longer to import than all the rest
+
+    proxy = getproxies().get(server.scheme)
+    if not proxy or server.hostname in LOCAL_HOSTS or proxy_bypass(server.netloc.rpartition("@")[2]):
+        return None
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def make_proxy_headers(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}

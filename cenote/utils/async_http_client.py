@@ -1,4 +1,4 @@
-"""Minimal HTTP/1.1 client with keep-alive connections and low overhead per request."""
+"""Async HTTP/1.1 client with keep-alive connections and low overhead per request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self, cast
 from urllib.parse import unquote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from cenote.errors import BadRequest
+from cenote.utils.http_client import HttpReply
 
 
 class NoResponse(Exception):
@@ -81,16 +82,6 @@ def encode_http_request(
     return head.encode() + b"\r\n\r\n" + body
 
 
-@dataclass(slots=True)
-class HttpReply:
-    """HTTP response and the time its last byte was received."""
-
-    status: int = 0
-    headers: dict[bytes, bytes] = field(default_factory=dict)  # by lower-case name
-    body: bytes = b""
-    received_at: float = 0.0  # time.perf_counter()
-
-
 class ClientConnection(asyncio.Protocol):
     """One connection with at most one request in flight."""
 
@@ -99,7 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self.timeout_s = timeout_s
         self.transport: asyncio.WriteTransport | None = None
         self.parser = HttpResponseParser(self)
-        self.reply = HttpReply()
+        self.headers: dict[str, str] = {}
         self.parts: list[bytes] = []
         self.waiter: asyncio.Future[HttpReply] | None = None
         self.has_received_data = False  # whether any byte of the response was received
@@ -151,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
-        ends_by_closing = not self.reply.headers.keys() & {b"content-length", b"transfer-encoding"}
+        ends_by_closing = not self.headers.keys() & {"content-length", "transfer-encoding"}
         if self.has_head and ends_by_closing and error is None:
             self.on_message_complete()
         elif self.has_received_data:
@@ -162,10 +153,10 @@ class ClientConnection(asyncio.Protocol):
     # HttpResponseParser callbacks
 
     def on_message_begin(self) -> None:
-        self.reply, self.parts, self.has_head = HttpReply(), [], False
+        self.headers, self.parts, self.has_head = {}, [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.reply.headers[name.lower()] = value
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.has_head = True
@@ -174,20 +165,20 @@ class ClientConnection(asyncio.Protocol):
         self.parts.append(body)
 
     def on_message_complete(self) -> None:
-        self.reply.status = self.parser.get_status_code()
-        if self.reply.status < 200:  # 1xx: the final response follows
+        status = self.parser.get_status_code()
+        if status < 200:  # 1xx: the final response follows
             self.has_head = False
             return
-        self.reply.received_at = time.perf_counter()
-        self.reply.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        content = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        reply = HttpReply(status, self.headers, content, time.perf_counter())
         waiter, self.waiter, self.has_head = self.waiter, None, False
         if not self.parser.should_keep_alive() or waiter is None:  # an unsolicited response precedes a close
             self.close()
         if waiter is not None and not waiter.done():
-            waiter.set_result(self.reply)
+            waiter.set_result(reply)
 
 
-class HttpClient:
+class AsyncHttpClient:
     """Sends encoded requests to one server, with one keep-alive connection per request in flight."""
 
     def __init__(self, address: ServerAddress, *, timeout_s: float = 60, tls: ssl.SSLContext | None = None) -> None:
