@@ -83,7 +83,7 @@ def test_routes_that_would_generate_text_say_what_there_is_instead(dialect: Dial
 
 
 def test_the_documentation_names_the_dialects_with_error_bodies_of_their_own() -> None:
-    text = " ".join((ROOT / "docs/serving.md").read_text().split())
+    text = " ".join((ROOT / "docs/routes.md").read_text().split())
     named = text.partition("Errors have one body, except on the routes of ")[2].partition(", which have their own")[0]
 
     assert {name.lower() for name in re.split(", | and ", named)} == {

@@ -44,6 +44,7 @@ FIRST_BLOCKS = {
     "docs/prompts.md": TESTED,
     "docs/quickstart.md": MADE,
     "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
+    "docs/routes.md": TESTED,
     "docs/scale.md": MADE,
     "docs/security.md": TESTED,
     "docs/serving.md": TESTED,
