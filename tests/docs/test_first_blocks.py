@@ -32,6 +32,7 @@ FIRST_BLOCKS = {
     "docs/contributing.md": MAKES,
     "docs/doctor.md": TESTED,
     "docs/files.md": TESTED,
+    "docs/index.md": "begins as README.md does",
     "docs/internals.md": "a drawing of the processes",
     "docs/late_interaction.md": TESTED,
     "docs/long_texts.md": TESTED,
