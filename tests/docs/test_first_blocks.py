@@ -43,6 +43,7 @@ FIRST_BLOCKS = {
     "docs/performance.md": "measures for minutes",
     "docs/plugins.md": "a part of a pyproject.toml",
     "docs/prompts.md": TESTED,
+    "docs/quantization.md": TESTED,
     "docs/quickstart.md": MADE,
     "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
     "docs/routes.md": TESTED,
