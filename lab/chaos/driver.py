@@ -11,35 +11,38 @@ from pathlib import Path
 
 from cenote.bench.load import LoadPattern, run_load
 from cenote.utils.progress import print_note
+from lab.chaos.attack_load import attackers
 from lab.chaos.capacity import measure_capacity
 from lab.chaos.faults import FAULTS
 from lab.chaos.faults.fault import Fault, FaultContext
 from lab.chaos.faults.server_faults import CACHE_FOLDER
-from lab.chaos.leaks import Sizes, find_leaks, list_shared_memory
+from lab.chaos.leaks import Holdings, find_leaks, list_shared_memory
 from lab.chaos.outcomes import FaultWindow
 from lab.chaos.results import ChaosResults
 from lab.chaos.schedule import Schedule
 from lab.chaos.sender import CheckedSender, wait_until_answered
 from lab.chaos.server import ChaosServer
-from lab.chaos.session import ChaosOptions, ChaosSession
+from lab.chaos.session import NO_FAULTS, ChaosOptions, ChaosSession
 from lab.chaos.small_disk import small_disk
 
-WARM_UP_S = 2.0
 RECOVERY_LIMIT_S = 60.0
-SETTLE_S = 1.0  # after the load: connections of clients are closed
-MAX_LOAD = 0.7  # share of the capacity that the open loop uses at most
+SETTLE_S = 2.0  # after a load: connections of clients are closed, memory of a burst is given back
+SETTLE_LIMIT_S = 30.0  # until a server holds no more than before the load
+# share of the capacity that the open loop uses at most; attackers also send what the server answers
+MAX_LOAD, MAX_LOAD_UNDER_ATTACK = 0.7, 0.35
 
 
 async def run_chaos(options: ChaosOptions) -> ChaosResults:
     """Inject all faults, each into a server with the options that it needs."""
-    names = options.faults or tuple(FAULTS)
-    groups: dict[tuple[str, ...], list[Fault]] = {}
+    names = () if options.faults == NO_FAULTS else options.faults or tuple(FAULTS)
+    groups: dict[tuple[str, ...], list[Fault]] = {} if names else {(): []}
     for name in names:
         groups.setdefault(FAULTS[name].serve_args, []).append(FAULTS[name])
     with tempfile.TemporaryDirectory(prefix="cenote-chaos-") as folder:
         run = ChaosRun(options, Path(folder))
         for serve_args, faults in groups.items():
-            await run.run_group(serve_args, faults, options.minutes * 60 * len(faults) / len(names))
+            share = len(faults) / len(names) if names else 1.0
+            await run.run_group(serve_args, faults, options.minutes * 60 * share)
     return run.results
 
 
@@ -57,10 +60,12 @@ class ChaosRun:
         args = [str(self.cache_folder) if word == CACHE_FOLDER else word for word in serve_args]
         with small_disk(self.cache_folder):
             async with self.session.serve(args) as server:
-                before = server.read_sizes()
-                warm = await self._run_load(server, faults, seconds)
-                await asyncio.sleep(SETTLE_S)
-                results.violations += find_leaks(before, warm, server.read_sizes())
+                rate = await self._warm_up(server)
+                before = Holdings.of(server.read_sizes())
+                await self._run_load(server, faults, seconds, rate)
+                after = await self._settle(server, before)
+                results.notes.append(f"after the load {after}; before it {before}")
+                results.violations += find_leaks(before, after)
                 results.add_metrics(await server.read_metrics())
                 stopped = await server.stop()
         if stopped.status != 0:
@@ -74,28 +79,45 @@ class ChaosRun:
         if count := log.read_bytes()[log_size:].count(b"Traceback (most recent call last)"):
             results.violations.append(f"the log of the server has {count} tracebacks")
 
-    async def _run_load(self, server: ChaosServer, faults: Sequence[Fault], seconds: float) -> Sizes:
-        """Run the load with faults; return the sizes of the processes before the first fault."""
+    async def _warm_up(self, server: ChaosServer) -> float:
+        """Send the mix of the load for a moment, and return the rate that the server sustains."""
         session, options = self.session, self.options
         async with session.make_client(server) as client:
-            extra = session.make_sender(client)
-            probe = session.make_sender(client, session.mix.draw)  # the same mix as the load below
+            probe = session.make_sender(client, session.mix.draw)
             capacity = await measure_capacity(probe)
-            rate = min(options.rate, MAX_LOAD * capacity)
-            print_note(f"capacity {capacity:.0f} requests/s; load {rate:.0f}/s, {options.bulk_clients} bulk clients")
+            for request in session.mix.bulk:
+                await probe.send_request(request)
+        self.results.add_round(probe.outcomes, [])
+        await asyncio.sleep(SETTLE_S)
+        max_load = MAX_LOAD_UNDER_ATTACK if options.attackers else MAX_LOAD
+        rate = min(options.rate, max_load * capacity)
+        print_note(f"capacity {capacity:.0f} requests/s; load {rate:.0f}/s, {options.bulk_clients} bulk clients")
+        return rate
+
+    async def _settle(self, server: ChaosServer, before: Holdings) -> Holdings:
+        """Wait until the server holds no more than before the load, but not for ever; return what it holds."""
+        end = time.perf_counter() + SETTLE_LIMIT_S
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            after = Holdings.of(server.read_sizes())
+            if not find_leaks(before, after) or time.perf_counter() > end:
+                return after
+
+    async def _run_load(self, server: ChaosServer, faults: Sequence[Fault], seconds: float, rate: float) -> None:
+        """Run the load with faults, and with attackers if there are any."""
+        session, options = self.session, self.options
+        async with attackers(server, options, self.results), session.make_client(server) as client:
+            extra = session.make_sender(client)
             single = session.make_sender(client, session.mix.draw, has_aborts=True)
             bulk = session.make_sender(client, lambda source: source.choice(session.mix.bulk), pauses=True)
             loads = [start_load(single, LoadPattern(None, rate=rate, num_requests=None, seed=options.seed))]
             if session.mix.bulk and options.bulk_clients:
                 loads.append(start_load(bulk, LoadPattern(options.bulk_clients, num_requests=None)))
-            await asyncio.sleep(WARM_UP_S)
-            warm = server.read_sizes()
             context = FaultContext(server, session, client, extra, self.cache_folder)
             windows = await self._inject_faults(context, faults, seconds)
-            senders = [probe, single, bulk, extra]
+            senders = [single, bulk, extra]
             await stop_loads(loads, senders)
         self.results.add_round([outcome for sender in senders for outcome in sender.outcomes], windows)
-        return warm
 
     async def _inject_faults(self, context: FaultContext, faults: Sequence[Fault], seconds: float) -> list[FaultWindow]:
         """Inject faults one after another until the time is over."""
@@ -105,6 +127,8 @@ class ChaosRun:
         possible = [fault for fault in faults if reasons[fault.name] is None]
         schedule = Schedule(possible, context.source)
         windows: list[FaultWindow] = []
+        if not faults:
+            await asyncio.sleep(seconds)
         while possible and time.perf_counter() < end and len(windows) != self.options.max_faults:
             next_at = time.perf_counter() + self.options.fault_period_s
             fault = schedule.next_fault()

@@ -20,8 +20,8 @@ DEADLINE_SLACK_S = 1.0
 # results differ from those of a quiet server by at most this; 0 with --deterministic
 TOLERANCE = 1e-5
 
-MAX_RSS_GROWTH_MIB = 64.0  # of a process that lived from the start to the end
-MAX_FILE_GROWTH = 8  # descriptors of such a process, after all clients have left
+MAX_MEMORY_GROWTH_MIB = 64.0  # of all processes together, a while after the load
+MAX_FILE_GROWTH = 8  # descriptors of all processes together, after all clients have left
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from cenote.bench.flags import parse_positive_float
 from cenote.utils.arguments import parse_non_negative_int, parse_positive_int
 from lab.chaos.faults import FAULTS
 from lab.chaos.scenarios import SCENARIOS
-from lab.chaos.session import ChaosOptions
+from lab.chaos.session import NO_FAULTS, ChaosOptions
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -24,7 +24,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of texts, load and order of faults")
     parser.add_argument("--minutes", type=parse_positive_float, default=1.0, help="duration of the load")
-    parser.add_argument("--faults", type=_fault_names, default=(), metavar="A,B", help="faults to inject; default: all")
+    parser.add_argument(
+        "--faults", type=_fault_names, default=(), metavar="A,B", help="to inject, or none; default: all"
+    )
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), help="measure this scenario instead")
     parser.add_argument(
         "--max-faults", type=parse_positive_int, help="end after so many faults, before --minutes are over"
@@ -36,6 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--bulk-clients", type=parse_non_negative_int, default=1, help="clients that send requests with many texts"
+    )
+    parser.add_argument(
+        "--attackers",
+        type=parse_non_negative_int,
+        default=0,
+        metavar="N",
+        help="processes that attack the server all the time; memory and descriptors must come back afterwards",
     )
     parser.add_argument(
         "--max-fault-s",
@@ -74,6 +83,7 @@ def make_options(args: argparse.Namespace) -> ChaosOptions:
         front_ends=args.front_ends,
         rate=args.rate,
         bulk_clients=args.bulk_clients,
+        attackers=args.attackers,
         max_fault_s=args.max_fault_s,
         step_timeout_s=args.step_timeout_s,
         request_timeout_s=args.timeout_s,
@@ -86,7 +96,7 @@ def make_options(args: argparse.Namespace) -> ChaosOptions:
 
 def _fault_names(value: str) -> tuple[str, ...]:
     names = tuple(value.split(","))
-    unknown = [name for name in names if name not in FAULTS]
+    unknown = [] if names == NO_FAULTS else [name for name in names if name not in FAULTS]
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown fault {unknown[0]!r}; available: {', '.join(FAULTS)}")
     return names

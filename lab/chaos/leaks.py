@@ -1,11 +1,12 @@
-"""What a server must not keep: descriptors, shared memory, resident memory."""
+"""What a server must not keep: memory, descriptors, shared memory, processes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab.chaos.expectations import MAX_FILE_GROWTH, MAX_RSS_GROWTH_MIB
+from lab.chaos.expectations import MAX_FILE_GROWTH, MAX_MEMORY_GROWTH_MIB
 from lab.chaos.processes import ProcessSize
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
@@ -13,22 +14,44 @@ SHARED_MEMORY_FOLDER = Path("/dev/shm")
 Sizes = Mapping[int, ProcessSize]
 
 
-def find_leaks(before: Sizes, warm: Sizes, after: Sizes) -> list[str]:
-    """Compare the processes that lived all the time: files without clients, memory from the warmed-up state on."""
-    problems = []
-    for pid in before.keys() & warm.keys() & after.keys():
-        new_files = after[pid].num_files - before[pid].num_files
-        if new_files > MAX_FILE_GROWTH:
-            problems.append(f"process {pid} has {new_files} more open files than before the load")
-        new_memory = after[pid].num_shared_memory_files - before[pid].num_shared_memory_files
-        if new_memory > 0:
-            problems.append(f"process {pid} has {new_memory} more shared memory files than before the load")
-        growth = after[pid].resident_mib - warm[pid].resident_mib
-        if growth > MAX_RSS_GROWTH_MIB:
-            problems.append(f"process {pid} grew by {growth:.0f} MiB, more than {MAX_RSS_GROWTH_MIB:.0f}")
-    if len(after) > len(before):
-        problems.append(f"the server has {len(after)} processes, and had {len(before)} before the load")
-    return problems
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What all processes of a server hold together while no client is connected."""
+
+    num_processes: int
+    memory_mib: float
+    num_files: int
+    num_shared_memory_files: int
+    parts: str = ""  # the memory of each process
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> Holdings:
+        return cls(
+            sum(size.num_files > 0 for size in sizes.values()),
+            sum(size.memory_mib for size in sizes.values()),
+            sum(size.num_files for size in sizes.values()),
+            sum(size.num_shared_memory_files for size in sizes.values()),
+            ", ".join(f"{size.name} {size.memory_mib:.0f}" for size in sizes.values()),
+        )
+
+    def __str__(self) -> str:
+        counts = f"{self.memory_mib:.0f} MiB and {self.num_files} descriptors in {self.num_processes} processes"
+        return f"{counts} ({self.parts})"
+
+
+def find_leaks(before: Holdings, after: Holdings) -> list[str]:
+    """Compare what a warm, quiet server holds with what it holds after the load."""
+    limits = {
+        "memory_mib": MAX_MEMORY_GROWTH_MIB,
+        "num_files": MAX_FILE_GROWTH,
+        "num_shared_memory_files": 0,
+        "num_processes": 0,
+    }
+    return [
+        f"{name} is {getattr(after, name):.0f} after the load and was {getattr(before, name):.0f} before it"
+        for name, limit in limits.items()
+        if getattr(after, name) - getattr(before, name) > limit
+    ]
 
 
 def list_shared_memory() -> set[str]:

@@ -20,7 +20,8 @@ POLL_S = 0.001
 class ProcessSize:
     """What a process holds."""
 
-    resident_mib: float
+    name: str  # of its Python module
+    memory_mib: float  # pages that several processes share count for each in part
     num_files: int
     num_shared_memory_files: int
 
@@ -73,10 +74,27 @@ async def wait_until_stopped(pid: int) -> None:
 
 
 def read_size(pid: int) -> ProcessSize:
-    pages = int((PROC / str(pid) / "statm").read_text().split()[1])
     links = read_links(pid)
-    num_shared = sum(link.startswith("/memfd:") for link in links)
-    return ProcessSize(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(links), num_shared)
+    return ProcessSize(
+        read_name(pid), read_memory(pid)["Pss"], len(links), sum(link.startswith("/memfd:") for link in links)
+    )
+
+
+def read_shared_size(pid: int) -> ProcessSize:
+    """Return the part of the memory that other processes share, which the others would have alone without this one."""
+    memory = read_memory(pid)
+    return ProcessSize(read_name(pid), memory["Pss"] - memory["Private_Clean"] - memory["Private_Dirty"], 0, 0)
+
+
+def read_name(pid: int) -> str:
+    """Return the module that a process runs."""
+    return next((word.rpartition(".")[2] for word in read_command(pid) if word.startswith("cenote")), "another")
+
+
+def read_memory(pid: int) -> dict[str, float]:
+    """Return the sums over all mappings of a process, in MiB."""
+    lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
 
 
 def read_links(pid: int) -> list[str]:

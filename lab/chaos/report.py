@@ -20,6 +20,8 @@ def format_results(results: ChaosResults) -> str:
         ("engine restarts", f"{results.restarts:g}"),
         ("requests replayed", "no metric" if results.replayed is None else f"{results.replayed:g}"),
     ]
+    if results.attacks:
+        rows.append(("attacks", format_counts(dict(results.attacks))))
     if (latency := results.latency_ms) is not None:
         rows.append(("latency p50 / p99 / max", f"{latency.p50:.0f} / {latency.p99:.0f} / {latency.max:.0f} ms"))
     width = max(len(name) for name, _ in rows)

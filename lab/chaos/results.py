@@ -27,6 +27,7 @@ class ChaosResults:
     verdicts: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)  # of requests that got another status than they should
     faults: list[InjectedFault] = field(default_factory=list)
+    attacks: Counter[str] = field(default_factory=Counter)
     latency_ms: Percentiles | None = None  # of requests that got their answer
     restarts: float = 0.0
     replayed: float | None = None  # None: the server has no such metric
@@ -67,6 +68,7 @@ class ChaosResults:
             self.replayed = (self.replayed or 0.0) + sum(replayed)
 
     def to_json(self) -> dict[str, object]:
-        values = asdict(self)
-        del values["_latencies"]
+        values = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+        values |= {"faults": [asdict(fault) for fault in self.faults]}
+        values |= {"latency_ms": None if self.latency_ms is None else asdict(self.latency_ms)}
         return {"requests": self.num_requests, **values}

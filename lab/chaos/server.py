@@ -25,6 +25,7 @@ from lab.chaos.processes import (
     find_front_ends,
     find_group,
     find_launchers,
+    read_shared_size,
     read_size,
 )
 
@@ -44,13 +45,15 @@ class ServerOptions:
     serve_args: Sequence[str] = ()
     api_keys: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_grpc: bool = False
 
-    def make_command(self, port: int) -> list[str]:
+    def make_command(self, port: int, grpc_port: int | None) -> list[str]:
         keys = [word for key in self.api_keys for word in ("--api-key", key)]
         return [
             *(sys.executable, "-m", "cenote", "serve", *([self.model] if self.model else [])),
             *("--host", "127.0.0.1", "--port", str(port), "--api-server-count", str(self.front_ends)),
             *("--disable-access-log", *keys, *self.serve_args),
+            *(() if grpc_port is None else ("--grpc-port", str(grpc_port))),
         ]
 
 
@@ -67,7 +70,8 @@ class ChaosServer:
         self.log = log
         port = find_free_port()
         self.address = ServerAddress("127.0.0.1", port)
-        self.command = options.make_command(port)
+        self.grpc_port = find_free_port() if options.has_grpc else None
+        self.command = options.make_command(port, self.grpc_port)
         with log.open("ab") as file:
             self.group = ProcessGroup(
                 self.command,
@@ -107,11 +111,11 @@ class ChaosServer:
         return engine
 
     def read_sizes(self) -> dict[int, ProcessSize]:
-        """Return what each process holds, without the launcher: it comes and goes with the need for it."""
-        sizes = {}
-        for pid in set(find_group(self.pid)) - set(find_launchers(self.pid)):
+        """Return what each process holds; the launcher, which comes and goes, only what others share with it."""
+        sizes, launchers = {}, find_launchers(self.pid)
+        for pid in find_group(self.pid):
             with suppress(OSError):  # it has exited
-                sizes[pid] = read_size(pid)
+                sizes[pid] = read_shared_size(pid) if pid in launchers else read_size(pid)
         return sizes
 
     async def read_metrics(self) -> dict[str, float]:

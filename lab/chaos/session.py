@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from lab.chaos.server import ChaosServer, ServerOptions, start_server
 from lab.chaos.traced_client import TracedClient
 
 API_KEYS = ("chaos-tenant-one", "chaos-tenant-two")
+ATTACKER_KEY, ADMIN_KEY = "chaos-attacker", "chaos-operator"
+NO_FAULTS = ("none",)  # as `ChaosOptions.faults`: only the load and the attackers
 SHORT_WORDS = 10
 
 
@@ -29,6 +32,7 @@ class ChaosOptions:
     front_ends: int = 1
     rate: float = 20.0  # requests per second of the open loop
     bulk_clients: int = 1
+    attackers: int = 0  # processes that send what a server must refuse, with an API key of their own
     max_fault_s: float = 8.0
     fault_period_s: float = 0.0  # at least so long from the start of a fault to that of the next one
     step_timeout_s: float | None = 30.0  # of the server; None: its default
@@ -84,12 +88,16 @@ class ChaosSession:
     def _server_options(self, serve_args: Sequence[str]) -> ServerOptions:
         options = self.options
         flags = ["--deterministic"] if options.deterministic else []
+        if options.attackers:
+            # what attackers send is work too, and no reason to refuse the others
+            flags += ["--admin-api-key", ADMIN_KEY, "--max-queue-seconds", f"{options.request_timeout_s / 2:g}"]
         if options.step_timeout_s is not None:
             flags += ["--step-timeout-s", f"{options.step_timeout_s:g}"]
         return ServerOptions(
             options.model,
             options.front_ends,
             [*flags, *serve_args, *options.serve_args],
-            API_KEYS,
+            (*API_KEYS, ATTACKER_KEY) if options.attackers else API_KEYS,
             {**options.environment, **self.hooks.environment},
+            has_grpc=options.attackers > 0 and importlib.util.find_spec("grpc") is not None,
         )

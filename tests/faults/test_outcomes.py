@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from cenote.api.replies import status_error_reply
+from lab.chaos.attack_load import add_report
 from lab.chaos.expectations import FAULTS as HONEST
 from lab.chaos.fault_hook import contains_run
 from lab.chaos.faults import FAULTS
 from lab.chaos.flags import make_parser
-from lab.chaos.leaks import find_leaks
+from lab.chaos.leaks import Holdings, find_leaks
 from lab.chaos.outcomes import FaultWindow, Outcome, check_error_reply, compare_answer, judge
 from lab.chaos.processes import ProcessSize
 from lab.chaos.report import format_results
@@ -108,16 +109,37 @@ def test_an_error_must_have_the_documented_body_and_say_when_to_retry() -> None:
 
 
 def test_files_and_memory_that_a_server_keeps_are_leaks() -> None:
-    small = ProcessSize(resident_mib=100, num_files=20, num_shared_memory_files=1)
+    before = Holdings(num_processes=2, memory_mib=400, num_files=40, num_shared_memory_files=1)
 
-    assert find_leaks({1: small}, {1: small}, {1: small}) == []
+    assert find_leaks(before, before) == []
+    assert find_leaks(before, replace(before, memory_mib=300)) == []
     for leak in (
-        replace(small, resident_mib=200),
-        replace(small, num_files=60),
-        replace(small, num_shared_memory_files=2),
+        replace(before, memory_mib=500),
+        replace(before, num_files=60),
+        replace(before, num_shared_memory_files=2),
+        replace(before, num_processes=3),
     ):
-        assert len(find_leaks({1: small}, {1: small}, {1: leak})) == 1
-    assert len(find_leaks({1: small}, {1: small}, {1: small, 2: small})) == 1
+        assert len(find_leaks(before, leak)) == 1
+
+
+def test_the_process_that_forks_engines_counts_only_with_what_they_share() -> None:
+    engine = ProcessSize("engine_process", memory_mib=300, num_files=30, num_shared_memory_files=1)
+    launcher = ProcessSize("engine_launcher", memory_mib=100, num_files=0, num_shared_memory_files=0)
+
+    assert Holdings.of({1: engine, 2: launcher}) == Holdings(1, 400, 30, 1, "engine_process 300, engine_launcher 100")
+
+
+def test_what_attackers_saw_is_part_of_the_results() -> None:
+    results = ChaosResults(seed=0, tolerance=0.0)
+
+    add_report(results, '{"attacks": {"half_close": 3}, "answers": {"400": 2}, "problems": ["/rerank: status 500"]}\n')
+    add_report(results, "Traceback (most recent call last)")
+
+    text = format_results(results)
+    assert json.loads(json.dumps(results.to_json()))["attacks"] == {"half_close": 3}
+    assert "half_close: 3" in text and "got these answers: 400: 2" in text
+    assert "VIOLATION: an attack was answered with a failure: /rerank: status 500" in text
+    assert "VIOLATION: an attacker has failed: Traceback" in text
 
 
 def test_every_fault_has_a_row_in_the_table_of_honest_outcomes() -> None:
