@@ -34,7 +34,12 @@ from cenote.api.replies import (
     status_error_reply,
     to_response,
 )
-from cenote.api.request_body import add_similar_name, check_media_type, check_raw_body, parse_body
+from cenote.api.request_body import (
+    add_similar_name,
+    check_media_type,
+    check_raw_body,
+    parse_body,
+)
 from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.selected_model import make_unsupported_error
@@ -171,6 +176,9 @@ class Endpoint:
             return None
         received_at = time.monotonic()
         is_large = len(raw) > MAX_INLINE_BYTES
+        num_bytes = await run_in_parser_thread(check_raw_body, raw) if is_large else check_raw_body(raw)
+        if len(raw) > SMALL_BYTES:
+            admission.hold(num_bytes, "the body with the objects that are made of its values")
         if entry is None:
             select = self.path_routes.select
             entry = scope["entry"] = await run_in_parser_thread(select, raw) if is_large else select(raw)
@@ -224,7 +232,6 @@ class Endpoint:
 
 
 def parse_raw_body(route: Route, raw: bytes) -> Any:
-    check_raw_body(raw)
     try:
         return parse_body(route.body_type, raw)
     except InvalidBody as error:

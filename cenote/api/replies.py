@@ -185,10 +185,15 @@ def make_error_body(
 ) -> ErrorBody:
     """Return the body of an error; its `detail` is the message unless given."""
     error_type = error_type or ERROR_TYPES.get(status) or HTTPStatus(status).phrase
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
+    message = shorten_message(message)
     error = ErrorDetail(message, error_type, param, code or status, msgspec.UNSET if index is None else index)
     return ErrorBody(error, "error", message, error_type, param, status, message if detail is None else detail)
+
+
+def shorten_message(message: str) -> str:
+    """Return the message of an error, cut if it repeats a long value of the request."""
+    is_short = len(message) <= MAX_MESSAGE_CHARS
+    return message if is_short else f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
 
 
 def encode_error_reply(body: ErrorBody, encode_error: ErrorEncoder, error: PoolingError | None) -> Reply:

@@ -16,7 +16,8 @@ from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct | msgspec.Raw)
 
-VALIDATION_ERROR_PATTERN = re.compile(r"^(?P<message>.*?)(?: - at (?P<path>`.*`))?$", re.DOTALL)
+PATH_SEPARATOR = " - at `"  # between the message of msgspec and the path of the invalid value
+MAX_ERROR_CHARS = 4096  # of a message of msgspec, which repeats the value if it is none of an enum
 MISSING_FIELD_PATTERN = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 # high surrogate too close to the end of a body for its low surrogate: msgspec reports truncated JSON
 LONE_SURROGATE = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}")
@@ -25,6 +26,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
 MAX_VALUES = 4_000_000
 MAX_CONTAINERS = 128 * 1024
+# Bytes of the objects that are made of a body, by the characters that say how many there are: a number or other value
+# and its place in a list; half of a text; a key's place in an object; a list; an object.
+OBJECT_BYTES: Mapping[bytes, int] = {b",": 40, b'"': 28, b":": 70, b"[": 64, b"{": 200}
+SLICE_BYTES = 4 * 1024**2  # of a body, whose strings are removed at once
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
 NULL_JSON = msgspec.Raw(b"null")
 JsonType = Literal["string", "number", "boolean", "array", "object"]
@@ -61,29 +66,47 @@ def check_media_type(content_type: str | None, content_encoding: str | None, ori
         )
 
 
-def check_raw_body(raw: bytes) -> None:
-    """Raise if the body is not UTF-8, even in unused fields, or has so many values that objects would fill memory."""
+def check_raw_body(raw: bytes) -> int:
+    """Return about how many bytes the objects of a body will take besides its texts.
+
+    Raises if it is not UTF-8, even in unused fields, or has so many values that they would take very long to make.
+    """
     if raw.startswith(BYTE_ORDER_MARK):
         raise invalid_json_error("the body starts with a byte order mark, which is invalid in JSON")
     try:
         _ = raw.isascii() or raw.decode()
     except UnicodeDecodeError as error:
         raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    if len(raw) <= MAX_CONTAINERS or (
-        _count_chars(raw, b",") <= MAX_VALUES and _count_chars(raw, b"[{") <= MAX_CONTAINERS
-    ):
-        return
-    structure = strip_strings(raw)
+    num_bytes = estimate_objects(raw)
+    is_text = num_bytes <= 2 * len(raw) and _count_chars(raw, b"[{") <= MAX_CONTAINERS
+    if len(raw) <= MAX_CONTAINERS or is_text:
+        return num_bytes
+    structure = strip_strings(raw)  # texts may have as many of these characters
     for chars, limit, name in ((b",", MAX_VALUES, "values"), (b"[{", MAX_CONTAINERS, "lists and objects")):
         if (count := _count_chars(structure, chars)) > limit:
             raise BodyTooLarge(f"the body has {count:,} {name}, limit {limit:,}; split the request", param="body")
+    return estimate_objects(structure)
+
+
+def estimate_objects(raw: bytes) -> int:
+    return sum([raw.count(char) * num_bytes for char, num_bytes in OBJECT_BYTES.items()])
 
 
 def strip_strings(raw: bytes) -> bytes:
-    """Return JSON without its strings."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    chars = np.frombuffer(unescaped, dtype=np.uint8)
-    return chars[~np.logical_xor.accumulate(chars == ord('"'))].tobytes()
+    """Return JSON without its strings, of which the quotes stay."""
+    parts, start, is_open = [], 0, False
+    while start < len(raw):
+        end = start + SLICE_BYTES
+        if raw[end - 1 : end] == b"\\":  # a slice ends behind an escape sequence
+            end = len(raw) - len(raw[end:].lstrip(b"\\")) + 1
+        unescaped = raw[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        chars = np.frombuffer(unescaped, dtype=np.uint8)
+        is_quote = chars == ord('"')
+        is_inside = np.logical_xor.accumulate(is_quote) != is_open
+        parts.append(chars[is_quote | ~is_inside].tobytes())
+        is_open ^= bool(np.count_nonzero(is_quote) % 2)
+        start = end
+    return b"".join(parts)
 
 
 def _count_chars(raw: bytes, chars: bytes) -> int:
@@ -172,9 +195,9 @@ def add_similar_name(error: InvalidBody, raw: bytes) -> None:
 
 def to_invalid_body(body_type: type[BodyT], text: str, raw: bytes | msgspec.Raw) -> InvalidBody:
     """Convert a msgspec validation error to one with a field path such as `body.input.17` and the value there."""
-    match = VALIDATION_ERROR_PATTERN.match(text)
-    assert match is not None, "the pattern matches any text"
-    message, path = match["message"], to_field_path(match["path"])
+    message, separator, json_path = text.rpartition(PATH_SEPARATOR)
+    message, path = (message, to_field_path(json_path)) if separator else (text, "body")
+    message = message[:MAX_ERROR_CHARS]
     kind, value = classify_error(message), find_value(raw, path)
     if missing := MISSING_FIELD_PATTERN.search(message):
         return InvalidBody(f"{missing['name']} is required", param=f"{path}.{missing['name']}", kind=kind, value=value)
@@ -204,10 +227,8 @@ def _list_choices(body_type: type[BodyT], name: str) -> list[str]:
     return [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
 
 
-def to_field_path(json_path: str | None) -> str:
+def to_field_path(json_path: str) -> str:
     """Convert a JSON path such as `$.input[17]` to `body.input.17`."""
-    if not json_path:
-        return "body"
     path = json_path.split("`")[-2].replace("[...]", "").replace("[", ".").replace("]", "")
     return "body" + path.removeprefix("$")
 

@@ -11,7 +11,7 @@ import msgspec
 from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, Route
 from cenote.api.field_names import add_known_fields
 from cenote.api.replies import ErrorEncoder, encode_default_error
-from cenote.api.request_body import NULL_JSON, check_raw_body, invalid_json_error, parse_body, read_type
+from cenote.api.request_body import NULL_JSON, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
 
 MODEL_PARAMETER = "{model}"
@@ -44,7 +44,6 @@ class PathRoutes:
 
     def select(self, raw: bytes) -> DialectRoute:
         """Return the route for a body, of several."""
-        check_raw_body(raw)
         try:
             keys = msgspec.json.decode(raw, type=self.key_type)
         except msgspec.ValidationError:  # not an object

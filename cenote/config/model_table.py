@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cenote.config.engine import DEFAULT_MODEL, EngineConfig
 from cenote.config.options import check_known_names
 from cenote.errors import BadRequest
-from cenote.protocol.names import find_local_folder, get_public_name
+from cenote.protocol.names import check_new_name, find_local_folder, get_public_name
 
 LoadTime = Literal["start", "demand"]
 LOAD_TIMES: tuple[LoadTime, ...] = ("start", "demand")
@@ -130,6 +130,9 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
     name, source = _get_text(values, "name"), _get_text(values, "source")
     if source is None and name is None:
         raise BadRequest("source is missing; expected a hub name or a folder")
+    aliases = _get_texts(values, "aliases")
+    for given, key in ((name, "name"), *((alias, "aliases") for alias in aliases)):
+        check_new_name(given or "", key)
     check_source(source or name or "")
     own_options = values.get("options") or {}
     if not isinstance(own_options, dict):
@@ -143,7 +146,7 @@ def parse_entry(values: Mapping[str, Any], options: Mapping[str, Any]) -> ModelE
     return ModelEntry(
         name=name if name and is_named else get_public_name(name or source or ""),
         config=config,
-        aliases=_get_texts(values, "aliases"),
+        aliases=aliases,
         pinned=_get_flag(values, "pinned"),
         keep_alive_s=_get_seconds(values, "keep_alive_s"),
         load=_get_load_time(values),

@@ -10,6 +10,16 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import FORMER_TASKS, Role, RoleName, validate_task_name
 
+MAX_NAME_CHARS = 1000
+
+
+def check_new_name(name: str, param: str = "name") -> None:
+    """Raise unless a model or adapter may have this name: it becomes part of log lines, headers and metrics."""
+    if len(name) > MAX_NAME_CHARS:
+        raise BadRequest(f"{param} has {len(name)} characters, limit {MAX_NAME_CHARS}", param=param)
+    if not name.isprintable():
+        raise BadRequest(f"{param} {name!r} has a character that cannot be printed; choose another name", param=param)
+
 
 def find_local_folder(source: str) -> Path | None:
     """Return the folder that a source names; None for what is no folder that this process can find. Never raises."""

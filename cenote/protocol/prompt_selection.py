@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from cenote.errors import BadRequest
 from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.names import MAX_NAME_CHARS
 from cenote.protocol.params import Role, Task
 from cenote.protocol.requests import PoolRequest
 
@@ -19,7 +20,6 @@ logger = logging.getLogger("cenote")
 T = TypeVar("T")
 
 # synonyms in the form of `normalize_name`; those that are common in models' files come first
-MAX_NAME_CHARS = 1000  # A longer name, of a request, is none of a model.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "query": ("query", "search-query", "retrieval-query", "s2p-query", "web-search-query"),
     "document": ("document", "passage", "search-document", "retrieval-passage", "retrieval-document", "doc", "corpus"),
@@ -99,7 +99,7 @@ def infer_role(name: str) -> Role | None:
 
 def normalize_name(name: str) -> str:
     """Convert RETRIEVAL_QUERY, retrieval.query and Retrieval-query to retrieval-query."""
-    return re.sub(r"[\s._-]+", "-", name[:MAX_NAME_CHARS].lower())
+    return re.sub(r"[\s._-]+", "-", name[:MAX_NAME_CHARS].lower())  # a longer one, of a request, is none of a model
 
 
 def is_known_task(name: str) -> bool:

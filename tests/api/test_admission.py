@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -16,6 +19,7 @@ from cenote.api.admission.cost import estimate_pool, estimate_score
 from cenote.api.admission.counters import BYTES, MODELS, QUEUED
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
+from cenote.api.request_body import estimate_objects
 from cenote.config.server import ServerConfig
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -100,10 +104,49 @@ def test_an_answer_larger_than_the_memory_for_answers_is_refused(llm: LLM) -> No
     assert client.post("/pooling", json=body | {"input": body["input"][:2]}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_the_answers_of_tokenization_count(llm: LLM, path: str) -> None:
-    _, client = make_app(llm, max_inflight_bytes=300_000)
-    body = {"prompt": "a " * 40_000, "tokens": [7] * 40_000}
+def test_the_objects_of_a_body_count_before_they_are_made(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cenote.api.app.parse_body", None)
+    app_state, client = make_app(llm, max_inflight_bytes=10 * MEGABYTE)
+    variables = {str(number): 1.5 for number in range(100_000)}  # 1.4 MB of JSON, 13 MB of objects
+
+    reply = client.post("/v1/embeddings", json={"messages": [], "chat_template_kwargs": variables})
+
+    words = "the body with the objects that are made of its values would take about 17"
+    assert_refused(reply, words, None, 413)
+    assert_nothing_in_flight(app_state)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1.5] * 20_000,
+        [""] * 20_000,
+        [f"text {number}" for number in range(20_000)],
+        ["\U0001f600bc"] * 20_000,
+        {str(number): number + 0.5 for number in range(20_000)},
+        [[]] * 20_000,
+        [{}] * 20_000,
+        [{"role": "user"}] * 20_000,
+        [{f"a{number}": [number]} for number in range(20_000)],
+    ],
+)
+def test_the_objects_of_a_body_take_no_more_than_estimated(value: Any) -> None:
+    raw = json.dumps(value, ensure_ascii=False).encode()
+
+    tracemalloc.start()
+    parsed = msgspec.json.decode(raw)
+    num_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+    assert parsed == value
+    assert num_bytes < len(raw) + estimate_objects(raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "a " * 40_000}), ("/detokenize", {"tokens": [7] * 40_000})]
+)
+def test_the_answers_of_tokenization_count(llm: LLM, path: str, body: Any) -> None:
+    _, client = make_app(llm, max_inflight_bytes=2 * MEGABYTE)
 
     refused = client.post(path, json=body)
 

@@ -128,6 +128,17 @@ def test_a_message_that_is_no_protobuf_is_refused(llm: LLM) -> None:
     run_with_server(make_state(llm), use)
 
 
+def test_the_error_for_a_long_name_is_short_enough_for_a_client(llm: LLM) -> None:
+    message = tei.EmbedRequest(inputs="a", prompt_name="x" * MEGABYTE).SerializeToString()
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        status, details = await send(channel, "/tei.v1.Embed/Embed", message)
+        assert status == "INVALID_ARGUMENT" and details.startswith("unknown prompt_name 'xxx")
+        assert len(details) < 3000
+
+    run_with_server(make_state(llm), use)
+
+
 def test_elements_are_counted_up_to_the_limit() -> None:
     message = tei.RerankRequest(query="q" * 300, texts=["a", "", "b" * 70_000] * 10, truncate=True, raw_scores=True)
     data = message.SerializeToString()

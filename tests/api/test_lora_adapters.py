@@ -201,6 +201,8 @@ def test_load_and_unload_errors_give_the_reason(client: TestClient, tuned: Tuned
     for body, words, param, status in (
         ({"lora_name": "late"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
         ({"lora_path": "/there"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
+        ({"lora_name": "a" * 1001, "lora_path": "/there"}, "lora_name has 1001 characters, limit", "lora_name", 400),
+        ({"lora_name": "a\nb", "lora_path": "/there"}, "a character that cannot be printed", "lora_name", 400),
         ({"lora_name": "small", "lora_path": str(tuned.late)}, "is a name of the model itself", "lora_name", 400),
         ({"lora_name": "late", "lora_path": "/nowhere/at/all"}, "No adapter found for /nowhere", "lora_path", 404),
         ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is not an adapter", "lora_path", 400),

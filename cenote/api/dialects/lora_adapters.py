@@ -11,6 +11,7 @@ from cenote.api.replies import TEXT_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
+from cenote.protocol.names import check_new_name
 
 MODEL_DOC = doc("Model of the adapter, if the server has several. Default: the first, or the one that has the adapter.")
 
@@ -31,6 +32,7 @@ class UnloadBody(msgspec.Struct, kw_only=True):
 async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
+    check_new_name(body.lora_name, "lora_name")
     await context.select_model(body.model)
     if body.lora_name in context.models.by_name:
         raise BadRequest(

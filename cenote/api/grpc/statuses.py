@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from cenote.api.replies import RETRY_AFTER_S, make_retry_headers
+from cenote.api.replies import RETRY_AFTER_S, make_retry_headers, shorten_message
 from cenote.api.validation_errors import format_validation_error
 from cenote.errors import (
     BodyTooLarge,
@@ -38,7 +38,10 @@ def get_status_code(error: PoolingError) -> grpc.StatusCode:
 
 
 def get_message(error: PoolingError) -> str:
-    return format_validation_error(error) if isinstance(error, InvalidBody) else error.http_message or str(error)
+    """Return the details of a status; gRPC sends them in the trailers, which clients refuse if they are long."""
+    if isinstance(error, InvalidBody):
+        return shorten_message(format_validation_error(error))
+    return shorten_message(error.http_message or str(error))
 
 
 def make_error_metadata(error: PoolingError) -> list[tuple[str, str]]:
