@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Literal
 
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.counters import Counters
-from cenote.api.auth import ApiKeyStore
 from cenote.api.model_admin import LocalModelAdmin, ModelAdmin
 from cenote.api.served_models import EngineUse, ServedModel, ServedModels
+from cenote.api.server_context import ServerContext
 from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.api.tiktoken_file import load_tiktoken_file
 from cenote.config.server import ServerConfig
@@ -23,19 +22,16 @@ ServerStatus = ModelStatus | Literal["draining"]
 STATUS_ORDER: tuple[ModelStatus, ...] = ("failed", "stopped", "loading", "restarting")
 
 
-class AppState:
+class AppState(ServerContext):
     admission: AdmissionController  # of the only model; with several, for what is checked before the model is known
 
     def __init__(self, settings: ServerConfig, counters: Counters | None = None) -> None:
         """`counters`: of what all front-ends have in flight; None if this process is the only one."""
-        self.settings = settings
-        self.api_keys = ApiKeyStore(settings.api_key, settings.api_key_file, settings.admin_api_key)
+        super().__init__(settings, counters or Counters())
         if settings.tiktoken_file is not None:
             load_tiktoken_file(settings.tiktoken_file)  # now: an error ends the start
         self.models = ServedModels()
-        self.use_counters(counters or Counters())
-        self.started_at = time.monotonic()
-        self.created = int(time.time())
+        self.admission = self.make_admission(0)
         self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
         self.metrics_executor = BoundedExecutor("metrics", num_threads=1, max_waiting=64)
@@ -45,11 +41,6 @@ class AppState:
         self.is_draining = False  # set by start_draining
         # why whoever starts engines cannot act, "" if it can; in a process of its own, a front-end watches it
         self.find_control_error: Callable[[], str] = lambda: ""
-
-    def use_counters(self, counters: Counters) -> None:
-        """Admit requests by these counters; to be called before the first request."""
-        self.counters = counters
-        self.admission = self.make_admission(0)
 
     def make_admission(self, slot: int) -> AdmissionController:
         """Return the admission of the model that has this slot of the counters."""
@@ -61,9 +52,6 @@ class AppState:
             counters=self.counters,
             slot=slot,
         )
-
-    def count_active_tenants(self) -> int:
-        return self.admission.tenants.count_active(self.api_keys.keys)
 
     def set_engine(self, engine: Engine) -> None:
         """Serve one model with this engine."""
@@ -87,10 +75,6 @@ class AppState:
             if status in statuses:
                 return status
         return "ready" if self.are_front_ends_ready else "loading"
-
-    @property
-    def uptime_s(self) -> float:
-        return time.monotonic() - self.started_at
 
     @property
     def engine(self) -> Engine:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cenote.api.app_state import AppState
+from cenote.api.server_context import ServerContext
 from cenote.api.sockets import format_address
 from cenote.protocol.engine import ModelStatus
 from cenote.protocol.model_info import ModelInfo
@@ -22,17 +22,17 @@ class BannerModel(NamedTuple):
     model_info: ModelInfo | None  # None if it is not loaded
 
 
-def log_banner(app_state: AppState, listener: socket.socket, models: Sequence[BannerModel]) -> None:
-    address = format_address(app_state.settings, listener)
+def log_banner(server: ServerContext, listener: socket.socket, models: Sequence[BannerModel]) -> None:
+    address = format_address(server.settings, listener)
     if len(models) == 1 and (model_info := models[0].model_info) is not None:
-        rows = make_banner_rows(app_state, address, model_info, models[0].names)
+        rows = make_banner_rows(server, address, model_info, models[0].names)
     else:
         rows = {f"model {', '.join(model.names)}": describe_model(model) for model in models}
-        rows |= make_server_rows(app_state, address)
+        rows |= make_server_rows(server, address)
     width = max(map(len, rows))
     lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
-    text = f"Cenote {__version__} is ready after {app_state.uptime_s:.1f} s\n{lines}"
-    fields: dict[str, Any] = {"event": "ready", "version": __version__, "seconds": round(app_state.uptime_s, 2)}
+    text = f"Cenote {__version__} is ready after {server.uptime_s:.1f} s\n{lines}"
+    fields: dict[str, Any] = {"event": "ready", "version": __version__, "seconds": round(server.uptime_s, 2)}
     fields |= {name.lower().replace(" ", "_"): value for name, value in rows.items()}
     logger.info("%s", text, extra={"fields": fields})
 
@@ -51,9 +51,9 @@ def format_products(model_info: ModelInfo) -> str:
 
 
 def make_banner_rows(
-    app_state: AppState, address: str, model_info: ModelInfo, names: Sequence[str] = ()
+    server: ServerContext, address: str, model_info: ModelInfo, names: Sequence[str] = ()
 ) -> dict[str, str]:
-    settings = app_state.settings
+    settings = server.settings
     names = names or (model_info.name,)
     rows = {
         "model": ", ".join(names)
@@ -74,25 +74,25 @@ def make_banner_rows(
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"
     limits = f"{model_info.max_model_len:,} tokens per input, "
-    server_rows = make_server_rows(app_state, address)
+    server_rows = make_server_rows(server, address)
     return {**rows, **server_rows, "limits": limits + server_rows["limits"]}
 
 
-def make_server_rows(app_state: AppState, address: str) -> dict[str, str]:
-    settings = app_state.settings
+def make_server_rows(server: ServerContext, address: str) -> dict[str, str]:
+    settings = server.settings
     return {
         "limits": (
             f"{settings.max_request_items:,} inputs and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
         ),
-        "API keys": app_state.api_keys.describe(settings.allow_local_admin),
-        **({"adapters": describe_adapter_routes(app_state)} if settings.allow_runtime_lora_updating else {}),
+        "API keys": server.api_keys.describe(settings.allow_local_admin),
+        **({"adapters": describe_adapter_routes(server)} if settings.allow_runtime_lora_updating else {}),
         "address": address,
         **({} if settings.uds else {"open to": settings.describe_reach()}),
         **({} if settings.grpc_port is None else {"gRPC": f"{settings.listen_host} port {settings.grpc_port}"}),
     }
 
 
-def describe_adapter_routes(app_state: AppState) -> str:
-    if app_state.api_keys.has_admin:
+def describe_adapter_routes(server: ServerContext) -> str:
+    if server.api_keys.has_admin:
         return "loaded and unloaded at runtime with an admin key"
     return "not loaded at runtime, which needs an admin key (--admin-api-key)"

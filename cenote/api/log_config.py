@@ -6,17 +6,18 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import Scope
-
-from cenote.api.auth import PAGE_FILES
 from cenote.config.server import ServerConfig
 from cenote.utils.log_limits import LineLimit
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 access_logger = logging.getLogger("cenote.access")
 
 MAX_PATH_CHARS = 256
+PAGE_FILES = ("/ui/", "/docs/")  # prefixes of what pages consist of
 PROBE_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"))
 
 

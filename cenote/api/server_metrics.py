@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from cenote.api.admission.admission_metrics import collect_model_metrics, collect_server_metrics
+from cenote.api.admission.counters import Counters
+from cenote.api.admission.tenants import count_active_tenants
 from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry, add_label, merge_families
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ class ServerMetrics(Protocol):
 class HttpMetrics:
     """Metrics of HTTP responses and of what all models share."""
 
-    def __init__(self, app_state: AppState) -> None:
-        self.app_state = app_state
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
         self.registry = MetricsRegistry()
         self._count_http = self.registry.counter(
             "http_requests_total", "HTTP responses, by route, method and status.", "handler", "method", "status"
@@ -50,7 +52,7 @@ class HttpMetrics:
 
     def snapshot(self, model_name: str | None) -> list[MetricFamily]:
         """Return the metrics; `model_name` labels those of what all models share, if there is one model."""
-        shared = collect_server_metrics(self.app_state.counters, self.app_state.count_active_tenants())
+        shared = collect_server_metrics(self.counters, count_active_tenants(self.counters))
         if model_name is not None:
             shared = [add_label(family, MODEL_LABEL, model_name) for family in shared]
         return [*self.registry.snapshot(), *shared]
@@ -59,12 +61,16 @@ class HttpMetrics:
 class LocalServerMetrics(HttpMetrics):
     """Metrics of a server whose engine is in this process."""
 
+    def __init__(self, app_state: AppState) -> None:
+        super().__init__(app_state.counters)
+        self.app_state = app_state
+
     def observe_replay(self, stats: ReplayStats) -> None:
         """An engine in this process is never replaced."""
 
     async def collect(self) -> list[MetricFamily]:
         model = self.app_state.models.first
-        families = [*await model.engine.collect_metrics(), *collect_model_metrics(self.app_state.counters, 0)]
+        families = [*await model.engine.collect_metrics(), *collect_model_metrics(self.counters, 0)]
         return merge_families(
             [*(add_label(family, MODEL_LABEL, model.name) for family in families), *self.snapshot(model.name)]
         )

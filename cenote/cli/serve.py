@@ -26,7 +26,6 @@ from cenote.utils.system_limits import raise_file_limit
 if TYPE_CHECKING:
     import socket
 
-    from cenote.api.app_state import AppState
     from cenote.engine.engine import PoolingEngine
 
 logger = logging.getLogger("cenote")
@@ -48,7 +47,6 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         run_serve(settings, table, ray_config)
         return 0
 
-    from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
     from cenote.api.pressure import describe_limit
     from cenote.api.sockets import format_address, open_socket, reserve_grpc_port
@@ -69,7 +67,6 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         reserved = reserve_grpc_port(settings.listen_host, settings.grpc_port)
         settings = replace(settings, grpc_port=reserved.getsockname()[1])
         logger.info("gRPC listens on %s port %d", settings.listen_host, settings.grpc_port)
-    app_state = AppState(settings)
     sources = [entry.config.model or "the default model" for entry in table.entries if entry.load == "start"]
     logger.info("listening on %s; loading %s", format_address(settings, listener), ", ".join(sources) or "no model")
     if settings.host is None and not settings.uds:
@@ -79,11 +76,11 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     stop_engine: Callable[[], None] | None = None
     try:
         if settings.in_process_engine:
-            stop_engine = _run_in_process(app_state, listener, table.entries[0].config)
+            stop_engine = _run_in_process(settings, listener, table.entries[0].config)
         else:
             from cenote.api.supervisor.supervisor import run_supervisor
 
-            run_supervisor(app_state, [listener], table)
+            run_supervisor(settings, [listener], table)
     finally:
         if reserved is not None:
             reserved.close()
@@ -104,8 +101,9 @@ def check_grpc(settings: ServerConfig) -> None:
     check_settings(settings)
 
 
-def _run_in_process(app_state: AppState, listener: socket.socket, config: EngineConfig) -> Callable[[], None]:
+def _run_in_process(settings: ServerConfig, listener: socket.socket, config: EngineConfig) -> Callable[[], None]:
     """Serve with the engine in this process; return the function that stops it and may end the process."""
+    from cenote.api.app_state import AppState
     from cenote.api.background_load import import_engine
     from cenote.api.server import run_server
 
@@ -123,7 +121,7 @@ def _run_in_process(app_state: AppState, listener: socket.socket, config: Engine
             logging.shutdown()
             os._exit(0)
 
-    run_server(app_state, [listener], load)
+    run_server(AppState(settings), [listener], load)
     return stop_engine
 
 

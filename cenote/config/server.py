@@ -94,7 +94,7 @@ class ServerConfig:
         default=False,
     )
     api_server_count: int = option(
-        "number of front-end processes, or auto for one per two cores; 1: the supervisor serves HTTP itself",
+        "number of front-end processes, or auto for one per two cores",
         default=1,
         parse=parse_front_end_count,
     )

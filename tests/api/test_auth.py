@@ -15,8 +15,9 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocketDisconnect
 
 from cenote import LLM
-from cenote.api import auth as module
-from cenote.api.auth import PAGE_FILES, ApiKeyStore
+from cenote.api import api_keys as module
+from cenote.api.api_keys import ApiKeyStore
+from cenote.api.log_config import PAGE_FILES
 from cenote.cli.main import main
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError

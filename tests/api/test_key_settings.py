@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.api.auth import ApiKeyStore
+from cenote.api.api_keys import ApiKeyStore
 from cenote.api.key_settings import parse_key_lines
 from cenote.errors import LoadError
 
@@ -46,7 +46,7 @@ def test_keys_without_settings_may_set_priorities_until_a_key_has_some(tmp_path:
 def test_a_file_that_becomes_invalid_keeps_the_keys_that_were_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cenote.api.auth.RELOAD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("cenote.api.api_keys.RELOAD_INTERVAL_S", 0.0)
     path = tmp_path / "keys"
     path.write_text("one\n")
     keys = ApiKeyStore([], str(path))

@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.auth import PAGE_FILES, PLAYGROUND, PUBLIC_ROUTES
+from cenote.api.auth import PLAYGROUND, PUBLIC_ROUTES
 from cenote.api.dialects import DIALECTS
+from cenote.api.log_config import PAGE_FILES
 from cenote.api.openapi import build_document
 from cenote.api.replies import encode_default_error
 from cenote.api.route_table import RouteTable

@@ -15,12 +15,16 @@ from starlette.types import ASGIApp
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
+from cenote.api.front_ends.connection_counts import SLOT_BYTES
+from cenote.api.front_ends.front_end import FrontEndProcess, FrontEndServer
 from cenote.api.server import ApiServer
 from cenote.api.startup_app import StartupApp
-from cenote.api.supervisor.local_front_end import LocalFrontEnd
 from cenote.api.wire.control_messages import ModelState, ModelStates
+from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
+from cenote.api.wire.link_sockets import make_link_sender
 from cenote.config.server import ServerConfig
 from cenote.errors import LoadError
+from cenote.utils.shared_memory import make_shared_memory
 
 # modules that take long to import, and are not needed for the response to a health check
 SLOW_MODULES = {
@@ -118,27 +122,23 @@ def test_a_server_whose_routes_cannot_be_built_stops_with_the_error() -> None:
 def test_what_the_supervisor_reports_before_the_imports_is_not_lost() -> None:
     app_state = AppState(ServerConfig())
 
-    async def change_adapter(engine_id: int, name: str, path: str | None, in_place: bool) -> None: ...
+    async def run() -> None:
+        front_end = FrontEndProcess(make_shared_memory(SLOT_BYTES), 0, [], HeartbeatReader(make_heartbeat_file()))
+        front_end.links, supervisor = make_link_sender()
+        front_end.server = FrontEndServer(app_state, front_end, 1)
+        for names in (["mini"], ["mini", "large"]):
+            states = [ModelState(name, (), name, True, "loading", "", True, True, (), 0, b"") for name in names]
+            front_end._on_message(ModelStates(states), b"")
+        assert len(app_state.models) == 1
 
-    front_end = LocalFrontEnd(
-        app_state,
-        [],
-        add_engine_link=lambda engine_id, link: link.close(),
-        on_listening=lambda: None,
-        on_link_lost=lambda engine_id: None,
-        change_adapter=change_adapter,
-    )
-    for names in (["mini"], ["mini", "large"]):
-        states = [ModelState(name, (), name, True, "loading", "", True, True, (), 0, b"") for name in names]
-        front_end.set_models(ModelStates(states))
-    assert len(app_state.models) == 1
+        with supervisor, front_end.links:
+            front_end.server.on_app_built()
 
-    front_end.server.on_app_built()
-
+    asyncio.run(run())
     assert [model.name for model in app_state.models] == ["mini", "large"]
 
 
-@pytest.mark.parametrize("module", ["cenote.api.supervisor.supervisor", "cenote.api.server"])
+@pytest.mark.parametrize("module", ["cenote.api.supervisor.supervisor", "cenote.api.front_ends.front_end"])
 def test_modules_that_take_long_are_imported_after_the_server_listens(module: str) -> None:
     code = f"import sys, cenote.cli.commands, cenote.cli.serve, {module}; print(*sys.modules)"
 

@@ -19,7 +19,6 @@ StartServer = Callable[..., ServerProcess]
 ARRANGEMENTS = {
     "supervised": (),
     "in-process": ("--in-process-engine",),
-    "two front-ends": ("--api-server-count", "2"),
 }
 # modules whose tests always run in both arrangements; SERVER_ARRANGEMENTS="supervised in-process" runs all in both
 IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.serving.test_deterministic")
@@ -79,14 +78,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=first_of(["1", "2"]), ids=["one front-end", "two front-ends"])
-def get_server(folder: Path, request: pytest.FixtureRequest) -> Iterator[StartServer]:
+@pytest.fixture(scope="module")
+def get_server(folder: Path) -> Iterator[StartServer]:
     servers: list[ServerProcess] = []
 
     def get() -> ServerProcess:
         if not servers or servers[-1].process.poll() is not None:
-            flags = ("--dtype", "float32", "--api-server-count", request.param)
-            servers.append(ServerProcess(str(folder), *flags).wait_until_ready())
+            servers.append(ServerProcess(str(folder), "--dtype", "float32").wait_until_ready())
         return servers[-1]
 
     yield get
@@ -96,5 +94,5 @@ def get_server(folder: Path, request: pytest.FixtureRequest) -> Iterator[StartSe
 
 @pytest.fixture
 def server(get_server: StartServer) -> ServerProcess:
-    """A server with the tiny model, without and with front-end processes: the one of the tests before if it runs."""
+    """A server with the tiny model: the one of the tests before if it runs."""
     return get_server()

@@ -46,7 +46,6 @@ def load(init: EngineInit) -> PoolingEngine:
 
 
 def serve(folder: str, num_front_ends: str, step_timeout_s: str, num_replicas: str) -> None:
-    from cenote.api.app_state import AppState
     from cenote.api.log_config import configure_logging
     from cenote.api.sockets import open_socket
     from cenote.api.supervisor.supervisor import run_supervisor
@@ -61,7 +60,7 @@ def serve(folder: str, num_front_ends: str, step_timeout_s: str, num_replicas: s
     config = EngineConfig(
         model=folder, dtype="float32", step_timeout_s=float(step_timeout_s), data_parallel_size=int(num_replicas)
     )
-    run_supervisor(AppState(settings), [listener], ModelTable.of(config), [sys.executable, __file__, "engine"])
+    run_supervisor(settings, [listener], ModelTable.of(config), [sys.executable, __file__, "engine"])
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """`cenote serve` as a fork of a process that has imported everything: imports take seconds of CPU time at each start.
 
-One such process per worker of pytest forks the servers, and every server an engine launcher before it does anything
-else. From there on all is as in a server that a user starts, except that its engines are always forked by the launcher.
+One such process per worker of pytest forks the servers, and every server an engine launcher and a process that forks
+its front-ends before it does anything else. From there on all is as in a server that a user starts.
 `python -m tests.serving.forked_server FD` is that process; the tests call `fork_server`.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -16,24 +17,32 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from cenote.api.background_load import import_engine
+from cenote.api.front_ends import front_end, remote_engine
+from cenote.api.supervisor import front_end_handle
 from cenote.api.supervisor.engine_launcher import EngineLauncher, ForkedProcess
 from cenote.api.wire.launcher_socket import READY
 from cenote.utils.child_process import exit_with_parent, set_child_subreaper
 from cenote.utils.command_line import set_command_line
 from cenote.utils.fork import PROCESS_ID, fork_grandchild
 
-MODULES = ("cenote.cli.serve", "cenote.api.app", "cenote.api.server", "cenote.api.supervisor.supervisor")
+MODULES = (
+    "cenote.cli.serve",
+    "cenote.api.app",
+    "cenote.api.supervisor.supervisor",
+)
+FRONT_END_MODULE = "cenote.api.front_ends.front_end"
 MODULE = "tests.serving.forked_server"
 ROOT = Path(__file__).parents[2]
 PADDING = "-" * 2000  # its forks show their command lines in the place of its own
 MAX_REQUEST_BYTES = 1_000_000
 STDERR = 2
+MAX_FRONT_END_FILES = 16
 POLL_S = 0.005
 
 
@@ -113,17 +122,50 @@ def run_server(request: dict[str, Any], stderr: int, requests: socket.socket) ->
     os.environ.clear()
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ours, others = socket.socketpair()
-    launcher = os.fork()
-    if not launcher:
-        ours.close()
-        run_launcher(others)
-    others.close()
-    adopt_launcher(launcher, ours)
+    adopt_launcher(*fork_child(run_launcher))
+    _, front_ends = fork_child(fork_front_ends)
+    front_end_handle.spawn_front_end = lambda fds: ask_for_front_end(front_ends, fds)  # type: ignore[assignment]
     argv = request["argv"]
     sys.argv = ["cenote", *argv]
     set_command_line([sys.executable, "-m", "cenote", *argv])
     exit_with(lambda: run_command(argv))
+
+
+def fork_child(run: Callable[[socket.socket], NoReturn]) -> tuple[int, socket.socket]:
+    """Return the id of a child of this process that runs a function with one end of a socket, and the other end."""
+    ours, others = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        run(others)
+    others.close()
+    return child, ours
+
+
+def fork_front_ends(requests: socket.socket) -> NoReturn:
+    exit_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while fds := socket.recv_fds(requests, 1, MAX_FRONT_END_FILES)[1]:
+        pid = fork_grandchild(lambda fds=fds: run_front_end(fds, requests))  # type: ignore[misc]
+        for fd in fds:
+            os.close(fd)
+        requests.send(PROCESS_ID.pack(pid))
+    os._exit(0)
+
+
+def run_front_end(fds: Sequence[int], requests: socket.socket) -> NoReturn:
+    requests.close()
+    set_command_line([sys.executable, "-m", FRONT_END_MODULE])
+    remote_engine.call_ids = itertools.count((os.getpid() << 32) + 1)  # imported before the fork
+    exit_with(lambda: front_end.main([str(fd) for fd in fds]))
+
+
+def ask_for_front_end(requests: socket.socket, fds: Sequence[int]) -> ForkedServer:
+    set_child_subreaper(True)  # until an engine has been forked, for which the supervisor does the same
+    socket.send_fds(requests, [b"F"], list(fds))
+    (pid,) = PROCESS_ID.unpack(requests.recv(PROCESS_ID.size))
+    return ForkedServer(pid, sys.stderr)
 
 
 def run_command(argv: Sequence[str]) -> int:

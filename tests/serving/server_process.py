@@ -64,8 +64,8 @@ class ServerProcess:
     @property
     def startup_s(self) -> float:
         """Seconds since the start, or CPU seconds if fewer: other processes may use the cores."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return min(time.perf_counter() - self.started, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        cpu_s = sum(map(read_cpu_s, (self.process.pid, *self.front_ends())))
+        return min(time.perf_counter() - self.started, cpu_s)
 
     @property
     def output(self) -> str:
@@ -95,6 +95,11 @@ class ServerProcess:
         """The ids of all engine processes."""
         pids = [pid for pid in children(self.process.pid) if "cenote.api.engine_process" in command_line(pid)]
         return sorted(pids)
+
+    def front_ends(self) -> list[int]:
+        """Return the ids of the front-end processes, oldest first."""
+        pids = children(self.process.pid)
+        return sorted(pid for pid in pids if "cenote.api.front_ends.front_end" in command_line(pid))
 
     def client(self, **options: Any) -> httpx.Client:
         import httpx  # servers also start in an environment of a reader, which does not have it
@@ -159,6 +164,11 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
+
+
+def read_cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def open_files(pid: int) -> set[str]:

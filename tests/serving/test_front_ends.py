@@ -27,8 +27,6 @@ from tests.api.app_client import make_client
 from tests.serving.server_process import (
     TIMEOUT_S,
     ServerProcess,
-    children,
-    command_line,
     is_alive,
     open_files,
     wait_until,
@@ -78,12 +76,6 @@ class FrontEndServers(ServerProcess):
     def close_connections(self) -> None:
         while self.clients:
             self.clients.pop().close()
-
-    def front_ends(self) -> list[int]:
-        """Return the ids of the front-end processes, oldest first."""
-        return sorted(
-            pid for pid in children(self.process.pid) if "cenote.api.front_ends.front_end" in command_line(pid)
-        )
 
     def find_owner(self, client: HTTPConnection) -> int | None:
         """Return the front-end process that accepted a connection."""

@@ -54,7 +54,6 @@ def load(init):
 if sys.argv[1] == "engine":
     from cenote.api.engine_process.__main__ import main
     sys.exit(main(sys.argv[2:], load))
-from cenote.api.app_state import AppState
 from cenote.api.log_config import configure_logging
 from cenote.api.sockets import open_socket
 from cenote.api.supervisor.supervisor import run_supervisor
@@ -67,7 +66,7 @@ configure_logging(settings)
 listener = open_socket(settings)
 print(listener.getsockname()[1], flush=True)
 config = EngineConfig(model=sys.argv[1], device="cuda", dtype="bfloat16")
-run_supervisor(AppState(settings), [listener], ModelTable.of(config), [sys.executable, "-c", sys.argv[2], "engine"])
+run_supervisor(settings, [listener], ModelTable.of(config), [sys.executable, "-c", sys.argv[2], "engine"])
 """
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +70,35 @@ def test_a_stopped_engine_is_noticed_and_replaced(server: ServerProcess) -> None
     wait_until(lambda: not is_alive(stopped))
     wait_until(lambda: status(server, "/health/ready") == 200)
     assert embed(server).status_code == 200
+
+
+def test_a_killed_front_end_costs_only_the_requests_in_it(server: ServerProcess) -> None:
+    (killed,) = server.front_ends()
+    outcomes: list[tuple[float, int | Exception]] = []
+    done = threading.Event()
+
+    def send_requests() -> None:
+        while not done.is_set():
+            started_at = time.monotonic()
+            try:
+                outcomes.append((started_at, embed(server).status_code))
+            except httpx.TransportError as error:
+                outcomes.append((started_at, error))
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(send_requests)
+        wait_until(lambda: len(outcomes) > 8)
+        os.kill(killed, signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: server.front_ends() not in ([], [killed]))
+        num_before = len(outcomes)
+        wait_until(lambda: len(outcomes) > num_before + 8)
+        done.set()
+
+    broken = [started_at for started_at, outcome in outcomes if outcome != 200]
+    assert len(broken) <= 4 and all(started_at < killed_at + 0.1 for started_at in broken)
+    assert "exited with SIGKILL" in server.output
 
 
 def test_a_crash_in_native_code_is_logged_with_its_stack(server: ServerProcess) -> None:

@@ -20,7 +20,7 @@ from cenote.errors import BadRequest, DeadlineExceeded, Forbidden
 from cenote.protocol.scheduling import Lane
 
 if TYPE_CHECKING:
-    from cenote.api.auth import ApiKeyStore
+    from cenote.api.api_keys import ApiKeyStore
 
 SMALL_DIGITS = len(str(SMALL_BYTES))
 PRIORITY_HEADER = b"x-priority"

@@ -32,12 +32,6 @@ class Tenants:
         self._active: set[bytes] = set()
         self._refreshed_at = 0.0
 
-    def count_active(self, keys: Sequence[KeySettings]) -> int:
-        if keys is not self._keys:
-            self.set_keys(keys)
-        self._refresh(time.monotonic())
-        return len(self._active)
-
     def set_keys(self, keys: Sequence[KeySettings]) -> None:
         """Assign slots; the same keys get the same slots in every process."""
         self._keys = keys
@@ -89,17 +83,24 @@ class Tenants:
         if now - self._refreshed_at < REFRESH_S:
             return
         self._refreshed_at = now
-        active = [key for key in self._keys if self._is_active(self._columns[key.digest], now)]
+        active = [key for key in self._keys if is_active(self.counters, self._columns[key.digest], now)]
         self._active = {key.digest for key in active}
         self._active_weight = sum(key.weight for key in active)
 
-    def _is_active(self, column: int, now: float) -> bool:
-        counters = self.counters
-        return (
-            max(counters.rows(column + TENANT_SEEN)) > now - ACTIVE_S
-            or counters.total(column) > 0
-            or counters.total(column + 1) > 0
-        )
+
+def count_active_tenants(counters: Counters) -> int:
+    """Return how many API keys are active, whichever keys this process knows."""
+    now = time.monotonic()
+    return sum(is_active(counters, TENANTS + slot * TENANT_COLUMNS, now) for slot in range(NUM_TENANTS))
+
+
+def is_active(counters: Counters, column: int, now: float) -> bool:
+    """Whether the key whose counters begin with this column has sent requests lately, or has some in flight."""
+    return (
+        max(counters.rows(column + TENANT_SEEN)) > now - ACTIVE_S
+        or counters.total(column) > 0
+        or counters.total(column + 1) > 0
+    )
 
 
 def seconds_to_next_minute(now: float) -> float:

@@ -1,4 +1,4 @@
-"""A front-end process: an HTTP server in front of an engine that runs in another process."""
+"""A front-end process: an HTTP server in front of engines that run in other processes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from cenote.api import log_config
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
-from cenote.api.front_ends.acceptor import CLOSED_COUNT, BalancedAcceptor, ConnectionCounts
+from cenote.api.front_ends.acceptor import BalancedAcceptor
+from cenote.api.front_ends.connection_counts import CLOSED_COUNT, ConnectionCounts
 from cenote.api.front_ends.forwarded_admin import ForwardedAdmin
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
-from cenote.api.front_ends.remote_engines import RemoteEngines
+from cenote.api.http.acceptor import Acceptor
 from cenote.api.http.connection import HttpConnection
 from cenote.api.http.server_state import ServerState
 from cenote.api.server import FINAL_FLUSH_S, ApiServer
 from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.control_messages import (
     AdminResponse,
     AllFrontEndsReady,
@@ -35,6 +38,7 @@ from cenote.api.wire.control_messages import (
     Init,
     LinkLost,
     Listening,
+    LoadFailed,
     ModelStates,
     OtherFrontEndsLoad,
     PoisonFound,
@@ -46,15 +50,18 @@ from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes
 from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
+if TYPE_CHECKING:
+    from cenote.api.front_ends.remote_engines import RemoteEngines
+
 logger = logging.getLogger("cenote")
 
 REPORT_INTERVAL_S = 0.1
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     exit_with_parent()
     prefer_as_oom_victim(FRONT_END_OOM_SCORE)
-    channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, sys.argv[1:])
+    channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, argv)
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
         # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
@@ -63,14 +70,13 @@ def main() -> int:
     front_end = FrontEndProcess(counts_fd, admission_fd, listeners, HeartbeatReader(supervisor_fd))
     HeartbeatWriter(heartbeat_fd, front_end.clock.find_busy_stage).thread.start()
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
-    return 1 if front_end.is_disconnected or front_end.server.failure is not None else 0
+    return 1 if front_end.is_disconnected or front_end.failure is not None else 0
 
 
 class FrontEndProcess:
     """Handle the messages of the supervisor and run the HTTP server."""
 
     server: FrontEndServer
-    engines: RemoteEngines
 
     def __init__(
         self, counts_fd: int, admission_fd: int, listeners: Sequence[socket.socket], supervisor: HeartbeatReader
@@ -83,6 +89,10 @@ class FrontEndProcess:
         self.channel: Channel[SupervisorToFrontEnd] = Channel(
             SupervisorToFrontEnd, self._on_message, self._on_disconnect, self._on_unhandled
         )
+        self.engines: RemoteEngines | None = None  # made when its modules have been imported, after the server listens
+        self._waiting_calls: list[Callable[[RemoteEngines], None]] = []
+        self._link_receiver: LinkReceiver | None = None
+        self.failure: BaseException | None = None  # why it cannot serve
         self._unhandled = ""  # why the state of the models is not known any more, until the next report of it
         self.metrics = ForwardedMetrics(self.channel)
         self.admin = ForwardedAdmin(self.channel)
@@ -90,19 +100,41 @@ class FrontEndProcess:
         self.initialized = asyncio.Event()
 
     async def serve(self, sock: socket.socket, links: socket.socket) -> None:
+        self.links = links
         await self.channel.connect(sock)
         await self.initialized.wait()
         if self.is_disconnected:
             return
-        receiver = LinkReceiver(links, self.engines.add_link, self.on_link_lost)
-        turning = asyncio.get_running_loop().create_task(self._turn_clock())
-        await self.server.serve(self.listeners)
-        if (error := self.server.failure) is not None:
-            logger.error("front-end process %d cannot start", os.getpid(), exc_info=error)
-        turning.cancel()
-        receiver.close()
-        self.engines.close()
+        if self.failure is None:
+            turning = asyncio.get_running_loop().create_task(self._turn_clock())
+            await self.server.serve(self.listeners)
+            turning.cancel()
+            self.failure = self.server.failure
+        if self.failure is not None:
+            logger.error("front-end process %d cannot serve", os.getpid(), exc_info=self.failure)
+            self.channel.send(LoadFailed(encode_error(self.failure)))
+        if self._link_receiver is not None:
+            self._link_receiver.close()
+        if self.engines is not None:
+            self.engines.close()
         self.channel.close()
+
+    def make_engines(self) -> None:
+        """Follow what the supervisor has reported so far, and connect with the engines."""
+        from cenote.api.front_ends.remote_engines import RemoteEngines  # imported by FrontEndServer.build_app
+
+        self.engines = RemoteEngines(self.server.app_state, self)
+        for call in self._waiting_calls:
+            call(self.engines)
+        self._waiting_calls.clear()
+        self._link_receiver = LinkReceiver(self.links, self.engines.add_link, self.on_link_lost)
+
+    def call_engines(self, call: Callable[[RemoteEngines], None]) -> None:
+        """Call now or, before the engines have been made, in the same order then."""
+        if self.engines is None:
+            self._waiting_calls.append(call)
+        else:
+            call(self.engines)
 
     async def _turn_clock(self) -> None:
         while True:
@@ -121,16 +153,16 @@ class FrontEndProcess:
         if isinstance(message, Init):
             self._initialize(message)
         elif isinstance(message, ModelStates):
-            self.engines.set_models(message)
+            self.call_engines(lambda engines: engines.set_models(message))
             self._unhandled = ""
         elif isinstance(message, EngineState):
-            self.engines.set_state(message)
+            self.call_engines(lambda engines: engines.set_state(message))
         elif isinstance(message, EngineExited):
-            self.engines.on_exited(message)
+            self.call_engines(lambda engines: engines.on_exited(message))
         elif isinstance(message, ReleaseEngine):
-            self.engines.release(message.engine_id)
+            self.call_engines(lambda engines: engines.release(message.engine_id))
         elif isinstance(message, PoisonFound):
-            self.engines.add_poison(message)
+            self.call_engines(lambda engines: engines.add_poison(message))
         elif isinstance(message, AdminResponse):
             self.admin.on_response(message)
         elif isinstance(message, AllFrontEndsReady):
@@ -146,12 +178,16 @@ class FrontEndProcess:
     def _initialize(self, init: Init) -> None:
         log_config.configure_logging(init.settings)
         counters = Counters(self.admission_fd, init.settings.api_server_count, init.front_end_id - 1)
-        app_state = AppState(init.settings, counters)
+        try:
+            app_state = AppState(init.settings, counters)
+        except Exception as error:  # a file that the supervisor could read has changed
+            self.failure = error
+            self.initialized.set()
+            return
         app_state.started_at, app_state.created = init.started_at, init.created
         app_state.are_front_ends_ready = False
         app_state.find_control_error = self.find_control_error
         app_state.metrics, app_state.admin = self.metrics, self.admin
-        self.engines = RemoteEngines(app_state, self)
         self.server = FrontEndServer(app_state, self, init.front_end_id)
         self.initialized.set()
 
@@ -203,7 +239,13 @@ class FrontEndServer(ApiServer):
         self.front_end.channel.send(Listening())
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
 
+    def build_app(self) -> ASGIApp:
+        import cenote.api.front_ends.remote_engines  # noqa: F401  takes 0.2 s: in the thread, before it is used
+
+        return super().build_app()
+
     def on_app_built(self) -> None:
+        self.front_end.make_engines()
         gc.collect()
         gc.freeze()
 
@@ -220,7 +262,7 @@ class FrontEndServer(ApiServer):
 
     def _begin_shutdown(self, delay_s: float) -> None:
         super()._begin_shutdown(delay_s)
-        self.front_end.engines.start_draining()
+        self.front_end.call_engines(lambda engines: engines.start_draining())
 
     def _on_signal(self, signal_number: int) -> None:
         # a signal to the whole process group reaches the supervisor too, which then sends Drain
@@ -231,7 +273,9 @@ class FrontEndServer(ApiServer):
             await asyncio.sleep(REPORT_INTERVAL_S)
             self.front_end.report_stats()
 
-    def make_acceptor(self, listener: socket.socket) -> BalancedAcceptor:
+    def make_acceptor(self, listener: socket.socket) -> Acceptor:
+        if self.app_state.settings.api_server_count == 1:
+            return super().make_acceptor(listener)
         return BalancedAcceptor(
             listener,
             self.accept_connection,
@@ -269,4 +313,4 @@ class CountedConnection(HttpConnection):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

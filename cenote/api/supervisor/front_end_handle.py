@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from cenote.api.wire.channel import Channel
+from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
     AdminCall,
     EngineReleased,
@@ -20,6 +21,7 @@ from cenote.api.wire.control_messages import (
     FrontEndToSupervisor,
     LinkLost,
     Listening,
+    LoadFailed,
     OtherFrontEndsLoad,
     PoisonFound,
     ReplayStats,
@@ -47,6 +49,7 @@ class FrontEndHandle:
         )
         self.is_listening = self.is_ready = False
         self.exited = asyncio.Event()
+        self.load_error: Exception | None = None  # why it cannot serve
         self.kill_reason: str | None = None  # why the supervisor killed it
         self.num_in_flight = 0
         self.lost_links: set[int] = set()  # ids of engines that it has to be connected with once they are ready
@@ -107,12 +110,14 @@ class FrontEndHandle:
             self.manager.on_released(message.engine_id, self.front_end_id)
         elif isinstance(message, PoisonFound):
             self.manager.forward_poison(message, self)
+        elif isinstance(message, LoadFailed):
+            self.load_error = decode_error(message.error)
         elif isinstance(message, ReplayStats):
-            self.manager.app_state.metrics.observe_replay(message)
+            self.manager.metrics.observe_replay(message)
         elif isinstance(message, FrontEndStats):
             self.num_in_flight = message.num_in_flight
             for reply in message.replies:
-                self.manager.app_state.metrics.observe_http(*reply)
+                self.manager.metrics.observe_http(*reply)
         else:
             task = asyncio.get_running_loop().create_task(self._answer(message))
             self._tasks.add(task)
@@ -123,7 +128,7 @@ class FrontEndHandle:
             self.channel.send(await self.manager.answer_admin(call))
             return
         try:
-            families = await self.manager.collect_metrics()
+            families = await self.manager.metrics.collect()
         except Exception:
             logger.exception("the metrics could not be collected")
             families = []

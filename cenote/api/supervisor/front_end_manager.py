@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from cenote.api.admission.counters import Counters, make_counters_file
-from cenote.api.app_state import AppState
-from cenote.api.front_ends.acceptor import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
+from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
+from cenote.api.server_context import ServerContext
+from cenote.api.server_metrics import ServerMetrics
 from cenote.api.supervisor.front_end_handle import EXIT_MARGIN_S, FrontEndHandle
 from cenote.api.wire.control_messages import (
     AdminCall,
@@ -31,7 +31,6 @@ from cenote.api.wire.link_sockets import LINK_RETRY_S, make_link
 from cenote.api.wire.messages import Message
 from cenote.errors import PoolingError
 from cenote.utils.bounded_executor import BoundedExecutor
-from cenote.utils.metrics import MetricFamily
 from cenote.utils.shared_memory import make_shared_memory
 
 logger = logging.getLogger("cenote")
@@ -53,33 +52,32 @@ class FrontEndManager:
 
     def __init__(
         self,
-        app_state: AppState,
+        server: ServerContext,
+        counters_fd: int,
         listeners: Sequence[socket.socket],
         *,
         add_engine_link: Callable[[int, socket.socket], None],
         answer_admin: Callable[[AdminCall], Awaitable[AdminResponse]],
-        collect_metrics: Callable[[], Awaitable[list[MetricFamily]]],
+        metrics: ServerMetrics,
         on_all_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        self.app_state = app_state
+        self.server = server
+        self.counters_fd = counters_fd  # of server.counters
         self.listeners = listeners
-        count = app_state.settings.api_server_count
+        count = server.settings.api_server_count
         self.counts_fd = make_shared_memory(SLOT_BYTES * count)
         self.connection_counts = ConnectionCounts(self.counts_fd, count)
         self.heartbeat_fd = make_heartbeat_file()  # of this process, for the front-ends
         self._clock = LoopClock()
-        self.admission_fd = make_counters_file(count)
-        self.counters = Counters(self.admission_fd, count, row=None)
-        app_state.use_counters(self.counters)
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
         self.answer_admin = answer_admin
-        self.collect_metrics = collect_metrics  # of the whole server
+        self.metrics = metrics
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
         self.on_failed = on_failed  # called when front-ends cannot be started
         self.running: dict[int, FrontEndHandle] = {}
         self.exit_waits = BoundedExecutor("exit-waits", num_threads=count, max_waiting=count)
-        self.any_listening = asyncio.Event()
+        self._any_listening = False
         self._models: ModelStates | None = None
         # by engine id: what a front-end that is started later is told
         self._engine_states: dict[int, EngineState] = {}
@@ -94,7 +92,7 @@ class FrontEndManager:
         return sum(front_end.num_in_flight for front_end in self.running.values())
 
     def start(self) -> None:
-        numbers = range(1, self.app_state.settings.api_server_count + 1)
+        numbers = range(1, self.server.settings.api_server_count + 1)
         for number in numbers:
             self.connection_counts.set(number, CLOSED_COUNT)
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in numbers]
@@ -155,7 +153,7 @@ class FrontEndManager:
         self._draining.set()
         for front_end in self.running.values():
             front_end.channel.send(Drain())
-        settings = self.app_state.settings
+        settings = self.server.settings
         timeout = settings.shutdown_delay_s + settings.shutdown_timeout_s + EXIT_MARGIN_S
         await asyncio.wait(self._supervisors, timeout=timeout)
         for front_end in self.running.values():
@@ -165,15 +163,16 @@ class FrontEndManager:
         self._load_reporter.cancel()
         os.close(self.heartbeat_fd)
         os.close(self.counts_fd)
-        os.close(self.admission_fd)
+        os.close(self.counters_fd)
 
     async def _supervise(self, front_end_id: int) -> None:
         """Run a front-end process and restart it when it exits, until the server drains."""
         delay, num_attempts = MIN_RESTART_DELAY_S, 0
         while not self._draining.is_set():
             started_at = time.monotonic()
+            front_end = FrontEndHandle(front_end_id, self)
             try:
-                exit_reason = await self._run_once(front_end_id)
+                exit_reason = await self._run_once(front_end)
                 num_attempts += 1
             except OSError as error:  # for example the limit of processes is reached for the moment
                 exit_reason = f"could not be started ({error.strerror})"
@@ -183,7 +182,10 @@ class FrontEndManager:
                 num_attempts += 1
             if self._draining.is_set():
                 return
-            if not self.any_listening.is_set() and num_attempts == MAX_START_ATTEMPTS:
+            if front_end.load_error is not None and not self._has_announced_ready:
+                self.on_failed(front_end.load_error)
+                return
+            if not self._any_listening and num_attempts == MAX_START_ATTEMPTS:
                 self.on_failed(
                     PoolingError(f"front-end processes exit before they listen: {exit_reason}; see their log")
                 )
@@ -195,11 +197,11 @@ class FrontEndManager:
                 await asyncio.wait_for(self._draining.wait(), delay)
             delay = min(2 * delay, MAX_RESTART_DELAY_S)
 
-    async def _run_once(self, front_end_id: int) -> str:
+    async def _run_once(self, front_end: FrontEndHandle) -> str:
         """Start one front-end process, wait until it exits and return a description of its exit."""
-        front_end = FrontEndHandle(front_end_id, self)
+        front_end_id = front_end.front_end_id
         await front_end.start(
-            [self.heartbeat_fd, self.counts_fd, self.admission_fd, *(item.fileno() for item in self.listeners)]
+            [self.heartbeat_fd, self.counts_fd, self.counters_fd, *(item.fileno() for item in self.listeners)]
         )
         self.running[front_end_id] = front_end
         watcher = asyncio.create_task(self._watch(front_end))
@@ -210,7 +212,7 @@ class FrontEndManager:
         await front_end.exited.wait()
         watcher.cancel()
         self.connection_counts.set(front_end_id, CLOSED_COUNT)
-        self.counters.clear_row(front_end_id - 1)
+        self.server.counters.clear_row(front_end_id - 1)
         end = await front_end.wait_exit()
         del self.running[front_end_id]
         for release in self._releases.values():
@@ -227,8 +229,8 @@ class FrontEndManager:
 
     def _introduce(self, front_end: FrontEndHandle) -> None:
         """Send a front-end that was just started all that the others know, and links to the engines."""
-        app_state, front_end_id = self.app_state, front_end.front_end_id
-        front_end.channel.send(Init(app_state.settings, front_end_id, app_state.started_at, app_state.created))
+        server = self.server
+        front_end.channel.send(Init(server.settings, front_end.front_end_id, server.started_at, server.created))
         known = (*self._last_exits.values(), *self._engine_states.values(), *filter(None, [self._models]))
         for message in known:
             front_end.channel.send(message)
@@ -264,8 +266,7 @@ class FrontEndManager:
 
     def check_all_ready(self) -> None:
         """Announce readiness, once, when all running front-ends are ready; called when one changes state or exits."""
-        if any(front_end.is_listening for front_end in self.running.values()):
-            self.any_listening.set()
+        self._any_listening |= any(front_end.is_listening for front_end in self.running.values())
         if (
             self._has_announced_ready
             or not self.running

@@ -66,7 +66,7 @@ class MemoryKeeper:
 
     async def _unload_one(self, row: TableRow, ends_at: float) -> None:
         """Unload the model that has not been used for longest, or wait until one can be unloaded."""
-        counters = self.models.get_counters()
+        counters = self.models.counters
         loaded = [other for other in self.models.rows.values() if other is not row and other.engines is not None]
         candidates = [
             other
@@ -97,6 +97,6 @@ class MemoryKeeper:
         keep_alive_s = row.entry.keep_alive_s
         if keep_alive_s is None or row.entry.pinned or row.status != "ready" or row.lock.locked():
             return
-        if (idle_s := row.measure_idle_s(self.models.get_counters())) > keep_alive_s:
+        if (idle_s := row.measure_idle_s(self.models.counters)) > keep_alive_s:
             logger.info("unloading the model %s: no request for %.1f s", row.name, idle_s)
             await self.models.unload_row(row)

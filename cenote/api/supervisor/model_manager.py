@@ -55,14 +55,14 @@ class ModelManager:
         self,
         settings: ServerConfig,
         table: ModelTable,
-        get_counters: Callable[[], Counters],
+        counters: Counters,
         on_failed: Callable[[BaseException], None],
         engine_command: Sequence[str] | None = None,
     ) -> None:
         self.settings = settings
         self.options = table.options  # of models that are added later
         self.rows = {entry.name: TableRow(entry) for entry in table.entries}
-        self.get_counters = get_counters
+        self.counters = counters
         self.on_failed = on_failed  # called when no model can be loaded at the start
         self.launcher = EngineLauncher(engine_command)
         self.sets: list[EngineSet] = []  # all that run, also those that finish their last requests
@@ -114,7 +114,7 @@ class ModelManager:
     # the admin API
 
     async def list_models(self) -> list[ModelRow]:
-        return [row.describe(self.get_counters()) for row in self.rows.values()]
+        return [row.describe(self.counters) for row in self.rows.values()]
 
     async def load(self, name: str, changes: Mapping[str, Any] | None = None) -> ModelRow:
         if changes is not None and changes.get("source") == name:
@@ -130,17 +130,17 @@ class ModelManager:
                     del self.rows[row.name]
                     self.send_models()
                 raise
-        return row.describe(self.get_counters())
+        return row.describe(self.counters)
 
     async def unload(self, name: str) -> ModelRow:
         async with self._lock_row(name) as (row, _):
             await self._unload(row)
-        return row.describe(self.get_counters())
+        return row.describe(self.counters)
 
     async def reload(self, name: str, changes: Mapping[str, Any]) -> ModelRow:
         async with self._lock_row(name) as (row, _):
             await self._replace(row, change_entry(row.entry, changes, self.options))
-        return row.describe(self.get_counters())
+        return row.describe(self.counters)
 
     @asynccontextmanager
     async def _lock_row(
@@ -279,7 +279,7 @@ class ModelManager:
         slot = next((slot for slot in range(NUM_SLOTS) if slot not in used), None)
         if slot is None:
             raise BadRequest(f"{NUM_SLOTS} models are loaded, which is the maximum; unload one first")
-        self.get_counters().clear_slot(slot)
+        self.counters.clear_slot(slot)
         return slot
 
     async def _stop_if_unused(self, engines: EngineSet) -> None:

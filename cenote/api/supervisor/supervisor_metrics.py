@@ -11,7 +11,6 @@ from cenote.api.server_metrics import MODEL_LABEL, HttpMetrics
 from cenote.utils.metrics import MetricFamily, add_label, merge_families
 
 if TYPE_CHECKING:
-    from cenote.api.app_state import AppState
     from cenote.api.supervisor.engine_set import EngineSet
     from cenote.api.supervisor.model_manager import ModelManager
     from cenote.api.wire.control_messages import ReplayStats
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 class SupervisorMetrics(HttpMetrics):
     """Implement ServerMetrics for the front-ends of a supervisor."""
 
-    def __init__(self, app_state: AppState, models: ModelManager) -> None:
-        super().__init__(app_state)
+    def __init__(self, models: ModelManager) -> None:
+        super().__init__(models.counters)
         self.models = models
         self._count_replayed = self.registry.counter(
             "cenote_requests_replayed_total",
@@ -72,6 +71,6 @@ class SupervisorMetrics(HttpMetrics):
         name = self.models.find_set_name(engines)
         families = [
             *await engines.collect_metrics(),
-            *collect_model_metrics(self.app_state.counters, engines.slot),
+            *collect_model_metrics(self.counters, engines.slot),
         ]
         return [add_label(family, MODEL_LABEL, name) for family in families]

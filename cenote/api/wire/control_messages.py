@@ -42,6 +42,15 @@ class StopEngine(Message):
     """All front-ends have finished: exit."""
 
 
+# from an engine or front-end process to the supervisor
+
+
+class LoadFailed(Message):
+    """The model cannot be loaded, or HTTP cannot be served; the process exits."""
+
+    error: SerializedError
+
+
 # from the engine process to the supervisor
 
 
@@ -56,12 +65,6 @@ class EngineLoaded(Message):
 class AdapterChanged(Message):
     call_id: int
     error: SerializedError | None = None
-
-
-class LoadFailed(Message):
-    """The model cannot be loaded; the process exits."""
-
-    error: SerializedError
 
 
 class EngineFailed(Message):
@@ -212,6 +215,7 @@ EngineToSupervisor = EngineLoaded | AdapterChanged | LoadFailed | EngineFailed |
 SupervisorToEngine = EngineInit | SetAdapters | ChangeAdapter | StopEngine | MetricsCall
 FrontEndToSupervisor = (
     Listening
+    | LoadFailed
     | FrontEndReady
     | LinkLost
     | EngineReleased

@@ -10,7 +10,7 @@ import pytest
 from cenote.api.front_ends.front_end import FrontEndProcess
 from cenote.api.wire import heartbeat
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.control_messages import ModelStates, SupervisorToFrontEnd
+from cenote.api.wire.control_messages import Drain, SupervisorToFrontEnd
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 
 
@@ -24,7 +24,7 @@ def test_a_message_that_cannot_be_handled_does_not_end_it_but_is_no_secret() -> 
         await front_end.channel.connect(ours)
         await supervisor.connect(theirs)
         assert front_end.find_control_error() == ""
-        supervisor.send(ModelStates([]))  # before it has been initialized
+        supervisor.send(Drain())  # before it has been initialized
         while not front_end.find_control_error():
             await asyncio.sleep(0.002)
         assert "a message of the supervisor could not be handled (AttributeError" in front_end.find_control_error()

@@ -108,7 +108,6 @@ class RecordingFrontEnds:
 
 def make_models(table: ModelTable, engines: StubEngines, failures: list[Any] | None = None) -> ModelManager:
     failures = [] if failures is None else failures
-    counters = Counters()
-    models = ModelManager(ServerConfig(), table, lambda: counters, failures.append, engines.command)
+    models = ModelManager(ServerConfig(), table, Counters(), failures.append, engines.command)
     models.front_ends = RecordingFrontEnds()
     return models

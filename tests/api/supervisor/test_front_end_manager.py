@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from cenote.api.app_state import AppState
+from cenote.api.admission.counters import Counters, make_counters_file
+from cenote.api.server_context import ServerContext
 from cenote.api.supervisor import front_end_handle as handle
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
@@ -32,15 +34,22 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
     def fail_if_called(*args: object) -> Any:
         raise AssertionError("no front-end is ready, and there is no engine")
 
+    counters_fd = make_counters_file(settings.api_server_count)
     return FrontEndManager(
-        AppState(settings),
+        ServerContext(settings, Counters(counters_fd, settings.api_server_count, row=None)),
+        counters_fd,
         [],
         add_engine_link=fail_if_called,
         answer_admin=fail_if_called,
-        collect_metrics=fail_if_called,
+        metrics=SimpleNamespace(),  # type: ignore[arg-type]
         on_all_ready=fail_if_called,
         on_failed=on_failed,
     )
+
+
+async def wait_until_listening(front_ends: FrontEndManager) -> None:
+    while not any(front_end.is_listening for front_end in front_ends.running.values()):
+        await asyncio.sleep(0.01)
 
 
 def make_spawn(code: str) -> Any:
@@ -210,7 +219,7 @@ def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch)
     async def run() -> bool:
         front_ends = make_front_ends(monkeypatch, IDLE)
         front_ends.start()
-        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        await wait_until_listening(front_ends)
         await asyncio.sleep(1.5)
         is_alive = front_ends.running[1].process.poll() is None
         await front_ends.drain()
@@ -227,7 +236,7 @@ def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypat
         front_ends = make_front_ends(monkeypatch, IDLE)
         front_ends.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
         front_ends.start()
-        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        await wait_until_listening(front_ends)
         front_ends.set_engine_state(EngineState(7, "ready", ""))
         with monkeypatch.context() as without_descriptors:
             without_descriptors.setattr(manager, "make_link", refuse_link)
@@ -254,7 +263,7 @@ def test_an_engine_that_is_released_too_late_disturbs_nobody(monkeypatch: pytest
     async def run() -> None:
         front_ends = make_front_ends(monkeypatch, IDLE)
         front_ends.start()
-        await asyncio.wait_for(front_ends.any_listening.wait(), 30)
+        await wait_until_listening(front_ends)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(front_ends.release_engine(7), 0.01)
         front_ends.on_released(7, 1)
