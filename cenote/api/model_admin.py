@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from cenote.api.served_models import ServedModels
 from cenote.errors import Unsupported
 from cenote.protocol.engine import ModelStatus
 from cenote.protocol.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from cenote.api.served_models import ServedModels
 
 
 class ModelRow(msgspec.Struct, kw_only=True):

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 from cenote.api import log_config
 from cenote.api.background_load import load_in_thread
 from cenote.api.engine_process.rpc_server import EngineRpcServer
 from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
-from cenote.api.wire.channel import Channel
+from cenote.api.wire.channel import Channel, Reply
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.codec_requests import to_json
 from cenote.api.wire.control_messages import (
-    AdapterChanged,
     ChangeAdapter,
     EngineFailed,
     EngineInit,
@@ -35,15 +34,15 @@ from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import (
     ArrayBytes,
     Cancel,
+    Done,
     EngineDown,
     EngineReady,
     MetricsCall,
     MetricsResponse,
-    ModelInfoAck,
     ModelInfoUpdate,
+    RpcRequest,
 )
 from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, TokenBatch
-from cenote.errors import PoolingError
 from cenote.protocol.engine import Engine
 
 if TYPE_CHECKING:
@@ -68,7 +67,10 @@ class EngineServer:
         self.engine_number = 0
         self._first_adapters: Mapping[str, str] = {}  # that the process has tried to load with the model
         self.control: Channel[SupervisorToEngine] = Channel(
-            SupervisorToEngine, self._on_control_message, self._on_supervisor_exited
+            SupervisorToEngine,
+            self._on_control_message,
+            self._on_supervisor_exited,
+            on_call=lambda call, _: self._answer_supervisor(call),
         )
         self.links: set[FrontEndLink] = set()
         self.engine: Engine | None = None
@@ -76,7 +78,6 @@ class EngineServer:
         self.token_batcher: TokenBatcher | None = None
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._clock = LoopClock()
-        self._update_ids = itertools.count(1)
         self._is_serving = asyncio.Event()  # requests of front-ends, after SetAdapters
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -101,7 +102,7 @@ class EngineServer:
         """Send the current model info to every front-end and wait: the next request may reach any of them."""
         if self.engine is not None:
             model_info = self.engine.model_info
-            message = ModelInfoUpdate(next(self._update_ids), to_json(model_info))
+            message = ModelInfoUpdate(to_json(model_info))
             await asyncio.gather(*(link.update_model_info(message) for link in self.links))
 
     def _on_control_message(self, message: SupervisorToEngine, array_bytes: ArrayBytes) -> None:
@@ -110,19 +111,18 @@ class EngineServer:
             self.engine_number, self._first_adapters = message.engine_number, message.adapters
             use_cpus(message.cpus, message.num_threads)  # before torch starts threads
             load_in_thread(lambda: self.load_engine(message), self._on_loaded, self._on_load_failed)
-        elif isinstance(message, MetricsCall):
-            self._run(self._send_metrics(message))
         elif isinstance(message, SetAdapters):
-            self._run(self._start_serving(message.adapters, message.changed))
-        elif isinstance(message, ChangeAdapter):
-            self._run(self._change_adapter(message))
+            task = asyncio.get_running_loop().create_task(self._start_serving(message.adapters, message.changed))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         else:
             self._exit(EXIT_STOPPED)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _answer_supervisor(self, call: ChangeAdapter | MetricsCall) -> Done | MetricsResponse:
+        if isinstance(call, MetricsCall):
+            return MetricsResponse([] if self.engine is None else await self.engine.collect_metrics())
+        await self._change_adapter(call)
+        return Done()
 
     async def _start_serving(self, adapters: Mapping[str, str], changed: Sequence[str]) -> None:
         """Load and unload what requests have changed while this process was being started, then serve requests."""
@@ -145,22 +145,11 @@ class EngineServer:
     async def _change_adapter(self, change: ChangeAdapter) -> None:
         await self._is_serving.wait()
         assert self.engine is not None, "sent after EngineLoaded"
-        try:
-            if change.path is None:
-                await self.engine.unload_adapter(change.name)
-            else:
-                await self.engine.load_adapter(change.name, change.path, in_place=change.in_place)
-        except Exception as error:
-            if not isinstance(error, PoolingError):
-                logger.exception("changing the adapter %s failed", change.name)
-            self.control.send(AdapterChanged(change.call_id, encode_error(error)))
+        if change.path is None:
+            await self.engine.unload_adapter(change.name)
         else:
-            await self.broadcast_model_info()
-            self.control.send(AdapterChanged(change.call_id))
-
-    async def _send_metrics(self, call: MetricsCall) -> None:
-        families = [] if self.engine is None else await self.engine.collect_metrics()
-        self.control.send(MetricsResponse(call.call_id, families))
+            await self.engine.load_adapter(change.name, change.path, in_place=change.in_place)
+        await self.broadcast_model_info()
 
     def _on_supervisor_exited(self) -> None:
         os._exit(EXIT_NO_SUPERVISOR)  # nobody is left to serve, or to tell
@@ -270,17 +259,16 @@ class FrontEndLink:
 
     def __init__(self, on_closed: Callable[[FrontEndLink], None]) -> None:
         self.channel: Channel[FrontEndMessage] = Channel(
-            FrontEndMessage, self._on_message, self._on_disconnect, self._on_unhandled
+            FrontEndMessage, self._on_message, self._on_disconnect, self._on_unhandled, self._on_call
         )
         self._on_closed = on_closed
         self.rpc_server: EngineRpcServer | None = None
         self._token_link: TokenLink | None = None  # None: the front-end does not tokenize
-        self._pending_updates: dict[int, asyncio.Future[None]] = {}
 
     def set_engine(self, engine: Engine, server: EngineServer) -> None:
         if self.rpc_server is not None or not self.channel.is_open:
             return
-        self.rpc_server = EngineRpcServer(engine, self.channel)
+        self.rpc_server = EngineRpcServer(engine)
         if server.renderer_info is not None and server.token_batcher is not None:
             self._token_link = TokenLink(server.token_batcher, self.channel)
             self.channel.send(server.renderer_info)
@@ -289,43 +277,30 @@ class FrontEndLink:
     async def update_model_info(self, message: ModelInfoUpdate) -> None:
         if self.rpc_server is None:
             return  # its EngineReady will have the current model info
-        acknowledged = self._pending_updates[message.update_id] = asyncio.get_running_loop().create_future()
-        self.channel.send(message)
-        await asyncio.wait([acknowledged], timeout=UPDATE_TIMEOUT_S)
-        self._pending_updates.pop(message.update_id, None)
+        with suppress(Exception):  # it hangs or exits, or does not understand the message
+            await asyncio.wait_for(self.channel.call(message), UPDATE_TIMEOUT_S)
 
     def _on_message(self, message: FrontEndMessage, array_bytes: ArrayBytes) -> None:
-        if isinstance(message, ModelInfoAck):
-            if (acknowledged := self._pending_updates.pop(message.update_id, None)) is not None:
-                acknowledged.set_result(None)
-            return
-        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
-        if isinstance(message, RefusedRequests):
-            if self._token_link is not None:
-                self._token_link.on_refused_requests(message)
-            return
-        if isinstance(message, TokenBatch | RegisterOptions | Cancel) and self._token_link is not None:
-            if isinstance(message, TokenBatch):
-                self._token_link.on_batch(message, array_bytes)
-                return
-            if isinstance(message, RegisterOptions):
-                self._token_link.on_register(message)
-                return
+        assert self._token_link is not None, "sent only after RendererInfo"
+        if isinstance(message, TokenBatch):
+            self._token_link.on_batch(message, array_bytes)
+        elif isinstance(message, RefusedRequests):
+            self._token_link.on_refused_requests(message)
+        else:
+            assert isinstance(message, Cancel), "all others are calls and replies"
             self._token_link.cancel(message.call_id)
-        assert not isinstance(message, TokenBatch | RegisterOptions), "sent only after RendererInfo"
-        self.rpc_server.on_message(message)
 
-    def _on_unhandled(self, call_id: int, error: Exception) -> None:
-        if not call_id:
-            self.channel.abort()  # calls that are not known: all of the link fail, none waits for ever
-        elif self.rpc_server is not None:
-            self.rpc_server.on_unhandled(call_id)
+    def _on_call(self, call: RpcRequest | RegisterOptions, array_bytes: ArrayBytes) -> Reply | Awaitable[Reply]:
+        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
+        if isinstance(call, RegisterOptions):
+            assert self._token_link is not None, "sent only after RendererInfo"
+            return self._token_link.on_register(call)
+        return self.rpc_server.answer(call)
+
+    def _on_unhandled(self, error: Exception) -> None:
+        self.channel.abort()  # token batches that are not known: all of the link fail, none waits for ever
 
     def _on_disconnect(self) -> None:
         self._on_closed(self)
-        if self.rpc_server is not None:
-            self.rpc_server.cancel_all()
         if self._token_link is not None:
             self._token_link.cancel_all()
-        for acknowledged in self._pending_updates.values():
-            acknowledged.cancel()

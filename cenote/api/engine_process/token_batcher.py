@@ -16,8 +16,7 @@ import numpy as np
 from cenote.api.encoding import to_float32_array
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import encode_error
-from cenote.api.wire.codec_results import encode_timing
-from cenote.api.wire.messages import ArrayBytes, ErrorResponse, Shapes
+from cenote.api.wire.messages import ArrayBytes, Shapes
 from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
 from cenote.api.wire.token_messages import (
     BatchTimesTuple,
@@ -31,7 +30,7 @@ from cenote.api.wire.token_messages import (
 )
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
-from cenote.protocol.requests import PoolRequest, Timing
+from cenote.protocol.requests import PoolRequest
 
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
     from cenote.engine.engine import PoolingEngine
@@ -59,21 +58,14 @@ class TokenLink:
         # by call id, of calls whose last inputs have not arrived: when the first ones did
         self.open_calls: dict[int, float] = {}
 
-    def on_register(self, message: RegisterOptions) -> None:
-        try:
-            options = self.batcher.resolve_options(message)
-        except Exception as error:
-            if not isinstance(error, PoolingError):
-                logger.exception("options of a front-end cannot be resolved")
-            self.channel.send(ErrorResponse(message.call_id, encode_timing(Timing()), encode_error(error)))
-            return
+    def on_register(self, message: RegisterOptions) -> OptionsRegistered:
+        """Raises PoolingError if the model does not support these options."""
+        options = self.batcher.resolve_options(message)
         self.options[message.options_id] = options
         if len(self.options) > MAX_OPTIONS:
             del self.options[next(iter(self.options))]
         limits = options.limits
-        self.channel.send(
-            OptionsRegistered(message.call_id, limits.max_tokens, limits.name, limits.is_bounded, limits.is_chunked)
-        )
+        return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, limits.is_chunked)
 
     def on_refused_requests(self, message: RefusedRequests) -> None:
         for outcome, num_requests in message.outcomes.items():

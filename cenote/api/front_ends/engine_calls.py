@@ -107,14 +107,14 @@ class EngineCalls(ABC):
 
         def encode(call_id: int, isolated: Sequence[int]) -> TokenizeCall:
             flags = add_special_tokens, return_token_strs, return_offsets
-            return TokenizeCall(call_id, encode_input(prompt), *flags, kwargs, max_tokens)
+            return TokenizeCall(encode_input(prompt), *flags, kwargs, max_tokens)
 
         response, _ = await self._call(RpcCall(encode), TokenizeResponse)
         return TokenizeResult(response.token_ids, response.token_strs, response.offsets)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         ids = encode_token_ids(token_ids)
-        call = RpcCall(lambda call_id, isolated: DetokenizeCall(call_id, ids, skip_special_tokens))
+        call = RpcCall(lambda call_id, isolated: DetokenizeCall(ids, skip_special_tokens))
         response, _ = await self._call(call, DetokenizeResponse)
         return response.text
 
@@ -123,7 +123,6 @@ class EngineCalls(ABC):
 
         def encode(call_id: int, isolated: Sequence[int]) -> ProcessCall:
             return ProcessCall(
-                call_id,
                 data,
                 request.request_id,
                 request.tokenization,

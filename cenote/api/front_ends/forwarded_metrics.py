@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import FrontEndStats, ReplayStats, SupervisorToFrontEnd
-from cenote.api.wire.messages import MetricsCall, MetricsResponse
+from cenote.api.wire.messages import MetricsCall
 from cenote.utils.metrics import MetricFamily
 
 # a report is sent at this many replies; fewer wait for the next periodic report
@@ -21,8 +18,6 @@ class ForwardedMetrics:
         self._channel = channel
         self._replies: list[tuple[str, str, int, float]] = []
         self._reported_in_flight = 0  # requests in flight, as last sent
-        self._call_ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[list[MetricFamily]]] = {}
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self._replies.append((handler, method, status, seconds))
@@ -34,25 +29,13 @@ class ForwardedMetrics:
 
     async def collect(self) -> list[MetricFamily]:
         self._send()
-        call_id = next(self._call_ids)
-        future: asyncio.Future[list[MetricFamily]] = asyncio.get_running_loop().create_future()
-        self._pending[call_id] = future
-        self._channel.send(MetricsCall(call_id))
-        try:
-            return await future
-        finally:
-            del self._pending[call_id]
+        return (await self._channel.call(MetricsCall())).families
 
     def report(self, num_in_flight: int) -> None:
         """Send the statistics to the supervisor if they changed since the last report."""
         if self._replies or num_in_flight != self._reported_in_flight:
             self._reported_in_flight = num_in_flight
             self._send()
-
-    def on_response(self, response: MetricsResponse) -> None:
-        future = self._pending.get(response.call_id)
-        if future is not None and not future.done():
-            future.set_result(response.families)
 
     def _send(self) -> None:
         self._channel.send(FrontEndStats(self._replies, self._reported_in_flight))

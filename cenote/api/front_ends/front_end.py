@@ -28,11 +28,9 @@ from cenote.api.server import FINAL_FLUSH_S, ApiServer
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.control_messages import (
-    AdminResponse,
     AllFrontEndsReady,
     Drain,
     EngineExited,
-    EngineReleased,
     EngineState,
     FrontEndReady,
     Init,
@@ -42,12 +40,11 @@ from cenote.api.wire.control_messages import (
     ModelStates,
     OtherFrontEndsLoad,
     PoisonFound,
-    ReleaseEngine,
     SupervisorToFrontEnd,
 )
 from cenote.api.wire.heartbeat import HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
-from cenote.api.wire.messages import ArrayBytes
+from cenote.api.wire.messages import ArrayBytes, Done
 from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 if TYPE_CHECKING:
@@ -87,7 +84,11 @@ class FrontEndProcess:
         self.supervisor = supervisor
         self.clock = LoopClock()
         self.channel: Channel[SupervisorToFrontEnd] = Channel(
-            SupervisorToFrontEnd, self._on_message, self._on_disconnect, self._on_unhandled
+            SupervisorToFrontEnd,
+            self._on_message,
+            self._on_disconnect,
+            self._on_unhandled,
+            lambda call, _: self._release(call.engine_id),
         )
         self.engines: RemoteEngines | None = None  # made when its modules have been imported, after the server listens
         self._waiting_calls: list[Callable[[RemoteEngines], None]] = []
@@ -159,21 +160,22 @@ class FrontEndProcess:
             self.call_engines(lambda engines: engines.set_state(message))
         elif isinstance(message, EngineExited):
             self.call_engines(lambda engines: engines.on_exited(message))
-        elif isinstance(message, ReleaseEngine):
-            self.call_engines(lambda engines: engines.release(message.engine_id))
         elif isinstance(message, PoisonFound):
             self.call_engines(lambda engines: engines.add_poison(message))
-        elif isinstance(message, AdminResponse):
-            self.admin.on_response(message)
         elif isinstance(message, AllFrontEndsReady):
             self.server.app_state.are_front_ends_ready = True
         elif isinstance(message, Drain):
             self.server.owns_listeners = True  # no front-end accepts connections any more
             self.server.start_shutdown()
-        elif isinstance(message, OtherFrontEndsLoad):
-            self.server.app_state.num_in_flight_elsewhere = message.num_in_flight
         else:
-            self.metrics.on_response(message)
+            assert isinstance(message, OtherFrontEndsLoad), "all others are calls and replies"
+            self.server.app_state.num_in_flight_elsewhere = message.num_in_flight
+
+    async def _release(self, engine_id: int) -> Done:
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call_engines(lambda engines: engines.release(engine_id, released))
+        await released
+        return Done()
 
     def _initialize(self, init: Init) -> None:
         log_config.configure_logging(init.settings)
@@ -200,15 +202,11 @@ class FrontEndProcess:
     async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
         await self.admin.change_adapter(engine_id, name, path, in_place)
 
-    def on_released(self, engine_id: int) -> None:
-        self.channel.send(EngineReleased(engine_id))
-
     def on_settled(self) -> None:
         self.channel.send(FrontEndReady())
 
-    def _on_unhandled(self, call_id: int, error: Exception) -> None:
-        if not call_id:
-            self._unhandled = f"a message of the supervisor could not be handled ({type(error).__name__}: {error})"
+    def _on_unhandled(self, error: Exception) -> None:
+        self._unhandled = f"a message of the supervisor could not be handled ({type(error).__name__}: {error})"
 
     def _on_disconnect(self) -> None:
         """Exit: the supervisor has ended."""

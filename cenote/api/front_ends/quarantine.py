@@ -85,7 +85,7 @@ def digest_inputs(inputs: TokenizedInputs, rows: Iterable[int]) -> list[bytes]:
 def digest_call(call: RpcRequest) -> bytes:
     """Return the digest of a call that the engine tokenizes; its id and deadline are set to 0."""
     for part in (call, call.pool_call) if isinstance(call, EntitiesCall) else (call,):
-        part.call_id = 0
-        if hasattr(part, "deadline_at"):
-            part.deadline_at = 0.0
+        for name in ("call_id", "deadline_at"):
+            if hasattr(part, name):
+                setattr(part, name, 0)
     return blake2b(msgspec.msgpack.encode(call), digest_size=DIGEST_BYTES).digest()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
 from copy import copy
 from typing import Any
 
 import msgspec
 
-from cenote.api.front_ends.replay import EngineLost
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.token_messages import OptionsRegistered, RegisterOptions
 from cenote.inputs.limits import Limits
@@ -25,7 +24,7 @@ OptionsKey = tuple[Any, ...]
 class RegisteredOptions:
     """The number and the limits of options that the engine knows, or the error with which it refused them."""
 
-    def __init__(self, options_id: int, future: asyncio.Future[OptionsRegistered]) -> None:
+    def __init__(self, options_id: int, future: asyncio.Future[Any]) -> None:
         self.options_id = options_id
         self.future = future
 
@@ -34,17 +33,17 @@ class RegisteredOptions:
             await asyncio.wait([self.future])
         if (error := self.future.exception()) is not None:
             raise copy(error)  # raising the one that is kept would keep this request with its texts as well
-        reply = self.future.result()
+        reply: OptionsRegistered
+        reply, _ = self.future.result()
         return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, reply.is_chunked)
 
 
 class OptionsRegistry:
     """The options that are known at the other end of one link."""
 
-    def __init__(self, channel: Channel[Any], next_call_id: Callable[[], int]) -> None:
+    def __init__(self, channel: Channel[Any]) -> None:
         self._channel = channel
-        self._next_call_id = next_call_id
-        self._registering: dict[int, asyncio.Future[OptionsRegistered]] = {}
+        self._options_ids = itertools.count(1)
         self._registered: dict[OptionsKey, RegisteredOptions] = {}
 
     def find(self, request: PoolRequest, selection: PromptSelection) -> RegisteredOptions:
@@ -57,12 +56,10 @@ class OptionsRegistry:
         key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling)
         if (registered := self._registered.get(key)) is not None:
             return registered
-        future: asyncio.Future[OptionsRegistered] = asyncio.get_running_loop().create_future()
-        options_id = call_id = self._next_call_id()
+        options_id = next(self._options_ids)
         task, extra_tasks, _, _, scheduling = key
-        # first, because it raises if a value cannot be encoded: later requests must not wait for an answer
-        self._channel.send(RegisterOptions(call_id, options_id, task, extra_tasks, params, adapter, scheduling))
-        self._registering[call_id] = future
+        # raises if a value cannot be encoded: then nothing is registered
+        future = self._channel.start_call(RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling))
         self._registered[key] = registered = RegisteredOptions(options_id, future)
         if len(self._registered) > MAX_REGISTERED:
             del self._registered[next(iter(self._registered))]
@@ -71,25 +68,3 @@ class OptionsRegistry:
     def forget(self) -> None:
         """Register options again before they are used: adapters have changed."""
         self._registered = {}
-
-    def is_registering(self, call_id: int) -> bool:
-        return call_id in self._registering
-
-    def on_registered(self, message: OptionsRegistered) -> None:
-        if (future := self._registering.pop(message.call_id, None)) is not None and not future.done():
-            future.set_result(message)
-
-    def on_refused(self, call_id: int, error: Exception) -> None:
-        """Take the refusal of options: every request with them gets the error."""
-        fail(self._registering.pop(call_id), error)
-
-    def lose_all(self) -> None:
-        """The engine process has exited, or the link is replaced."""
-        for future in self._registering.values():
-            fail(future, EngineLost())
-
-
-def fail(future: asyncio.Future[OptionsRegistered], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # mark it as retrieved: perhaps nobody waits for it any more

@@ -26,22 +26,20 @@ from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
     ArrayBytes,
-    Cancel,
+    Done,
     EngineDown,
     EngineReady,
     EntitiesResponse,
     ErrorResponse,
     MetricsCall,
     MetricsResponse,
-    ModelInfoAck,
     ModelInfoUpdate,
     PoolResponse,
     ProcessResponse,
     RpcRequest,
-    RpcResponse,
     ScoreResponse,
 )
-from cenote.api.wire.token_messages import OptionsRegistered, RendererInfo, TokenErrors, TokenResults
+from cenote.api.wire.token_messages import RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import compute_inputs_size
@@ -131,7 +129,9 @@ class RemoteEngine(EngineCalls):
             EngineMessage,
             lambda message, array_bytes: self._on_message(channel, message, array_bytes),
             lambda: self._on_closed(channel),
-            lambda call_id, error: self._on_unhandled(channel, call_id),
+            lambda error: channel.abort(),  # results that are lost: their calls are sent again, none waits for ever
+            lambda call, _: self._on_call(channel, call),
+            EngineLost,
         )
         self._channel = channel
         await channel.connect(sock)
@@ -249,7 +249,7 @@ class RemoteEngine(EngineCalls):
     async def collect_metrics(self) -> list[MetricFamily]:
         if self.dead_error is not None:
             raise self.dead_error
-        call = RpcCall(lambda call_id, isolated: MetricsCall(call_id), can_replay=False)
+        call = RpcCall(lambda call_id, isolated: MetricsCall(), can_replay=False)
         response, _ = await self._call(call, MetricsResponse)
         return response.families
 
@@ -262,49 +262,23 @@ class RemoteEngine(EngineCalls):
             self.on_ready()
         elif isinstance(message, EngineDown):
             self.availability.on_down(message.reason)
-        elif isinstance(message, ModelInfoUpdate):
-            self._model_info = decode_model_info(message)
-            if self._token_client is not None:
-                self._token_client.options.forget()
-            channel.send(ModelInfoAck(message.update_id))
         elif isinstance(message, RendererInfo):
             renderer, on_stopped = self._renderers.get(message), self.availability.on_down
             self._token_client = TokenClient(renderer, channel, self._token_calls, on_stopped)
-        elif isinstance(message, OptionsRegistered | TokenResults | TokenErrors):
-            self._on_token_response(message, array_bytes)
         else:
-            self._on_response(message, array_bytes)
+            assert isinstance(message, TokenResults | TokenErrors), "all others are replies"
+            assert self._token_client is not None, "results come after RendererInfo"
+            if isinstance(message, TokenResults):
+                self._token_client.on_results(message, array_bytes)
+            else:
+                self._token_client.on_errors(message)
 
-    def _on_token_response(
-        self, message: OptionsRegistered | TokenResults | TokenErrors, array_bytes: ArrayBytes
-    ) -> None:
-        assert self._token_client is not None, "responses come after RendererInfo"
-        if isinstance(message, TokenResults):
-            self._token_client.on_results(message, array_bytes)
-        elif isinstance(message, TokenErrors):
-            self._token_client.on_errors(message)
-        else:
-            self._token_client.options.on_registered(message)
-
-    def _on_response(self, response: RpcResponse, array_bytes: ArrayBytes) -> None:
-        client = self._token_client
-        if (
-            isinstance(response, ErrorResponse)
-            and client is not None
-            and client.options.is_registering(response.call_id)
-        ):
-            client.on_options_refused(response.call_id, decode_error(response.error))
-            return
-        call = self._pending.get(response.call_id)
-        if call is not None and not call.future.done():  # else the client disconnected in the meantime
-            call.future.set_result((response, array_bytes))
-
-    def _on_unhandled(self, channel: Channel[EngineMessage], call_id: int) -> None:
-        call = self._pending.get(call_id)
-        if call is not None and not call.future.done():
-            call.future.set_exception(PoolingError("the response of the engine process cannot be read"))
-        elif not call_id:
-            channel.abort()  # results of calls that are not known: all of them are sent again, none waits for ever
+    def _on_call(self, channel: Channel[EngineMessage], update: ModelInfoUpdate) -> Done:
+        if channel is self._channel:
+            self._model_info = decode_model_info(update)
+            if self._token_client is not None:
+                self._token_client.options.forget()
+        return Done()
 
     def _on_closed(self, channel: Channel[EngineMessage]) -> None:
         """End the attempts of all calls: the engine process has exited, or the link is replaced."""
@@ -316,8 +290,6 @@ class RemoteEngine(EngineCalls):
             self._token_client.lose_all()
             self._token_client.close()
             self._token_client = None
-        for call in self._pending.values():
-            call.lose()
         self.availability.on_link_lost()
         if self._is_closed:
             self.availability.on_closed()
@@ -380,14 +352,10 @@ class RemoteEngine(EngineCalls):
         if call.can_replay and not self.quarantine.is_empty:
             self._refuse_poison(call)
         self._pending[call.call_id] = call
-        try:
-            await channel.wait_writable()
-            sent_at = time.monotonic()
-            self._send(channel, request)
-            response, array_bytes = await call.future
-        except asyncio.CancelledError:
-            channel.send(Cancel(call.call_id))
-            raise
+        await channel.wait_writable()
+        sent_at = time.monotonic()
+        self._send(channel, call, request)
+        response, array_bytes = await call.future
         if timing is not None and isinstance(
             response, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
         ):
@@ -406,8 +374,8 @@ class RemoteEngine(EngineCalls):
             raise make_poison_error(None, reason)
 
     @staticmethod
-    def _send(channel: Channel[EngineMessage], request: RpcRequest) -> None:
+    def _send(channel: Channel[EngineMessage], call: RpcCall, request: RpcRequest) -> None:
         try:
-            channel.send(request)
+            channel.start_call(request, call.call_id, call.future)
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import socket
 from collections.abc import Sequence
@@ -28,10 +29,6 @@ class EngineReports(Protocol):
         """Load an adapter at all replicas of the model of an engine, or unload it (`path` None)."""
         ...
 
-    def on_released(self, engine_id: int) -> None:
-        """No request uses the engine, and none will."""
-        ...
-
     def on_settled(self) -> None:
         """Called when the server becomes ready: every model that it needs answers requests or has failed."""
         ...
@@ -47,7 +44,7 @@ class RemoteEngines:
         self._engines: dict[int, RemoteEngine] = {}  # by id
         self._uses: dict[tuple[int, ...], EngineUse] = {}  # by the ids of their engines
         self._wanted: dict[str, ModelState] = {}  # by name of the model
-        self._releasing: set[int] = set()
+        self._releasing: dict[int, asyncio.Future[None]] = {}  # by engine id
         self._released: set[int] = set()
         self._is_draining = self._is_settled = False
 
@@ -87,9 +84,9 @@ class RemoteEngines:
         self.app_state.models.set(models)
         self._on_changed()
 
-    def release(self, engine_id: int) -> None:
-        """Close the link to an engine when no request uses it, and report that."""
-        self._releasing.add(engine_id)
+    def release(self, engine_id: int, released: asyncio.Future[None]) -> None:
+        """Close the link to an engine when no request uses it; `released` is done then."""
+        self._releasing[engine_id] = released
         self._close_released()
 
     def start_draining(self) -> None:
@@ -175,18 +172,19 @@ class RemoteEngines:
             self.reports.on_settled()
 
     def _close_released(self) -> None:
-        for engine_id in list(self._releasing):
+        for engine_id, released in list(self._releasing.items()):
             use = next((use for use in self._uses.values() if engine_id in use.engine_ids), None)
             if use is not None:
                 if use.num_users or any(model.use is use for model in self.app_state.models):
                     continue
-                if (self._releasing | self._released).issuperset(use.engine_ids):
+                if (self._releasing.keys() | self._released).issuperset(use.engine_ids):
                     del self._uses[use.engine_ids]
-            self._releasing.discard(engine_id)
+            del self._releasing[engine_id]
             self._released.add(engine_id)
             if (engine := self._engines.pop(engine_id, None)) is not None:
                 engine.close()
-            self.reports.on_released(engine_id)
+            if not released.done():  # the supervisor may have given up waiting
+                released.set_result(None)
 
 
 def is_settled(model: ServedModel) -> bool:

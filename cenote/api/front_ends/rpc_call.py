@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from cenote.api.front_ends.quarantine import digest_call
-from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
+from cenote.api.front_ends.replay import ReplayableCall, make_poison_error
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import ArrayBytes, RpcRequest, RpcResponse
 from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
@@ -50,12 +50,6 @@ class RpcCall(ReplayableCall):
         if self.future.done():
             self.future = asyncio.get_running_loop().create_future()
         return self.encode(call_id, sorted(self.suspects))
-
-    def lose(self) -> None:
-        """End an attempt: the engine process or the link to it is gone."""
-        if not self.future.done():
-            self.future.set_exception(EngineLost())
-            self.future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
 
     def on_exit(self, numbers: Sequence[int], exited: EngineExited) -> list[bytes]:
         """Take what was on the device when the engine process exited; return its digest if it is to blame."""

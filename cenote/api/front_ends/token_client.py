@@ -84,7 +84,7 @@ class TokenClient:
         self._pending = calls.pending
         self._calls = calls
         self._on_engine_stopped = on_engine_stopped
-        self.options = OptionsRegistry(channel, calls.next_call_id)
+        self.options = OptionsRegistry(channel)
         self._to_render: dict[RenderKey, list[PendingPool]] = {}
         self._is_render_scheduled = False
         self._last_was_alone = False  # whether one request was rendered last, without others
@@ -147,7 +147,11 @@ class TokenClient:
         """Check a request; return the number of its options, the settings of rendering and the characters to render."""
         selection = select_prompt(request, model_info)
         options = self.options.find(request, selection)
-        limits = await options.get_limits()
+        try:
+            limits = await options.get_limits()
+        except EngineStopped as error:
+            self._on_engine_stopped(str(error))
+            raise EngineLost from None
         if limits.is_chunked:
             raise NeedsEngine
         check_tokenization_params(request.tokenization, limits)
@@ -176,20 +180,12 @@ class TokenClient:
     def lose_all(self) -> None:
         """End the attempts of all calls: the engine process has exited, or the link is replaced."""
         self._is_lost = True
-        self.options.lose_all()
         for call in self._pending.values():
             call.owner.lose()
 
     def close(self) -> None:
         # queued slices are not cancelled: that would look like a client that has disconnected
         self._executor.shutdown(wait=False)
-
-    def on_options_refused(self, call_id: int, error: Exception) -> None:
-        """Take the refusal of options; an engine that has stopped is no reason of its own."""
-        if isinstance(error, EngineStopped):
-            self._on_engine_stopped(str(error))
-            error = EngineLost()
-        self.options.on_refused(call_id, error)
 
     def on_results(self, message: TokenResults, array_bytes: ArrayBytes) -> None:
         call_ids, input_numbers, results = decode_results(message, array_bytes)

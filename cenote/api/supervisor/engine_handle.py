@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ from cenote.api.supervisor.engine_launcher import ChildProcess, EngineLauncher
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
-    AdapterChanged,
     ChangeAdapter,
     EngineFailed,
     EngineInit,
@@ -31,7 +29,6 @@ from cenote.api.wire.device_table import NOTHING, DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
 from cenote.api.wire.messages import ArrayBytes, MetricsCall
-from cenote.errors import PoolingError, make_exited_error
 from cenote.utils.metrics import MetricFamily
 from cenote.utils.spawn import describe_exit
 
@@ -69,9 +66,6 @@ class EngineHandle:
         self.on_device = NOTHING  # when the process exited
         self._device_table: DeviceTable | None = None
         self._num_oom_kills = 0
-        self._pending_metrics: dict[int, asyncio.Future[list[MetricFamily]]] = {}
-        self._pending_changes: dict[int, asyncio.Future[None]] = {}
-        self._call_ids = itertools.count(1)
         self._partial_line = b""
 
     @property
@@ -129,12 +123,6 @@ class EngineHandle:
         self.heartbeat.close()
         if self._device_table is not None:
             self.on_device, self._device_table = self._device_table.read(), None
-        for future in self._pending_metrics.values():
-            if not future.done():
-                future.set_result([])
-        for change in self._pending_changes.values():
-            if not change.done():
-                change.set_exception(make_exited_error())
 
     def was_killed_externally(self, code: int) -> bool:
         """Whether somebody else has killed the process: neither this supervisor nor the kernel for lack of memory."""
@@ -194,59 +182,32 @@ class EngineHandle:
 
     async def collect_metrics(self) -> list[MetricFamily]:
         """Return the metrics of the engine; none if it does not answer."""
-        if not self.is_loaded or not self.control.is_open:
+        if not self.is_loaded:
             return []
-        call_id = next(self._call_ids)
-        future = self._pending_metrics[call_id] = asyncio.get_running_loop().create_future()
-        self.control.send(MetricsCall(call_id))
         try:
-            return await asyncio.wait_for(future, METRICS_TIMEOUT_S)
-        except TimeoutError:
+            return (await asyncio.wait_for(self.control.call(MetricsCall()), METRICS_TIMEOUT_S)).families
+        except Exception as error:
+            logger.debug("the engine process %d returned no metrics: %s", self.pid, error)
             return []
-        finally:
-            del self._pending_metrics[call_id]
 
     async def change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
         """Load an adapter, or unload it (`path` None); return when all front-ends know."""
-        if not self.control.is_open:
-            raise make_exited_error()
-        call_id = next(self._call_ids)
-        future = self._pending_changes[call_id] = asyncio.get_running_loop().create_future()
-        self.control.send(ChangeAdapter(call_id, name, path, in_place))
-        try:
-            await future
-        finally:
-            del self._pending_changes[call_id]
+        await self.control.call(ChangeAdapter(name, path, in_place))
 
     def _on_message(self, message: EngineToSupervisor, array_bytes: ArrayBytes) -> None:
         if isinstance(message, EngineLoaded):
             self.model_info, self.device_bytes = message.model_info, message.device_bytes
             self.loaded_adapters = message.adapters
             self.on_loaded(self)
-        elif isinstance(message, AdapterChanged):
-            change = self._pending_changes.get(message.call_id)
-            if change is not None and not change.done():
-                if message.error is None:
-                    change.set_result(None)
-                else:
-                    change.set_exception(decode_error(message.error))
         elif isinstance(message, LoadFailed):
             self.load_error = decode_error(message.error)
-        elif isinstance(message, EngineFailed):
-            self.failure = decode_error(message.error)
         else:
-            future = self._pending_metrics.get(message.call_id)
-            if future is not None and not future.done():
-                future.set_result(message.families)
+            assert isinstance(message, EngineFailed), "all others are replies"
+            self.failure = decode_error(message.error)
 
-    def _on_unhandled(self, call_id: int, error: Exception) -> None:
-        """Answer the call; if the state of the process is not known any more, replace the process."""
-        if (metrics := self._pending_metrics.get(call_id)) is not None and not metrics.done():
-            metrics.set_result([])
-        elif (change := self._pending_changes.get(call_id)) is not None and not change.done():
-            change.set_exception(PoolingError("the response of the engine process cannot be read"))
-        elif not call_id:
-            self.kill(f"the supervisor failed to handle a message of it ({type(error).__name__}: {error})")
+    def _on_unhandled(self, error: Exception) -> None:
+        """Replace the process: its state is not known any more."""
+        self.kill(f"the supervisor failed to handle a message of it ({type(error).__name__}: {error})")
 
     def _forward_stderr(self) -> None:
         """Write what the process has written to standard error to that of the server, and remember the last lines."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
-    AdminCall,
-    EngineReleased,
     FrontEndReady,
     FrontEndStats,
     FrontEndToSupervisor,
@@ -28,7 +26,7 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.heartbeat import HeartbeatReader, make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link_sender, send_link
-from cenote.api.wire.messages import ArrayBytes, MetricsCall, MetricsResponse
+from cenote.api.wire.messages import ArrayBytes
 from cenote.utils.spawn import describe_exit, spawn_module
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class FrontEndHandle:
         self.front_end_id = front_end_id
         self.manager = manager
         self.channel: Channel[FrontEndToSupervisor] = Channel(
-            FrontEndToSupervisor, self._on_message, self._on_disconnect
+            FrontEndToSupervisor, self._on_message, self._on_disconnect, on_call=lambda call, _: manager.answer(call)
         )
         self.is_listening = self.is_ready = False
         self.exited = asyncio.Event()
@@ -54,7 +52,6 @@ class FrontEndHandle:
         self.num_in_flight = 0
         self.lost_links: set[int] = set()  # ids of engines that it has to be connected with once they are ready
         self._sent_load = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, fds: Sequence[int]) -> None:
         """Start the process, which inherits these file descriptors."""
@@ -106,33 +103,17 @@ class FrontEndHandle:
             self.manager.check_all_ready()
         elif isinstance(message, LinkLost):
             self.manager.reconnect(self, message.engine_id)
-        elif isinstance(message, EngineReleased):
-            self.manager.on_released(message.engine_id, self.front_end_id)
         elif isinstance(message, PoisonFound):
             self.manager.forward_poison(message, self)
         elif isinstance(message, LoadFailed):
             self.load_error = decode_error(message.error)
         elif isinstance(message, ReplayStats):
             self.manager.metrics.observe_replay(message)
-        elif isinstance(message, FrontEndStats):
+        else:
+            assert isinstance(message, FrontEndStats), "all others are calls and replies"
             self.num_in_flight = message.num_in_flight
             for reply in message.replies:
                 self.manager.metrics.observe_http(*reply)
-        else:
-            task = asyncio.get_running_loop().create_task(self._answer(message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, call: MetricsCall | AdminCall) -> None:
-        if isinstance(call, AdminCall):
-            self.channel.send(await self.manager.answer_admin(call))
-            return
-        try:
-            families = await self.manager.metrics.collect()
-        except Exception:
-            logger.exception("the metrics could not be collected")
-            families = []
-        self.channel.send(MetricsResponse(call.call_id, families))
 
     def _on_disconnect(self) -> None:
         self.exited.set()

@@ -16,7 +16,6 @@ from cenote.api.server_metrics import ServerMetrics
 from cenote.api.supervisor.front_end_handle import EXIT_MARGIN_S, FrontEndHandle
 from cenote.api.wire.control_messages import (
     AdminCall,
-    AdminResponse,
     AllFrontEndsReady,
     Drain,
     EngineExited,
@@ -28,7 +27,7 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.heartbeat import HeartbeatWriter, LoopClock, make_heartbeat_file, read_beats
 from cenote.api.wire.link_sockets import LINK_RETRY_S, make_link
-from cenote.api.wire.messages import Message
+from cenote.api.wire.messages import Message, MetricsCall
 from cenote.errors import PoolingError
 from cenote.utils.bounded_executor import BoundedExecutor
 from cenote.utils.shared_memory import make_shared_memory
@@ -57,7 +56,7 @@ class FrontEndManager:
         listeners: Sequence[socket.socket],
         *,
         add_engine_link: Callable[[int, socket.socket], None],
-        answer_admin: Callable[[AdminCall], Awaitable[AdminResponse]],
+        answer: Callable[[AdminCall | MetricsCall], Awaitable[Message]],
         metrics: ServerMetrics,
         on_all_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
@@ -71,7 +70,7 @@ class FrontEndManager:
         self.heartbeat_fd = make_heartbeat_file()  # of this process, for the front-ends
         self._clock = LoopClock()
         self.add_engine_link = add_engine_link  # called with the engine's end of a link
-        self.answer_admin = answer_admin
+        self.answer = answer  # of the calls of front-ends
         self.metrics = metrics
         self.on_all_ready = on_all_ready  # called when all have received EngineReady
         self.on_failed = on_failed  # called when front-ends cannot be started
@@ -83,7 +82,6 @@ class FrontEndManager:
         self._engine_states: dict[int, EngineState] = {}
         self._last_exits: dict[int, EngineExited] = {}
         self._engine_ids: set[int] = set()  # of engines that have been started
-        self._releases: dict[int, Release] = {}
         self._draining = asyncio.Event()
         self._has_announced_ready = False
 
@@ -127,16 +125,8 @@ class FrontEndManager:
         for front_end in self.running.values():
             front_end.lost_links.discard(engine_id)
         self._last_exits.pop(engine_id, None)
-        release = self._releases[engine_id] = Release({*self.running})
-        self._send(ReleaseEngine(engine_id))
-        try:
-            await release.done.wait()
-        finally:  # also when the caller waits no longer
-            del self._releases[engine_id]
-
-    def on_released(self, engine_id: int, front_end_id: int) -> None:
-        if (release := self._releases.get(engine_id)) is not None:
-            release.remove(front_end_id)
+        calls = (front_end.channel.call(ReleaseEngine(engine_id)) for front_end in self.running.values())
+        await asyncio.gather(*calls, return_exceptions=True)  # a front-end that has exited uses no engine
 
     def _send(self, message: Message) -> None:
         for front_end in self.running.values():
@@ -215,8 +205,6 @@ class FrontEndManager:
         self.server.counters.clear_row(front_end_id - 1)
         end = await front_end.wait_exit()
         del self.running[front_end_id]
-        for release in self._releases.values():
-            release.remove(front_end_id)
         self.check_all_ready()
         return f"(process {front_end.process.pid}) {end}; {front_end.num_in_flight} requests were lost"
 
@@ -285,17 +273,3 @@ class FrontEndManager:
             total = self.num_in_flight
             for front_end in self.running.values():
                 front_end.send_load(total - front_end.num_in_flight)
-
-
-class Release:
-    """Front-ends that still use an engine."""
-
-    def __init__(self, front_end_ids: set[int]) -> None:
-        self.front_end_ids = front_end_ids
-        self.done = asyncio.Event()
-        self.remove(0)
-
-    def remove(self, front_end_id: int) -> None:
-        self.front_end_ids.discard(front_end_id)
-        if not self.front_end_ids:
-            self.done.set()

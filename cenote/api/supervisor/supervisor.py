@@ -74,14 +74,15 @@ class Supervisor:
         counters = Counters(counters_fd, settings.api_server_count, row=None)
         self.context = ServerContext(settings, counters)
         self.models = ModelManager(settings, table, counters, self._on_failed, engine_command)
-        self.admin = SupervisorAdmin(self.models, self._begin_shutdown)
+        metrics = SupervisorMetrics(self.models)
+        admin = SupervisorAdmin(self.models, metrics, self._begin_shutdown)
         self.front_ends = self.models.front_ends = FrontEndManager(
             self.context,
             counters_fd,
             listeners,
             add_engine_link=self._add_engine_link,
-            answer_admin=self.admin.answer,
-            metrics=SupervisorMetrics(self.models),
+            answer=admin.answer,
+            metrics=metrics,
             on_all_ready=self._on_all_ready,
             on_failed=self._on_failed,
         )

@@ -1,18 +1,21 @@
-"""One end of a socket pair that carries framed messages both ways; large frames are not copied."""
+"""One end of a socket pair that carries messages, calls and their replies as frames, both ways."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from cenote.api.wire.messages import ArrayBytes, Message
+from cenote.api.wire.codec_errors import decode_error, encode_error
+from cenote.api.wire.messages import ArrayBytes, Call, Message, SerializedError
 from cenote.api.wire.socket_writer import SocketWriter
+from cenote.errors import PoolingError, make_exited_error
 
 if TYPE_CHECKING:
     import numpy as np  # takes 0.1 s, which a server that starts does not have
@@ -20,11 +23,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cenote")
 
 MessageT = TypeVar("MessageT")
+ReplyT = TypeVar("ReplyT", bound=Message)
 Array: TypeAlias = "np.ndarray[Any, Any]"
+Reply = Message | tuple[Message, Sequence[Array]]
 
-# version, bytes of the msgpack message, bytes of the arrays after it, call id of the message or 0
-FRAME_HEADER = struct.Struct("<IIQQ")
-WIRE_VERSION = 1  # both ends are started from the same installation; a file that changes in between is noticed
+# version, kind, bytes of the msgpack message, bytes of the arrays after it, id of the call or 0
+FRAME_HEADER = struct.Struct("<HHIQQ")
+MESSAGE, CALL, REPLY, FAILURE, CANCEL = range(5)  # kinds of frames
+WIRE_VERSION = 2  # both ends are started from the same installation; a file that changes in between is noticed
 ALIGNMENT = 8  # arrays start at a multiple of it
 PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]  # by the bytes after the last multiple
 BUFFER_BYTES = 256 * 1024  # holds many small frames; a larger frame gets a buffer of its own
@@ -33,15 +39,26 @@ MAX_JOINED_BYTES = 32 * 1024  # copying arrays behind their message takes less t
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_ARRAY_BYTES = 1 << 37
 
+UNREADABLE = msgspec.MsgspecError, UnicodeDecodeError, RecursionError
+
 message_encoder = msgspec.msgpack.Encoder()
+failure_decoder = msgspec.msgpack.Decoder(SerializedError)
+
+
+def refuse_calls(message: Any, array_bytes: ArrayBytes) -> Reply:
+    raise PoolingError(f"{type(message).__name__} is no call that this process answers")
 
 
 class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
-    """Call `on_message(message, array_bytes)` for every frame, and `on_closed()` once when the peer has closed.
+    """Call `on_message(message, array_bytes)` for every message, and `on_closed()` once when the peer has closed.
 
-    `on_unhandled(call_id, error)` is called for a frame whose message cannot be decoded, or whose `on_message` raised;
-    the next frames are delivered, and the channel stays open unless its owner closes it there. After an invalid frame
-    header the position of the next frame is unknown, and the channel is closed.
+    `on_call(call, array_bytes)` returns the reply to a call of the peer, with arrays if it has some, or an awaitable
+    of it; the caller gets the exception that it raises. Every call ends: with its reply, with that exception, or with
+    `make_closed_error()` when the channel is closed.
+
+    `on_unhandled(error)` is called for a message that cannot be decoded, or whose `on_message` raised; a call or reply
+    that cannot be decoded fails alone. The next frames are delivered, and the channel stays open unless its owner
+    closes it there. After an invalid frame header the position of the next frame is unknown, and it is closed.
     """
 
     def __init__(
@@ -49,12 +66,19 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         message_type: Any,
         on_message: Callable[[MessageT, ArrayBytes], None],
         on_closed: Callable[[], None],
-        on_unhandled: Callable[[int, Exception], None] = lambda call_id, error: None,
+        on_unhandled: Callable[[Exception], None] = lambda error: None,
+        on_call: Callable[[Any, ArrayBytes], Reply | Awaitable[Reply]] = refuse_calls,
+        make_closed_error: Callable[[], Exception] = make_exited_error,
     ) -> None:
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_unhandled = on_unhandled
+        self._on_call = on_call
+        self._make_closed_error = make_closed_error
+        self._call_ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}  # by call id: replies with their arrays
+        self._answering: dict[int, asyncio.Task[None]] = {}  # by the peer's call id
         self._transport: asyncio.Transport | None = None
         self._writer: SocketWriter | None = None
         self._is_closing = False
@@ -83,17 +107,55 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         """Bytes that wait until the peer has read others."""
         return 0 if self._writer is None else self._writer.num_unsent_bytes
 
+    @property
+    def num_pending_calls(self) -> int:
+        """Calls of this end that are not answered."""
+        return len(self._pending)
+
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Send a message and its arrays, which must not change afterwards; do nothing if the channel is closed.
 
         May be called in any thread.
         """
+        self._send(MESSAGE, 0, message, arrays)
+
+    async def call(self, message: Call[ReplyT]) -> ReplyT:
+        """Send a call and return its reply; the peer cancels what it does for it if this task is cancelled."""
+        reply, _ = await self.start_call(message)
+        return cast("ReplyT", reply)
+
+    def start_call(
+        self, message: Message, call_id: int = 0, future: asyncio.Future[Any] | None = None
+    ) -> asyncio.Future[Any]:
+        """Send a call and return the future of its reply and the arrays after it; raise what `send` raises.
+
+        `call_id`: unique on this channel, if the caller needs to know it; above those that the channel chooses.
+        """
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            future.set_exception(self._make_closed_error())
+            return future
+        call_id = call_id or next(self._call_ids)
+        self._send(CALL, call_id, message)
+        self._pending[call_id] = future
+        future.add_done_callback(lambda done: self._on_call_done(call_id, done))
+        return future
+
+    def _on_call_done(self, call_id: int, future: asyncio.Future[Any]) -> None:
+        self._pending.pop(call_id, None)
+        if future.cancelled():
+            self._send(CANCEL, call_id)
+        else:
+            future.exception()  # mark it as retrieved: perhaps nobody waits for it any more
+
+    def _send(self, kind: int, call_id: int, message: Any = None, arrays: Sequence[Array] = ()) -> None:
         frame = bytearray(FRAME_HEADER.size)
         message_encoder.encode_into(message, frame, FRAME_HEADER.size)
         num_bytes, array_bytes = len(frame) - FRAME_HEADER.size, sum(array.nbytes for array in arrays)
         if num_bytes > MAX_MESSAGE_BYTES or array_bytes > MAX_ARRAY_BYTES:
             raise OverflowError(f"a message of {num_bytes} bytes with {array_bytes} bytes of arrays is too large")
-        FRAME_HEADER.pack_into(frame, 0, WIRE_VERSION, num_bytes, array_bytes, getattr(message, "call_id", 0))
+        FRAME_HEADER.pack_into(frame, 0, WIRE_VERSION, kind, num_bytes, array_bytes, call_id)
         writer = self._writer
         if writer is None or not self.is_open:
             return
@@ -115,8 +177,9 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
             self._transport.abort()
 
     def close(self) -> None:
-        """Send what is left, then close."""
+        """Send what is left, then close; calls whose replies have not arrived fail now."""
         is_open, self._is_closing = self.is_open, True
+        self._fail_calls()
         if is_open and self._transport is not None and self._writer is not None:
             self._transport.pause_reading()
             self._writer.call_when_drained(self._transport.close)
@@ -129,7 +192,15 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         if self._writer is not None:
             self._writer.close()
         self._writable.set()
+        self._fail_calls()
+        for task in list(self._answering.values()):
+            task.cancel()
         self._on_closed()
+
+    def _fail_calls(self) -> None:
+        for future in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(self._make_closed_error())
 
     def pause_writing(self) -> None:
         """Called by the writer, in any thread, when it has too much to send."""
@@ -160,7 +231,7 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         """Return the bytes of the frame at `start`, header included; 0 while the header is incomplete."""
         if self._num_filled - start < FRAME_HEADER.size:
             return 0
-        version, message_bytes, array_bytes, _ = FRAME_HEADER.unpack_from(self._buffer, start)
+        version, _, message_bytes, array_bytes, _ = FRAME_HEADER.unpack_from(self._buffer, start)
         if version != WIRE_VERSION or message_bytes > MAX_MESSAGE_BYTES or array_bytes > MAX_ARRAY_BYTES:
             raise WireError(
                 f"invalid frame header: version {version} (expected {WIRE_VERSION}), {message_bytes} and {array_bytes} "
@@ -169,25 +240,68 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         return _align(FRAME_HEADER.size + message_bytes) + int(array_bytes)
 
     def _deliver(self, start: int, size: int) -> None:
-        _, message_bytes, _, call_id = FRAME_HEADER.unpack_from(self._buffer, start)
-        frame = memoryview(self._buffer)[start : start + size]
-        try:
-            message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            logger.error("a message of another process of this server cannot be decoded: %s", error)
-            self._report_unhandled(call_id, error)
+        _, kind, message_bytes, _, call_id = FRAME_HEADER.unpack_from(self._buffer, start)
+        if kind == CANCEL:
+            if (task := self._answering.get(call_id)) is not None:
+                task.cancel()
             return
-        array_bytes = frame[_align(FRAME_HEADER.size + message_bytes) :]
+        frame = memoryview(self._buffer)[start : start + size]
+        decoder: msgspec.msgpack.Decoder[Any] = failure_decoder if kind == FAILURE else self._decoder
         try:
-            # the shared buffer is reused for the next frames, a buffer of its own is not; writable, as torch expects it
-            self._on_message(message, bytearray(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
+            message = decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
+        except UNREADABLE as error:
+            logger.error("a message of another process of this server cannot be decoded: %s", error)
+            self._on_failed(kind, call_id, error)
+            return
+        array_bytes: ArrayBytes = frame[_align(FRAME_HEADER.size + message_bytes) :]
+        if self._buffer is self._shared_buffer:
+            # it is reused for the next frames, a buffer of its own is not; writable, as torch expects it
+            array_bytes = bytearray(array_bytes)
+        try:
+            if kind == MESSAGE:
+                self._on_message(message, array_bytes)
+            elif kind == CALL:
+                self._answer(call_id, self._on_call(message, array_bytes))
+            elif (future := self._pending.get(call_id)) is not None and not future.done():
+                if kind == FAILURE:
+                    future.set_exception(decode_error(message))
+                else:
+                    future.set_result((message, array_bytes))
         except Exception as error:  # asyncio would close the transport, with all that other messages wait for
-            logger.exception("a message of another process of this server failed: %s", type(message).__name__)
-            self._report_unhandled(call_id, error)
+            if kind != CALL or not isinstance(error, PoolingError):
+                logger.exception("a message of another process of this server failed: %s", type(message).__name__)
+            self._on_failed(kind, call_id, error)
 
-    def _report_unhandled(self, call_id: int, error: Exception) -> None:
+    def _answer(self, call_id: int, reply: Reply | Awaitable[Reply]) -> None:
+        if isinstance(reply, Message | tuple):
+            message, arrays = reply if isinstance(reply, tuple) else (reply, ())
+            self._send(REPLY, call_id, message, arrays)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_later(call_id, reply))
+        self._answering[call_id] = task
+        task.add_done_callback(lambda _: self._answering.pop(call_id, None))
+
+    async def _answer_later(self, call_id: int, awaitable: Awaitable[Reply]) -> None:
         try:
-            self._on_unhandled(call_id, error)
+            reply = await awaitable
+            await self.wait_writable()
+            self._answer(call_id, reply)
+        except Exception as error:
+            if not isinstance(error, PoolingError):
+                logger.exception("a call of another process of this server failed")
+            self._on_failed(CALL, call_id, error)
+
+    def _on_failed(self, kind: int, call_id: int, error: Exception) -> None:
+        """Fail the call that a frame belongs to, or report the error."""
+        try:
+            if kind == MESSAGE:
+                self._on_unhandled(error)
+            elif kind == CALL:
+                if isinstance(error, UNREADABLE):
+                    error = PoolingError("the request could not be read by the engine process")
+                self._send(FAILURE, call_id, encode_error(error))
+            elif (future := self._pending.get(call_id)) is not None and not future.done():
+                future.set_exception(PoolingError("the response of the engine process cannot be read"))
         except Exception:
             logger.exception("the failure of a message could not be reported")
 

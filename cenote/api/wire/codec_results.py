@@ -35,13 +35,13 @@ CONCAT_BELOW_BYTES = 64 * 1024
 
 
 def encode_pool_results(
-    call_id: int, timing: Timing, results: Sequence[PoolResult | PoolingError]
+    timing: Timing, results: Sequence[PoolResult | PoolingError]
 ) -> tuple[PoolResponse, list[Float32Array]]:
     """Return the message and the arrays that follow it."""
     pooled = [result for result in results if isinstance(result, PoolResult)]
     if isinstance(results, PoolResultBatch):
         rows = to_float32_array(results.rows)
-        return PoolResponse(call_id, encode_timing(timing), [rows.shape[1:]], [], encode_lengths(pooled), []), [rows]
+        return PoolResponse(encode_timing(timing), [rows.shape[1:]], [], encode_lengths(pooled), []), [rows]
     shapes, arrays = _concat_arrays([result.data for result in pooled])
     extra_data = []
     for task in pooled[0].extra_data if pooled else ():
@@ -49,7 +49,7 @@ def encode_pool_results(
         extra_data.append((task, task_shapes))
         arrays += task_arrays
     return PoolResponse(
-        call_id, encode_timing(timing), shapes, extra_data, encode_lengths(pooled), encode_errors(results)
+        encode_timing(timing), shapes, extra_data, encode_lengths(pooled), encode_errors(results)
     ), arrays
 
 
@@ -78,10 +78,9 @@ def decode_pool_results(message: PoolResponse, array_bytes: ArrayBytes) -> list[
     return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 
-def encode_score_results(call_id: int, timing: Timing, results: Sequence[ScoreResult | PoolingError]) -> ScoreResponse:
+def encode_score_results(timing: Timing, results: Sequence[ScoreResult | PoolingError]) -> ScoreResponse:
     scored = [result for result in results if isinstance(result, ScoreResult)]
     return ScoreResponse(
-        call_id,
         encode_timing(timing),
         [result.score for result in scored],
         encode_lengths(scored),
@@ -100,10 +99,8 @@ def decode_score_results(message: ScoreResponse) -> list[ScoreResult | PoolingEr
     return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 
-def encode_entity_results(call_id: int, timing: Timing, results: Sequence[EntityResult]) -> EntitiesResponse:
-    return EntitiesResponse(
-        call_id, encode_timing(timing), [result.entities for result in results], encode_lengths(results)
-    )
+def encode_entity_results(timing: Timing, results: Sequence[EntityResult]) -> EntitiesResponse:
+    return EntitiesResponse(encode_timing(timing), [result.entities for result in results], encode_lengths(results))
 
 
 def decode_entity_results(message: EntitiesResponse) -> list[EntityResult]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cenote.api.wire.messages import JSONBytes, Message, MetricsCall, MetricsResponse, SerializedError
+from cenote.api.model_admin import ModelRow
+from cenote.api.wire.messages import Call, Done, JSONBytes, Message, MetricsCall, MetricsResponse, SerializedError
 from cenote.config.server import ServerConfig
 from cenote.protocol.engine import EngineStatus, ModelStatus
 
@@ -29,10 +30,9 @@ class SetAdapters(Message):
     changed: list[str]  # names of those that were loaded since the process was started, perhaps from the same path
 
 
-class ChangeAdapter(Message):
-    """Load or unload an adapter; AdapterChanged answers when every front-end knows."""
+class ChangeAdapter(Call[Done]):
+    """Load or unload an adapter; answered when every front-end knows."""
 
-    call_id: int
     name: str
     path: str | None  # None: unload it
     in_place: bool = False  # it may have been loaded before
@@ -60,11 +60,6 @@ class EngineLoaded(Message):
     model_info: JSONBytes
     adapters: dict[str, str]  # path by name, also of those in its options
     device_bytes: int = 0  # memory of the GPU in use; 0 on a CPU
-
-
-class AdapterChanged(Message):
-    call_id: int
-    error: SerializedError | None = None
 
 
 class EngineFailed(Message):
@@ -135,8 +130,8 @@ class PoisonFound(Message):
     reason: str
 
 
-class ReleaseEngine(Message):
-    """Send no more requests to an engine, and close the link when those in flight are answered."""
+class ReleaseEngine(Call[Done]):
+    """Send no more requests to an engine; answered when those in flight are, and the link is closed."""
 
     engine_id: int
 
@@ -172,12 +167,6 @@ class LinkLost(Message):
     engine_id: int
 
 
-class EngineReleased(Message):
-    """The answer to ReleaseEngine."""
-
-    engine_id: int
-
-
 class ReplayStats(Message):
     """Requests sent again, those of them with inputs that run alone, and inputs that were refused for good."""
 
@@ -194,36 +183,61 @@ class FrontEndStats(Message):
     num_in_flight: int
 
 
-class AdminCall(Message):
-    """A call of `SupervisorAdmin`, which the supervisor answers."""
-
-    call_id: int
-    method: str
-    arguments: JSONBytes
+class ModelRows(Message):
+    rows: list[ModelRow]
 
 
-# the answer of the supervisor
+class ListModels(Call[ModelRows]):
+    """The models of the server."""
 
 
-class AdminResponse(Message):
-    call_id: int
-    result: JSONBytes
-    error: SerializedError | None = None
+class LoadModel(Call[ModelRows]):
+    """Load a model of the table or, with `changes`, add it before; answered with its row when it is ready."""
+
+    name: str
+    changes: JSONBytes | None
 
 
-EngineToSupervisor = EngineLoaded | AdapterChanged | LoadFailed | EngineFailed | MetricsResponse
+class UnloadModel(Call[ModelRows]):
+    """Finish the requests of a model and end its engine processes."""
+
+    name: str
+
+
+class ReloadModel(Call[ModelRows]):
+    """Replace the engine processes of a model."""
+
+    name: str
+    changes: JSONBytes
+
+
+class ChangeAdapters(Call[Done]):
+    """Load an adapter at all replicas of the model of an engine, or unload it (`path` None)."""
+
+    engine_id: int
+    name: str
+    path: str | None
+    in_place: bool
+
+
+class ShutDown(Call[Done]):
+    """Stop the server as SIGTERM does."""
+
+
+AdminCall = ListModels | LoadModel | UnloadModel | ReloadModel | ChangeAdapters | ShutDown
+EngineToSupervisor = EngineLoaded | LoadFailed | EngineFailed | Done | MetricsResponse
 SupervisorToEngine = EngineInit | SetAdapters | ChangeAdapter | StopEngine | MetricsCall
 FrontEndToSupervisor = (
     Listening
     | LoadFailed
     | FrontEndReady
     | LinkLost
-    | EngineReleased
     | FrontEndStats
     | ReplayStats
     | PoisonFound
     | MetricsCall
     | AdminCall
+    | Done
 )
 SupervisorToFrontEnd = (
     Init
@@ -236,5 +250,6 @@ SupervisorToFrontEnd = (
     | Drain
     | OtherFrontEndsLoad
     | MetricsResponse
-    | AdminResponse
+    | ModelRows
+    | Done
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from cenote.api.wire.messages import (
     Cancel,
+    Done,
     EngineDown,
     EngineReady,
-    ModelInfoAck,
     ModelInfoUpdate,
     RpcRequest,
     RpcResponse,
 )
 from cenote.api.wire.token_messages import TokenRequest, TokenResponse
 
-FrontEndMessage = RpcRequest | TokenRequest | Cancel | ModelInfoAck
+FrontEndMessage = RpcRequest | TokenRequest | Cancel | Done
 EngineMessage = RpcResponse | TokenResponse | EngineReady | EngineDown | ModelInfoUpdate

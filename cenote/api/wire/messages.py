@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Task, TokenizationParams
@@ -59,8 +61,19 @@ class SerializedError(msgspec.Struct, array_like=True):
     index: int | None = None
 
 
+ReplyT = TypeVar("ReplyT")
+
+
 class Message(msgspec.Struct, array_like=True, tag=str.lower):
-    """One frame; a request and its response have the same `call_id`."""
+    """The content of one frame."""
+
+
+class Call(Message, Generic[ReplyT]):
+    """A message that is answered by one of the type `ReplyT`, or fails: see `Channel.call`."""
+
+
+class Done(Message):
+    """The reply to a call that has no result."""
 
 
 # from a front-end to the engine process
@@ -117,7 +130,6 @@ class EntitiesCall(Message):
 
 
 class TokenizeCall(Message):
-    call_id: int
     prompt: EncodedInput
     add_special_tokens: bool
     return_token_strs: bool
@@ -127,13 +139,11 @@ class TokenizeCall(Message):
 
 
 class DetokenizeCall(Message):
-    call_id: int
     token_ids: list[int] | OutOfRangeIds
     skip_special_tokens: bool
 
 
 class ProcessCall(Message):
-    call_id: int
     data: JSONBytes
     request_id: str
     tokenization: TokenizationParams | None
@@ -141,20 +151,10 @@ class ProcessCall(Message):
     deadline_at: float
 
 
-class MetricsCall(Message):
-    call_id: int
-
-
 class Cancel(Message):
     """The client of this request has disconnected."""
 
     call_id: int
-
-
-class ModelInfoAck(Message):
-    """The front-end has applied a ModelInfoUpdate."""
-
-    update_id: int
 
 
 # from the engine process to a front-end
@@ -173,10 +173,9 @@ class EngineDown(Message):
     reason: str
 
 
-class ModelInfoUpdate(Message):
-    """The model info has changed, for example because an adapter was loaded."""
+class ModelInfoUpdate(Call[Done]):
+    """The model info has changed, for example because an adapter was loaded; answered when the front-end knows."""
 
-    update_id: int
     model_info: JSONBytes
 
 
@@ -194,7 +193,6 @@ Shapes = list[tuple[int, ...]]  # one per result, or a single one that all resul
 class PoolResponse(Message):
     """Pooling results; their float32 arrays follow, first those of the task, then those of `extra_data`."""
 
-    call_id: int
     timing: TimingTuple
     shapes: Shapes
     extra_data: list[tuple[Task, Shapes]]
@@ -203,7 +201,6 @@ class PoolResponse(Message):
 
 
 class ScoreResponse(Message):
-    call_id: int
     timing: TimingTuple
     scores: list[float]
     lengths: TokenLengths
@@ -212,28 +209,24 @@ class ScoreResponse(Message):
 
 
 class EntitiesResponse(Message):
-    call_id: int
     timing: TimingTuple
     entities: list[list[Entity]]
     lengths: TokenLengths
 
 
 class TokenizeResponse(Message):
-    call_id: int
     token_ids: list[int]
     token_strs: list[str] | None
     offsets: list[tuple[int, int] | None] | None
 
 
 class DetokenizeResponse(Message):
-    call_id: int
     text: str
 
 
 class ProcessResponse(Message):
     """Output of an IO processor plugin."""
 
-    call_id: int
     timing: TimingTuple
     data: JSONBytes
     num_inputs: int
@@ -242,12 +235,14 @@ class ProcessResponse(Message):
 
 
 class MetricsResponse(Message):
-    call_id: int
     families: list[MetricFamily]
 
 
+class MetricsCall(Call[MetricsResponse]):
+    """Return the metrics of the engine, or of the whole server."""
+
+
 class ErrorResponse(Message):
-    call_id: int
     timing: TimingTuple
     error: SerializedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cenote.api.wire.messages import JSONBytes, Message, SerializedError, Shapes
+from cenote.api.wire.messages import Call, JSONBytes, Message, SerializedError, Shapes
 from cenote.protocol.params import PoolingParams, Task
 from cenote.protocol.scheduling import SchedulingParams
 
@@ -21,10 +21,16 @@ def get_deadline_bucket(deadline_at: float) -> int:
 # from a front-end to the engine process
 
 
-class RegisterOptions(Message):
+class OptionsRegistered(Message):
+    max_tokens: int
+    limit_name: str
+    is_bounded: bool
+    is_chunked: bool
+
+
+class RegisterOptions(Call[OptionsRegistered]):
     """Ask whether the model supports these options; they get a number that batches refer to."""
 
-    call_id: int
     options_id: int
     task: Task
     extra_tasks: tuple[Task, ...]
@@ -59,14 +65,6 @@ class RefusedRequests(Message):
 
 
 # from the engine process to a front-end
-
-
-class OptionsRegistered(Message):
-    call_id: int
-    max_tokens: int
-    limit_name: str
-    is_bounded: bool
-    is_chunked: bool
 
 
 class TokenResults(Message):

@@ -17,9 +17,7 @@ from cenote.api.engine_process import engine_server
 from cenote.api.engine_process.engine_server import EngineServer
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.control_messages import (
-    AdapterChanged,
     ChangeAdapter,
     EngineInit,
     EngineLoaded,
@@ -31,6 +29,7 @@ from cenote.api.wire.device_table import DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import make_heartbeat_file
 from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
 from cenote.config.server import ServerConfig
+from cenote.errors import PoolingError
 from tests.api.app_client import load_llm
 from tests.api.front_ends.test_remote_engine import wait_until
 from tests.serving.test_lora_adapters import save_model_and_adapters
@@ -63,11 +62,8 @@ class Supervisor:
         assert isinstance(message, kind), message
         return message
 
-    async def change(self, call_id: int, name: str, path: Path | None, *, in_place: bool = False) -> AdapterChanged:
-        self.control.send(ChangeAdapter(call_id, name, None if path is None else str(path), in_place))
-        changed: AdapterChanged = await self.receive(AdapterChanged)
-        assert changed.call_id == call_id
-        return changed
+    async def change(self, name: str, path: Path | None, *, in_place: bool = False) -> None:
+        await self.control.call(ChangeAdapter(name, None if path is None else str(path), in_place))
 
     async def connect_front_end(self) -> RemoteEngine:
         remote = RemoteEngine()
@@ -122,15 +118,15 @@ def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path)
         def list_adapters() -> list[tuple[str, ...]]:
             return [remote.model_info.adapters for remote in remotes]
 
-        assert (await supervisor.change(1, "late", folder / "late")).error is None
+        await supervisor.change("late", folder / "late")
         assert list_adapters() == [("first", "late")] * 2
-        refused = await supervisor.change(2, "late", folder / "late")
-        assert refused.error is not None and "has already been loaded" in str(decode_error(refused.error))
-        assert (await supervisor.change(3, "late", folder / "late", in_place=True)).error is None
-        assert (await supervisor.change(4, "late", None)).error is None
+        with pytest.raises(PoolingError, match="has already been loaded"):
+            await supervisor.change("late", folder / "late")
+        await supervisor.change("late", folder / "late", in_place=True)
+        await supervisor.change("late", None)
         assert list_adapters() == [("first",)] * 2
-        refused = await supervisor.change(5, "late", None)
-        assert refused.error is not None and "cannot be found" in str(decode_error(refused.error))
+        with pytest.raises(PoolingError, match="cannot be found"):
+            await supervisor.change("late", None)
         for remote in remotes:
             remote.close()
 

@@ -343,11 +343,10 @@ def test_a_request_that_waits_for_a_full_link_goes_to_the_next_one(make_engine: 
 def test_a_request_whose_options_are_being_registered_is_answered(make_engine: MakeEngine) -> None:  # noqa: F811
     async def crash(machine: Machine) -> None:
         await machine.start()
-        machine.link._on_message = lambda *message: None  # type: ignore[method-assign]
-        machine.link.channel._on_message = lambda *message: None  # it reads, and never answers
+        machine.link.channel._on_call = lambda *call: asyncio.Future()  # it reads, and never answers
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
-        assert get_client(machine.remote).options._registering
+        assert get_client(machine.remote)._channel.num_pending_calls == 1
         await machine.crash()
         await machine.start()
         assert values(await call) == [[8]]
@@ -472,7 +471,7 @@ def test_the_size_of_requests_that_wait_is_limited(
 def test_a_plugin_call_in_flight_is_not_sent_twice(make_engine: MakeEngine) -> None:  # noqa: F811
     async def crash(machine: Machine) -> None:
         await machine.start()
-        machine.link.channel._on_message = lambda *message: None
+        machine.link.channel._on_call = lambda *call: asyncio.Future()
         call = asyncio.create_task(machine.remote.process(PluginRequest(data=1, request_id="r")))
         await asyncio.sleep(0.01)
         await machine.crash()

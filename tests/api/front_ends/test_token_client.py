@@ -175,7 +175,7 @@ def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine: Make
             for _ in range(2):
                 with pytest.raises(OverflowError):
                     await asyncio.wait_for(embed(remote, [[7]], scheduling=SchedulingParams(2**70)), 5)
-            assert not get_client(remote).options._registering
+            assert get_client(remote)._channel.num_pending_calls == 0
 
     asyncio.run(refuse())
 

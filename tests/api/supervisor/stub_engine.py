@@ -10,7 +10,7 @@ import msgspec
 
 from cenote.api.admission.counters import Counters
 from cenote.api.supervisor.model_manager import ModelManager
-from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, WIRE_VERSION
+from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, MESSAGE, WIRE_VERSION
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.control_messages import EngineExited, EngineLoaded, EngineState, LoadFailed, ModelStates
 from cenote.api.wire.messages import Message
@@ -63,7 +63,7 @@ os.abort()
 def encode_frame(message: Message) -> bytes:
     encoded = msgspec.msgpack.encode(message)
     size = -(-(FRAME_HEADER.size + len(encoded)) // ALIGNMENT) * ALIGNMENT
-    return (FRAME_HEADER.pack(WIRE_VERSION, len(encoded), 0, 0) + encoded).ljust(size, b"\0")
+    return (FRAME_HEADER.pack(WIRE_VERSION, MESSAGE, len(encoded), 0, 0) + encoded).ljust(size, b"\0")
 
 
 class StubEngines:

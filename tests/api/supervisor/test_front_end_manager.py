@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from cenote.api.admission.counters import Counters, make_counters_file
@@ -20,11 +19,11 @@ from cenote.api.supervisor import front_end_handle as handle
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.wire import heartbeat
-from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, WIRE_VERSION
 from cenote.api.wire.control_messages import EngineState, Listening
-from cenote.api.wire.messages import Message
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
+
+from .stub_engine import encode_frame
 
 Spawned = subprocess.Popen[bytes]
 STARTING = "STARTING_TIMEOUT_S"
@@ -40,7 +39,7 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
         counters_fd,
         [],
         add_engine_link=fail_if_called,
-        answer_admin=fail_if_called,
+        answer=fail_if_called,
         metrics=SimpleNamespace(),  # type: ignore[arg-type]
         on_all_ready=fail_if_called,
         on_failed=on_failed,
@@ -68,12 +67,6 @@ def make_front_ends(monkeypatch: pytest.MonkeyPatch, code: str) -> FrontEndManag
     monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
     settings = ServerConfig(api_server_count=1, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
     return make_manager(settings, lambda error: None)
-
-
-def encode_frame(message: Message) -> bytes:
-    encoded = msgspec.msgpack.encode(message)
-    size = -(-(FRAME_HEADER.size + len(encoded)) // ALIGNMENT) * ALIGNMENT
-    return (FRAME_HEADER.pack(WIRE_VERSION, len(encoded), 0, 0) + encoded).ljust(size, b"\0")
 
 
 LISTENS = f"""
@@ -259,14 +252,17 @@ def refuse_link() -> Any:
     raise OSError(24, "Too many open files")
 
 
-def test_an_engine_that_is_released_too_late_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_released_when_the_front_end_that_uses_it_has_exited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         front_ends = make_front_ends(monkeypatch, IDLE)
         front_ends.start()
         await wait_until_listening(front_ends)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(front_ends.release_engine(7), 0.01)
-        front_ends.on_released(7, 1)
+        releasing = asyncio.create_task(front_ends.release_engine(7))
+        await asyncio.sleep(0)
+        front_ends.running[1].process.kill()
+        await asyncio.wait_for(releasing, 30)
         await front_ends.drain()
 
     asyncio.run(run())

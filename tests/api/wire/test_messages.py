@@ -132,9 +132,7 @@ def test_an_input_of_every_type_is_decoded_unchanged(item: Any) -> None:
 
 @pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
 def test_token_ids_of_any_size_are_decoded_unchanged(ids: list[int]) -> None:
-    assert (
-        decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False, False), FrontEndMessage).prompt) == ids
-    )
+    assert decode_input(roundtrip(TokenizeCall(encode_input(ids), True, False, False), FrontEndMessage).prompt) == ids
     assert decode_token_ids(encode_token_ids(ids)) == ids
 
 
@@ -201,11 +199,11 @@ def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ..
         )
         for index, shape in enumerate(shapes)
     ]
-    message, arrays = encode_pool_results(5, Timing(0.25, 0.5, 1.5, pack_s=0.125, device_s=1.25), results)
+    message, arrays = encode_pool_results(Timing(0.25, 0.5, 1.5, pack_s=0.125, device_s=1.25), results)
 
     ((received, raw),) = send_and_receive([(message, arrays)])
 
-    assert (received.call_id, received.timing) == (5, (0.25, 0.5, 1.5, 0.125, 1.25, 0.0, 0.0))
+    assert received.timing == (0.25, 0.5, 1.5, 0.125, 1.25, 0.0, 0.0)
     for before, after in zip(results, decode_pool_results(received, raw), strict=True):
         assert isinstance(before, PoolResult) and isinstance(after, PoolResult)
         assert np.array_equal(np.asarray(before.data), np.asarray(after.data))
@@ -219,7 +217,7 @@ def test_errors_keep_their_index_among_the_results() -> None:
     first, last = NumericalError("not finite"), InputTooLong("too long", param="input", value=513)
     first.index, last.index = 0, 3
     message, arrays = encode_pool_results(
-        1, Timing(), [first, make_result(vector(8)), make_result(vector(8, seed=1)), last]
+        Timing(), [first, make_result(vector(8)), make_result(vector(8, seed=1)), last]
     )
 
     ((received, raw),) = send_and_receive([(message, arrays)])
@@ -239,7 +237,7 @@ def test_scores_keep_every_bit_and_their_order() -> None:
         ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2, num_repeated_tokens=1),
     ]
 
-    one, two, three = decode_score_results(roundtrip(encode_score_results(1, Timing(), results), EngineMessage))
+    one, two, three = decode_score_results(roundtrip(encode_score_results(Timing(), results), EngineMessage))
 
     assert isinstance(one, ScoreResult) and isinstance(three, ScoreResult)
     assert (one.score, one.num_tokens, one.num_input_tokens, one.is_input_count_exact) == (1 / 3, 2, 9, False)
@@ -252,7 +250,7 @@ def test_an_error_of_every_class_is_decoded_unchanged(error_class: type[PoolingE
     error = error_class("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    decoded = decode_error(roundtrip(ErrorResponse(1, (0,) * 7, encode_error(error)), EngineMessage).error)
+    decoded = decode_error(roundtrip(ErrorResponse((0,) * 7, encode_error(error)), EngineMessage).error)
 
     assert type(decoded) is error_class
     assert isinstance(decoded, PoolingError)
@@ -275,7 +273,7 @@ def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
     error = roundtrip(
-        ErrorResponse(1, (0,) * 7, encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
+        ErrorResponse((0,) * 7, encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
     ).error
 
     assert (error.message, error.value) == ("bad \\ud800", "\\udfff")
@@ -290,26 +288,23 @@ def test_settings_and_metrics_are_encoded_completely() -> None:
 
     init = Init(settings, 2, 12345.678, 1_700_000_000)
     assert roundtrip(init, SupervisorToFrontEnd) == init
-    assert roundtrip(MetricsResponse(1, families), EngineMessage) == MetricsResponse(1, families)
+    assert roundtrip(MetricsResponse(families), EngineMessage) == MetricsResponse(families)
 
 
 @pytest.mark.parametrize("size", [1, 1000, BUFFER_BYTES - 40, BUFFER_BYTES, BUFFER_BYTES + 1, 20 * BUFFER_BYTES])
 def test_frames_of_any_size_are_received_intact(size: int) -> None:
     small, large = vector(3), vector(size)
     frames: list[tuple[Message, Sequence[Float32Array]]] = [
-        (DetokenizeResponse(1, "first"), [small]),
-        (DetokenizeResponse(2, "x" * size), [large, small]),
-        (DetokenizeResponse(3, ""), ()),
-        (DetokenizeResponse(4, "x" * size), ()),
-        (DetokenizeResponse(5, "last"), [large]),
+        (DetokenizeResponse("first"), [small]),
+        (DetokenizeResponse("x" * size), [large, small]),
+        (DetokenizeResponse(""), ()),
+        (DetokenizeResponse("x" * size), ()),
+        (DetokenizeResponse("last"), [large]),
     ]
 
     received = send_and_receive(frames)
 
-    assert [(message.call_id, message.text) for message, _ in received] == [
-        (message.call_id, message.text)  # type: ignore[attr-defined]
-        for message, _ in frames
-    ]
+    assert [message for message, _ in received] == [message for message, _ in frames]
     assert [raw for _, raw in received] == [b"".join(array.tobytes() for array in arrays) for _, arrays in frames]
 
 
@@ -326,7 +321,7 @@ def test_large_results_are_aligned_views_of_the_received_buffer() -> None:
         sock_a, sock_b = socket.socketpair()
         sender = await open_channel(sock_a)
         await open_channel(sock_b, receive)
-        sender.send(*encode_pool_results(3, Timing(), [make_result(vector(1000, 384))]))
+        sender.send(*encode_pool_results(Timing(), [make_result(vector(1000, 384))]))
         await asyncio.wait_for(done.wait(), 20)
         sender.close()
 
@@ -342,7 +337,7 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
     async def send() -> None:
         sock_a, sock_b = socket.socketpair()
         sender = await open_channel(sock_a)
-        sender.send(DetokenizeResponse(1, "x" * 10_000_000))
+        sender.send(DetokenizeResponse("x" * 10_000_000))
 
         waiting = asyncio.create_task(sender.wait_writable())
         await asyncio.sleep(0.05)
@@ -365,7 +360,7 @@ def test_rows_of_one_array_are_sent_and_decoded_as_one_array() -> None:
     rows = vector(3, 5)
     results = PoolResultBatch([make_result(row, num_tokens=index) for index, row in enumerate(rows)], rows)
 
-    message, arrays = encode_pool_results(1, Timing(), results)
+    message, arrays = encode_pool_results(Timing(), results)
     ((received, raw),) = send_and_receive([(message, arrays)])
     decoded = decode_pool_results(received, raw)
 
@@ -382,7 +377,7 @@ def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_c
         sender = await open_channel(sock_a)
         await open_channel(sock_b, lambda message, array_bytes: received.append(message.text), closed.set)
         for number in range(5):
-            sender.send(DetokenizeResponse(number, f"{number}" * 50_000))
+            sender.send(DetokenizeResponse(f"{number}" * 50_000))
         sender.close()
         await asyncio.wait_for(closed.wait(), 20)
         return received

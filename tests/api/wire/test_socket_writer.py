@@ -118,9 +118,9 @@ def test_closing_sends_everything_first() -> None:
         receiver = Receiver()
         async with open_sender() as (sender, theirs):
             sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(5_000_000, dtype=np.float32)])
-            sender.send(MetricsResponse(2, []))
+            sender.send(MetricsResponse([]))
             sender.close()
-            sender.send(MetricsResponse(3, []))
+            sender.send(MetricsResponse([]))
             await receiver.channel.connect(theirs)
             await asyncio.wait_for(receiver.closed.wait(), 5)
         assert [type(message).__name__ for message, _ in receiver.messages] == ["TokenResults", "MetricsResponse"]
@@ -136,7 +136,7 @@ def test_a_peer_that_has_exited_is_noticed_although_a_thread_writes() -> None:
         sender: Channel[Any] = Channel(EngineMessage, lambda message, _: None, closed.set)
         await sender.connect(ours)
         theirs.close()
-        thread = threading.Thread(target=lambda: [sender.send(MetricsResponse(number, [])) for number in range(100)])
+        thread = threading.Thread(target=lambda: [sender.send(MetricsResponse([])) for _ in range(100)])
         thread.start()
         await asyncio.wait_for(closed.wait(), 5)
         thread.join()
