@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
+from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.field_names import find_misspelt, find_similar
 from cenote.api.validation_errors import classify_error
 from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
@@ -79,7 +80,7 @@ def check_raw_body(raw: bytes) -> int:
         raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     num_bytes = estimate_objects(raw)
     is_text = num_bytes <= 2 * len(raw) and _count_chars(raw, b"[{") <= MAX_CONTAINERS
-    if len(raw) <= MAX_CONTAINERS or is_text:
+    if len(raw) <= SMALL_BYTES or is_text:
         return num_bytes
     structure = strip_strings(raw)  # texts may have as many of these characters
     for chars, limit, name in ((b",", MAX_VALUES, "values"), (b"[{", MAX_CONTAINERS, "lists and objects")):

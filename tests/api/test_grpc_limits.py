@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from cenote import LLM
-from cenote.api import auth
+from cenote.api import api_keys
 from cenote.api.grpc import health as health_module
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.messages import MessageParser, has_more_fields
@@ -74,7 +74,7 @@ def test_the_message_of_a_call_without_a_key_is_not_received(llm: LLM) -> None:
 
 
 def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "RELOAD_INTERVAL_S", 0.0)
+    monkeypatch.setattr(api_keys, "RELOAD_INTERVAL_S", 0.0)
     keys = tmp_path / "keys"
     keys.write_text("sesame weight=2\nother\n")
 
