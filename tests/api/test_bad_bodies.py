@@ -528,6 +528,7 @@ def test_a_body_of_millions_of_values_is_refused_before_parsing(embeddings: Test
 @pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 10**6])
 def test_brackets_and_commas_in_strings_are_not_counted(monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
     monkeypatch.setattr(body_module, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(body_module, "SMALL_BYTES", 10)
     monkeypatch.setattr(body_module, "MAX_CONTAINERS", 10)
     monkeypatch.setattr(body_module, "MAX_VALUES", 10)
     texts = ["[" * 50, "{," * 50, '"[[[[[[', '\\"[[[[[[[[[[[[', "\\\\", ',,,,,,,,,,,"', "", '\\\\\\"[[[[[[[[[']
