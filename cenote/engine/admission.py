@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.engine_metrics import EngineMetrics
@@ -52,9 +50,7 @@ class Admission:
         self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
         self._limits: dict[Task, Limits] = {}
 
-    def prepare(
-        self, request: PoolRequest, model_info: ModelInfo, query_embeddings: Sequence[Tensor] | None
-    ) -> RequestState:
+    def prepare(self, request: PoolRequest, model_info: ModelInfo) -> RequestState:
         """Check a request and resolve its pooling specs, limits, prompt and adapters."""
         for task in (request.task, *request.extra_tasks):
             self.check_task(task)
@@ -69,8 +65,6 @@ class Admission:
         limits = self.resolve_request_limits(request)
         check_tokenization_params(request.tokenization, limits)
         specs = self.build_pooling_specs(request)
-        if query_embeddings is not None:
-            specs = [tuple(spec._replace(is_max_sim=True) for spec in input_specs) for input_specs in specs]
         selection = select_prompt(request, model_info)
         if selection.role != request.role:
             request = replace(request, role=selection.role)
@@ -80,7 +74,7 @@ class Admission:
             options = [InputOptions(specs[0], adapters[0])]
         else:
             options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
-        return RequestState(request, options, limits, selection.prompt, query_embeddings)
+        return RequestState(request, options, limits, selection.prompt)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""
@@ -126,6 +120,12 @@ class Admission:
 
     def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""
+        specs = self._build_specs_of_tasks(request)
+        if request.operands is None:
+            return specs
+        return [tuple([spec.with_operand() for spec in input_specs]) for input_specs in specs]
+
+    def _build_specs_of_tasks(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         params = request.params
         tasks = (request.task, *request.extra_tasks)
         if params is None:  # as in nearly all requests

@@ -83,7 +83,7 @@ class InflightDedup:
         receiver = group.receiver
         if (
             not isinstance(receiver, DedupReceiver)
-            or group.query_embeddings is not None
+            or group.inputs.operands is not None
             or group.inputs.inputs_embeds is not None
         ):
             return group

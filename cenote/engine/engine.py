@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
 from cenote.distributed.parallel_model import ParallelBackbone, load_parallel_model
@@ -41,11 +39,10 @@ from cenote.engine.result_cache_factory import make_result_cache
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.self_check import SelfCheck
 from cenote.engine.sequence_group import GroupResult
+from cenote.engine.task_settings import make_task_settings
 from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.entity_recognizer import EntityRecognizer, make_unsupported_error
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
-from cenote.engine.tasks.scoring import ScoringService
-from cenote.engine.tasks.span_recognizer import SpanRecognizer, make_recognizer
+from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
@@ -61,7 +58,7 @@ from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, IOProcessorResult, TokenizeResult
-from cenote.scoring.scorer import ScoreResults, ScoringModel
+from cenote.scoring.scorer import ScoreResults
 from cenote.utils.async_utils import run_coroutine_sync, run_inline
 from cenote.utils.busy_stages import BusyStages
 from cenote.utils.fork import get_process_id
@@ -133,24 +130,14 @@ class PoolingEngine:
         self.image_workers = ImageWorkerPool(multimodal, self.busy_stages)
         self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal)
         self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
-        self.scoring_model = ScoringModel(
-            description.name,
-            self.plan.tasks,
-            description.num_labels,
-            model.tokenizer.pad_token_id,
-            description.score_type,
-            self.max_model_len,
-            description.pair_prompt,
-            description.has_routes,
-            description.divides_max_sim,
-        )
-        self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
-        self.entity_recognizer = make_recognizer(model, self.tokenizer)
+        self.task_settings = make_task_settings(model)
+        self.scoring_model = self.task_settings.scoring
+        self.tasks = TextTasks(self.task_settings, self.renderer)
         self.io_processor = load_io_processor(config, description, self.make_model_tokenizer, self.busy_stages)
         plugin = self.io_processor.name if self.io_processor else None
         self.model_info = build_model_info(
             model,
-            self.scoring_model,
+            self.task_settings,
             plugin=plugin,
             chat_template=self.chat_template,
             special_tokens=self.tokenizer.single_template,
@@ -213,8 +200,7 @@ class PoolingEngine:
             self.admission,
             self.renderer,
             executor,
-            self.scoring,
-            self.entity_recognizer,
+            self.tasks,
         ).run()
 
     @classmethod
@@ -255,16 +241,13 @@ class PoolingEngine:
         """Return a copy of the tokenizer for programs and plugins."""
         return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer.chat_settings)
 
-    async def pool(self, request: PoolRequest, query_embeddings: Sequence[Tensor] | None = None) -> PoolResults:
-        """Return results in the order of the inputs; cancelling the call aborts what has not run.
-
-        With `query_embeddings`, one tensor per input, the results are MaxSim scores.
-        """
+    async def pool(self, request: PoolRequest) -> PoolResults:
+        """Return results in the order of the inputs; cancelling the call aborts what has not run."""
 
         async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
             if sub_request.offset:  # all parts of a large request at once could fill the memory
                 await self._wait_for_capacity(sum(map(compute_input_size, ready.inputs)))
-            return self.submit(ready, query_embeddings=sub_request.query_embeddings)
+            return self.submit(ready)
 
         async def collect(state: RequestState) -> PoolResults:
             await state.future.wait()
@@ -275,17 +258,12 @@ class PoolingEngine:
                 return await self.image_workers.preprocess(first)
 
         calls = PoolCalls(preprocess, self.image_workers.start_preprocess, submit, collect)
-        return await run_sub_requests(self._split(request, query_embeddings), calls, request.timing)
+        return await run_sub_requests(self._split(request), calls, request.timing)
 
-    def pool_sync(
-        self,
-        request: PoolRequest,
-        on_progress: OnProgress | None = None,
-        query_embeddings: Sequence[Tensor] | None = None,
-    ) -> PoolResults:
+    def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> PoolResults:
         """Block until all results are there; Ctrl-C aborts what has not run."""
         convert = partial(to_pool_results, extra_tasks=request.extra_tasks)
-        return self.pool_as(request, lambda _: convert, on_progress, query_embeddings)
+        return self.pool_as(request, lambda _: convert, on_progress)
 
     @ignore_default_device
     def pool_as(
@@ -293,58 +271,50 @@ class PoolingEngine:
         request: PoolRequest,
         make_converter: Callable[[int], Callable[[GroupResult], Sequence[T]]],
         on_progress: OnProgress | None = None,
-        query_embeddings: Sequence[Tensor] | None = None,
     ) -> list[T | PoolingError]:
         """As `pool_sync`, with results converted to objects of the caller while others are still computed.
 
         `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
         """
         if not self.image_workers.find_image_indices(request):  # nothing to preprocess, and nothing to split
-            state = self.submit(request, query_embeddings=query_embeddings, caller_waits=True)
+            state = self.submit(request, caller_waits=True)
             return state.collect(make_converter(state.num_inputs), on_progress)
 
         async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
-            return self.submit(ready, query_embeddings=sub_request.query_embeddings)
+            return self.submit(ready)
 
         async def collect(state: RequestState) -> list[T | PoolingError]:
             return state.collect(make_converter(state.num_inputs), on_progress)
 
         start_preprocess = self.image_workers.start_preprocess_sync
         calls = PoolCalls(start_preprocess, start_preprocess, submit, collect)
-        return run_coroutine_sync(run_sub_requests(self._split(request, query_embeddings), calls, request.timing))
+        return run_coroutine_sync(run_sub_requests(self._split(request), calls, request.timing))
 
-    def _split(self, request: PoolRequest, query_embeddings: Sequence[Tensor] | None) -> list[SubRequest]:
+    def _split(self, request: PoolRequest) -> list[SubRequest]:
         num_with_images = len(self.image_workers.find_image_indices(request))
-        return split_request(request, num_with_images, query_embeddings, self.image_workers.sub_request_size)
+        return split_request(request, num_with_images, self.image_workers.sub_request_size)
 
     async def score(self, request: ScoreRequest) -> ScoreResults:
         """Return a score for every pair, in the order of the documents."""
-        return await self.scoring.score(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
+        return await self.tasks.score(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
 
     @ignore_default_device
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
-        return run_coroutine_sync(self.scoring.score(request, self._blocking_calls(on_progress)))
+        return run_coroutine_sync(self.tasks.score(request, self._blocking_calls(on_progress)))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         """Return the entities of every text, in the order of the texts."""
-        return await self._get_recognizer().recognize(
-            request, EngineCalls(self.pool, self.executors.scoring.make_runner())
-        )
+        return await self.tasks.find_entities(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
 
     @ignore_default_device
     def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
-        return run_coroutine_sync(self._get_recognizer().recognize(request, self._blocking_calls(on_progress)))
+        return run_coroutine_sync(self.tasks.find_entities(request, self._blocking_calls(on_progress)))
 
     def _blocking_calls(self, on_progress: OnProgress | None) -> EngineCalls:
-        async def pool(request: PoolRequest, query_embeddings: Sequence[Tensor] | None) -> PoolResults:
-            return self.pool_sync(request, on_progress, query_embeddings)
+        async def pool(request: PoolRequest) -> PoolResults:
+            return self.pool_sync(request, on_progress)
 
         return EngineCalls(pool, run_inline)
-
-    def _get_recognizer(self) -> EntityRecognizer | SpanRecognizer:
-        if self.entity_recognizer is None:
-            raise make_unsupported_error(self.model_info.name)
-        return self.entity_recognizer
 
     async def tokenize(
         self,
@@ -441,17 +411,10 @@ class PoolingEngine:
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
-    def submit(
-        self,
-        request: PoolRequest,
-        *,
-        query_embeddings: Sequence[Tensor] | None = None,
-        caller_waits: bool = False,
-    ) -> RequestState:
+    def submit(self, request: PoolRequest, *, caller_waits: bool = False) -> RequestState:
         """Check a request and queue it.
 
-        With `query_embeddings`, one tensor per input, the results are MaxSim scores. With `caller_waits`, a short text
-        may be computed by the calling thread before this method returns.
+        With `caller_waits`, a short text may be computed by the calling thread before this method returns.
         """
         if get_process_id() != self.pid:
             raise EngineStopped(
@@ -459,9 +422,9 @@ class PoolingEngine:
                 "load the model in this process"
             )
         if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
-            return self.routes[role].submit(request, query_embeddings=query_embeddings, caller_waits=caller_waits)
+            return self.routes[role].submit(request, caller_waits=caller_waits)
         try:  # no generator in the path of most requests
-            state = self.admission.prepare(request, self.model_info, query_embeddings)
+            state = self.admission.prepare(request, self.model_info)
             with self._lock:
                 self._check_running()
                 self.metrics.on_admit(state)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from cenote.engine.preprocessing.renderer_factory import get_default_chat_template
-from cenote.engine.tasks.span_recognizer import supports_entities
+from cenote.engine.tasks.text_tasks import TaskSettings
 from cenote.inputs.tokenizer import SpecialTokensTemplate
 from cenote.loading.load import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import get_public_name
-from cenote.scoring.scorer import ScoringModel
 
 
 def build_model_info(
     model: LoadedModel,
-    scoring_model: ScoringModel,
+    tasks: TaskSettings,
     *,
     plugin: str | None,
     chat_template: str | None,
@@ -35,7 +34,7 @@ def build_model_info(
         tasks=description.plan.tasks,
         excluded_tasks=tuple(task for task in description.model_tasks if task not in description.plan.tasks),
         default_task=description.default_task,
-        score_types=scoring_model.score_types,
+        score_types=tasks.scoring.score_types,
         max_model_len=description.max_length.value,
         dtype=str(description.dtype.value).removeprefix("torch."),
         device=str(description.device.value),
@@ -56,7 +55,7 @@ def build_model_info(
         adapters=() if adapters is None else adapters.names,
         external_adapters={} if adapters is None else dict(adapters.added_paths),
         io_processor_plugin=plugin,
-        supports_entities=supports_entities(model),
+        supports_entities=tasks.entities is not None,
         supports_images=vision is not None,
         pooling=get_pooling_name(description),
         fingerprint="" if model.fingerprint is None else str(model.fingerprint),

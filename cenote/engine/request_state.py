@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from cenote.engine.request_future import RequestFuture
 from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows
@@ -62,13 +61,11 @@ class RequestState:
         input_options: Many[InputOptions],
         limits: Limits,
         prompt: str | None,
-        query_embeddings: Many[Tensor] | None = None,
     ) -> None:
         """`input_options`: one for all inputs, or one per input."""
         self.request = request
         self.limits = limits
         self.prompt = prompt
-        self.query_embeddings = query_embeddings  # of each input, for MaxSim scores
         self.num_inputs = len(request.inputs)
         self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
         if len(self.input_options) > 1:

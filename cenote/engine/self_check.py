@@ -31,9 +31,7 @@ from cenote.engine.self_check_store import (
 )
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.entity_recognizer import EntityRecognizer
-from cenote.engine.tasks.scoring import ScoringService
-from cenote.engine.tasks.span_recognizer import SpanRecognizer
+from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
 from cenote.inputs.renderer import Renderer
 from cenote.loading.checkpoint import first_line
@@ -65,8 +63,7 @@ class SelfCheck:
     admission: Admission
     renderer: Renderer
     executor: Executor
-    scoring: ScoringService
-    recognizer: EntityRecognizer | SpanRecognizer | None
+    tasks: TextTasks
 
     def run(self) -> None:
         """Compare with the stored results, or store them; log a warning if they differ."""
@@ -104,15 +101,15 @@ class SelfCheck:
 
     def _compute(self) -> dict[str, CheckValues]:
         calls = EngineCalls(self._pool, run_inline)
-        if self.model.span_head is not None and self.recognizer is not None:
+        if self.model.pooler.span_head is not None:
             pool_request = PoolRequest(task="token_classify", inputs=list(TEXTS), tokenization=TRUNCATE)
             request = EntityRequest(pool_request=pool_request, labels=LABELS, threshold=0.0)
-            results = run_coroutine_sync(self.recognizer.recognize(request, calls))
+            results = run_coroutine_sync(self.tasks.find_entities(request, calls))
             scores = [entity.score for result in results for entity in result.entities]
             return {"entities": CheckValues(np.array(scores, dtype=np.float32))}
         if self.model_info.score_types[:1] and self.model_info.score_types[0] in JOINT_SCORE_TYPES:
             score_request = ScoreRequest(queries=[QUERY], documents=list(TEXTS), tokenization=TRUNCATE)
-            pairs = run_coroutine_sync(self.scoring.score(score_request, calls))
+            pairs = run_coroutine_sync(self.tasks.score(score_request, calls))
             return {"score": CheckValues(np.array([_require(pair).score for pair in pairs], dtype=np.float32))}
         task, *others = self.model_info.tasks
         pooled = run_coroutine_sync(
@@ -122,18 +119,16 @@ class SelfCheck:
         data = {task: [row.data for row in rows]} | {name: [row.extra_data[name] for row in rows] for name in others}
         return {name: _flatten(name, tensors) for name, tensors in data.items()}
 
-    async def _pool(self, request: PoolRequest, query_embeddings: Sequence[Tensor] | None = None) -> PoolResults:
-        state = self.admission.prepare(request, self.model_info, query_embeddings)
+    async def _pool(self, request: PoolRequest) -> PoolResults:
+        state = self.admission.prepare(request, self.model_info)
         request = state.request
         rendered = self.renderer.render(request.inputs, request.tokenization, state.limits, state.prompt, request.role)
         for error in rendered.errors.values():
             raise error
-        order = np.argsort(rendered.inputs.lengths, kind="stable")
+        inputs = rendered.inputs if request.operands is None else rendered.inputs.with_operands(request.operands)
+        order = np.argsort(inputs.lengths, kind="stable")
         specs, adapter = state.input_options[0]
-        queries = None if query_embeddings is None else [query_embeddings[index] for index in order]
-        group = SequenceGroup(
-            rendered.inputs.select(order), rendered.indices[order], specs, state, state.scheduling, adapter, queries
-        )
+        group = SequenceGroup(inputs.select(order), rendered.indices[order], specs, state, state.scheduling, adapter)
         batch = ScheduledBatch([GroupSlice(group, 0, len(order))])
         deliver_results(batch, self.executor.start(batch)())
         state.future.result(timeout=0)

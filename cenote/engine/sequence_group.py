@@ -34,7 +34,6 @@ class SequenceGroup:
     receiver: ResultReceiver
     scheduling: SchedulingParams = SchedulingParams()
     adapter: str | None = None
-    query_embeddings: Many[Tensor] | None = None  # for MaxSim: for each input the token embeddings of its query
     deadline_at: float = 0.0  # monotonic time after which it does not run; 0.0: none
 
     @property
@@ -45,10 +44,7 @@ class SequenceGroup:
         """Return consecutive inputs as a group."""
         if end - start == len(self.indices):
             return self
-        queries = None if self.query_embeddings is None else self.query_embeddings[start:end]
-        return replace(
-            self, inputs=self.inputs.slice(start, end), indices=self.indices[start:end], query_embeddings=queries
-        )
+        return replace(self, inputs=self.inputs.slice(start, end), indices=self.indices[start:end])
 
     def equal_length_runs(self) -> Iterator[tuple[int, int, int]]:
         """Return runs of consecutive inputs of equal length, as (length, start, end)."""
@@ -139,14 +135,6 @@ class ScheduledBatch:
     def specs(self) -> list[tuple[PoolingSpec, ...]]:
         """The specs of every sequence."""
         return [specs for item in self.slices for specs in [item.group.specs] * item.num_seqs]
-
-    @property
-    def query_embeddings(self) -> list[Tensor | None]:
-        """For every sequence the token embeddings of its query, or None."""
-        queries: list[Tensor | None] = []
-        for group, start, end in self.slices:
-            queries += [None] * (end - start) if group.query_embeddings is None else group.query_embeddings[start:end]
-        return queries
 
     @property
     def lora_names(self) -> tuple[str | None, ...] | None:

@@ -11,6 +11,7 @@ import numpy as np
 from cenote.errors import PoolingError
 from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.images import InputImages
+from cenote.protocol.requests import Operand
 from cenote.utils.lazy_property import lazy_property
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -60,6 +61,7 @@ class TokenizedInputs:
     row_mask: BoolArray | None = None  # [tokens]; None: all
     inputs_embeds: Sequence[Any] | None = None  # [size], None for inputs without; None: no input has any
     images: Sequence[InputImages | None] | None = None  # [size], likewise
+    operands: Sequence[Operand | None] | None = None  # [size], likewise; inputs that share one share the object
 
     @classmethod
     def from_ids(
@@ -101,10 +103,11 @@ class TokenizedInputs:
             )
         inputs_embeds = _concat_optional([part.inputs_embeds for part in inputs], inputs)
         images = _concat_optional([part.images for part in inputs], inputs)
+        operands = _concat_optional([part.operands for part in inputs], inputs)
         # as int64, since numpy takes longer to compare record dtypes than to copy the records
         values = np.concatenate([part.metadata.view(np.int64) for part in inputs])
         token_ids = np.concatenate([part.token_ids for part in inputs])
-        return cls(token_ids, values.view(METADATA_DTYPE), row_mask, inputs_embeds, images)
+        return cls(token_ids, values.view(METADATA_DTYPE), row_mask, inputs_embeds, images, operands)
 
     def __len__(self) -> int:
         return len(self.metadata)
@@ -165,6 +168,7 @@ class TokenizedInputs:
             None if self.row_mask is None else self.row_mask[first:last],
             None if self.inputs_embeds is None else _none_if_all_none(self.inputs_embeds[start:end]),
             None if self.images is None else _none_if_all_none(self.images[start:end]),
+            None if self.operands is None else _none_if_all_none(self.operands[start:end]),
         )
 
     def select(self, indices: Int64Array) -> TokenizedInputs:
@@ -178,7 +182,12 @@ class TokenizedInputs:
             None if self.row_mask is None else gather_spans(self.row_mask, starts, lengths),
             None if self.inputs_embeds is None else _none_if_all_none([self.inputs_embeds[index] for index in indices]),
             None if self.images is None else _none_if_all_none([self.images[index] for index in indices]),
+            None if self.operands is None else _none_if_all_none([self.operands[index] for index in indices]),
         )
+
+    def with_operands(self, operands: Sequence[Operand | None]) -> TokenizedInputs:
+        """Return the inputs with what their results are computed from besides their tokens."""
+        return TokenizedInputs(self.token_ids, self.metadata, self.row_mask, self.inputs_embeds, self.images, operands)
 
     def get(self, index: int) -> TokenizedInput:
         """Return one input."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cenote.layers.boundary_layers import BoundaryLayer, CandidateLayer, GatedMLP, LabelLayer
-from cenote.layers.span_head import EntityHead, ScoredSpan, SpanHeadSpec
+from cenote.layers.span_head import EntityHead
+from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
 
 QUOTA_PRIORITY = 5000.0  # of the candidates that each label may choose: above every score
 FILM_SIZE = 64

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec
-from cenote.layers.span_head import EntityHead, ScoredSpan, SpanHead, SpanHeadSpec, WordHead
+from cenote.layers.span_head import EntityHead, SpanHead, WordHead
+from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
 
 MAX_COUNT = 20
 MIXER_SIZE, MIXER_HEADS, MIXER_LAYERS = 128, 4, 2  # of counting layer count_lstm_v2

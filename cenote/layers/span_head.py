@@ -3,50 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelPrompt:
-    """The words before a text that hold the labels, and how the text is split into words."""
-
-    label_token: str = "<<ENT>>"  # before each label
-    before_labels: tuple[str, ...] = ()
-    after_labels: tuple[str, ...] = ("<<SEP>>",)
-    context_word: int | None = None  # a word of before_labels whose state is read as that of a label, before them
-    adds_special_tokens: bool = True
-    splits_as_gliner2: bool = False  # lower-cased words with URLs and addresses in one piece, and a period at the end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanHeadSpec:
-    """Sizes of a span head and the format of its inputs."""
-
-    input_size: int  # of the backbone's states
-    size: int
-    max_width: int | None = 12  # words of the longest span; None: a head over words, whose spans have any width
-    num_rnn_layers: int = 1
-    max_words: int = 384  # of a text; the rest is truncated
-    prompt: LabelPrompt = LabelPrompt()
-    reads_label_token: bool = True  # a label is represented by the state of its token; False: of the token after it
-    counting_layer: str | None = None  # of GLiNER2
-    separates_labels: bool = False  # entities of different labels may overlap
-    maximizes_total_score: bool = False  # of entities that do not overlap; False: the best ones are chosen first
-    num_layers: int = 0  # of the deepest stack of layers
-
-
-class ScoredSpan(NamedTuple):
-    """A span of words that may be an entity of a label."""
-
-    first: int
-    last: int
-    label: int
-    score: float
+from cenote.protocol.spans import ScoredSpan, SpanHeadSpec, SpanPlaces
 
 
 class EntityHead(nn.Module, ABC):
@@ -60,6 +22,16 @@ class EntityHead(nn.Module, ABC):
         self.rnn = None
         if spec.num_rnn_layers:
             self.rnn = nn.LSTM(size, size // 2, spec.num_rnn_layers, bidirectional=True, batch_first=True)
+
+    def find_span_rows(self, states: Tensor, operand: Tensor) -> Tensor:
+        """Return a row (first, last, label, score) for each span that may be an entity."""
+        if not bool(torch.isfinite(states).all()):
+            return states.new_full((1, 4), float("nan"))  # fails the input, as NaN in other results does
+        places = SpanPlaces.from_operand(operand.numpy())
+        device = next(self.parameters()).device
+        word_rows, label_rows = (torch.tensor(rows, device=device) for rows in (places.word_rows, places.label_rows))
+        spans = self.find_spans(states.to(device, torch.float32), word_rows, label_rows, places.threshold)
+        return torch.tensor(spans, dtype=torch.float32, device=states.device).reshape(-1, 4)
 
     @abstractmethod
     def find_spans(self, states: Tensor, word_rows: Tensor, label_rows: Tensor, threshold: float) -> list[ScoredSpan]:

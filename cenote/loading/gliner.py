@@ -9,12 +9,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from cenote.config.engine import HubAccess
 from cenote.errors import LoadError
-from cenote.layers.span_head import SpanHeadSpec
 from cenote.loading.adapter_base import WEIGHT_FILES, find_model_folder
 from cenote.loading.checkpoint import DEFAULT_HUB, GLINER_CONFIG, Checkpoint, find_checkpoint
 from cenote.loading.weights import open_weights
 from cenote.models.architecture import HFConfig
 from cenote.models.gliner import ENCODER_PREFIX
+from cenote.protocol.spans import SpanHeadSpec
 
 ARCHITECTURE = "GLiNER"
 BASE_KEY = "model_name"

@@ -21,7 +21,6 @@ from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.products import ProductReport, prepare_products
-from cenote.layers.span_head import EntityHead
 from cenote.loading.backbone_loader import (
     build_backbone,
     load_backbone,
@@ -81,7 +80,6 @@ class LoadedModel:
     tokenizer: TokenizerFiles
     adapters: LoRARegistry | None = None  # None: LoRA is not enabled
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
-    span_head: EntityHead | None = None  # of a model that finds entities of the labels in a request
     is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
     fingerprint: Fingerprint | None = None
     products: ProductReport | None = None  # of the linear layers, on a CPU with kernels of ours
@@ -193,7 +191,7 @@ def _load_described(
         pack_heads(heads, "float32" if products is None else products.format)
         weight_loader.forget_layers()
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
-    pooler = Pooler(description.plan, heads, description.head_dtype.value)
+    pooler = Pooler(description.plan, heads, description.head_dtype.value, span_head)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
         description,
@@ -202,7 +200,6 @@ def _load_described(
         tokenizer,
         adapters,
         processor,
-        span_head,
         is_batch_invariant,
         products=products,
     )

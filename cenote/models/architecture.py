@@ -13,11 +13,11 @@ from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
-from cenote.layers.span_head import SpanHeadSpec
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 from cenote.models.text_format import PairLengths, TextFormat
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
+from cenote.protocol.spans import SpanHeadSpec
 
 
 class MissingKey(LoadError, AttributeError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.span_head import LabelPrompt, SpanHeadSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.deberta import deberta_v2
 from cenote.models.weight_table import WeightTable
+from cenote.protocol.spans import LabelPrompt, SpanHeadSpec
 
 ENCODER_PREFIX = "token_rep_layer.bert_layer.model."
 # our layer -> MLP in the checkpoint, which has a dropout before its second matrix

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from cenote.errors import BadRequest
 from cenote.kernels.max_sim import max_sim_pairs
+from cenote.layers.span_head import EntityHead
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize
 from cenote.pooling.heads import Heads
@@ -20,6 +21,7 @@ from cenote.pooling.methods import POOLING_METHODS, mean_of_rows, mean_without
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.sparse import dense_to_pairs, token_weights_to_pairs
 from cenote.protocol.params import PoolingOptions, Task
+from cenote.protocol.requests import Operand
 
 
 class PoolingSpec(NamedTuple):
@@ -27,7 +29,12 @@ class PoolingSpec(NamedTuple):
 
     task: Task
     options: PoolingOptions
-    is_max_sim: bool = False  # return the MaxSim score with the sequence's query embeddings instead of the rows
+    is_max_sim: bool = False  # return the MaxSim score with the rows of the sequence's query instead of its rows
+    finds_spans: bool = False  # return spans of words that may be entities instead of the rows
+
+    def with_operand(self) -> PoolingSpec:
+        """Return the spec of sequences with an operand, which decides with the task what is computed from it."""
+        return self._replace(is_max_sim=True) if self.task == "token_embed" else self._replace(finds_spans=True)
 
 
 class PooledGroup(NamedTuple):
@@ -40,11 +47,14 @@ class PooledGroup(NamedTuple):
 
 
 class Pooler(nn.Module):
-    def __init__(self, plan: PoolingPlan, heads: Heads, dtype: torch.dtype) -> None:
+    def __init__(
+        self, plan: PoolingPlan, heads: Heads, dtype: torch.dtype, span_head: EntityHead | None = None
+    ) -> None:
         super().__init__()
         self.plan = plan
         self.heads = heads
         self.dtype = dtype  # of the heads: float32 by default
+        self.span_head = span_head  # of a model that finds entities of the labels in a request
 
     def get_supported_tasks(self) -> set[str]:
         return set(self.plan.supported_tasks)
@@ -54,11 +64,11 @@ class Pooler(nn.Module):
         hidden: Tensor,
         batch: PackedBatch,
         specs: Sequence[Sequence[PoolingSpec]],
-        query_embeddings: Sequence[Tensor | None] = (),
+        operands: Sequence[Operand | Tensor | None] | None = None,
     ) -> list[PooledGroup]:
         """Pool a batch and return the results grouped by spec.
 
-        `query_embeddings` are the query rows of sequences with a spec that has `is_max_sim`.
+        `operands`: one per sequence, for specs with `is_max_sim` or `finds_spans`.
         """
         groups: dict[PoolingSpec, list[int]] = {}
         first = 0
@@ -71,7 +81,7 @@ class Pooler(nn.Module):
         splade_cache: dict[tuple[int, ...], Tensor] = {}  # dense SPLADE vectors by the indices of their sequences
         results = []
         for spec, indices in groups.items():
-            task, options, is_max_sim = spec
+            task, options = spec.task, spec.options
             if options.late_chunking:
                 results.append(self._pool_chunks(hidden, batch, spec, indices))
             elif task == "sparse_embed" or (task == "embed" and self.heads.splade is not None):
@@ -84,7 +94,9 @@ class Pooler(nn.Module):
                 results.append(PooledGroup(spec, indices, self._apply_head(states, task, options)))
             else:
                 group = self._pool_tokens(hidden, batch, spec, indices)
-                results.append(_max_sim_scores(group, query_embeddings) if is_max_sim else group)
+                if spec.is_max_sim or spec.finds_spans:
+                    group = self._apply_operands(group, operands or ())
+                results.append(group)
         return results
 
     def _pool(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
@@ -147,6 +159,18 @@ class Pooler(nn.Module):
             counts = [int(seq_mask.sum()) for seq_mask in torch.split(mask, counts)]
         rows = self._apply_head(hidden.to(self.dtype), task, options)
         return PooledGroup(spec, seq_indices, rows[:, 0] if task in self.plan.scalar_tasks else rows, counts)
+
+    def _apply_operands(self, group: PooledGroup, operands: Sequence[Operand | Tensor | None]) -> PooledGroup:
+        """Reduce the rows of each sequence on the device: to its MaxSim score, or to spans that may be entities."""
+        # each operand is one tensor, however many sequences share it
+        tensors = {id(item): torch.as_tensor(item) for item in operands if item is not None}
+        own = [tensors[id(operands[index])] for index in group.seq_indices]
+        assert group.row_counts is not None, "tasks of tokens return several rows per sequence"
+        if group.spec.is_max_sim:
+            return group._replace(rows=max_sim_pairs(own, group.rows, group.row_counts), row_counts=None)
+        assert self.span_head is not None, "only its models send such operands"
+        spans = list(map(self.span_head.find_span_rows, torch.split(group.rows, group.row_counts), own))
+        return group._replace(rows=torch.cat(spans), row_counts=list(map(len, spans)))
 
     def _make_row_mask(self, batch: PackedBatch, task: Task, options: PoolingOptions) -> Tensor | None:
         """Return a mask of the tokens that have a row in the result, [tokens]; None means all."""
@@ -211,15 +235,6 @@ class Pooler(nn.Module):
         if self.plan.logit_sigma is not None:
             x = x / self.plan.logit_sigma
         return CLASSIFICATION_ACTIVATIONS[self.plan.activation.value](x) if options.use_activation else x
-
-
-def _max_sim_scores(documents: PooledGroup, query_embeddings: Sequence[Tensor | None]) -> PooledGroup:
-    """Replace the rows of each document by its MaxSim score, so that they need not leave the device."""
-    queries = [query for query in (query_embeddings[index] for index in documents.seq_indices) if query is not None]
-    assert documents.row_counts is not None, "token_embed returns several rows per sequence"
-    assert len(queries) == len(documents.seq_indices), "each document has query embeddings"
-    scores = max_sim_pairs(queries, documents.rows, documents.row_counts)
-    return PooledGroup(documents.spec, documents.seq_indices, scores)
 
 
 def _select_columns(options: PoolingOptions, width: int) -> list[int] | None:

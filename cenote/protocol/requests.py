@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, ScoreType, Task, TokenizationParams
 from cenote.protocol.scheduling import SchedulingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# what a result is computed from besides the tokens of its input: for token_embed the rows of a query [tokens, d], whose
+# MaxSim score is returned; for token_classify where the words and labels of a span head are
+Operand: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 # return the errors of inputs in the list instead of failing the request; "computed": only those of inputs that the
 # engine could not compute, while an invalid input fails the request at once
@@ -45,6 +52,8 @@ class Timing:
         self.pack_s += other.pack_s
         self.device_s += other.device_s
         self.deliver_s += other.deliver_s
+        self.parse_s += other.parse_s
+        self.wire_s += other.wire_s
         self.answered_at = max(self.answered_at, other.answered_at)
 
     def add_parallel(self, other: Timing) -> None:
@@ -101,6 +110,7 @@ class PoolRequest:
     return_exceptions: ReturnExceptions = False
     call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
+    operands: Sequence[Operand] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
     # in a front-end that tokenizes: called with the tokens of all inputs, once they are known
     on_tokenized: Callable[[int], None] | None = None

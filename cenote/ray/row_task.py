@@ -78,7 +78,7 @@ class RowTask:
 
     def check(self, llm: LLM) -> None:
         """Raise if the model does not have the task."""
-        if self.task == "entities" and llm.engine.entity_recognizer is None:
+        if self.task == "entities" and not llm.engine.model_info.supports_entities:
             raise Unsupported(f"{llm.engine.model_info.name} finds no entities; use a token classification model")
         if self.task in SCHEMAS and self.task != "score":
             llm.engine.admission.check_task(cast(Task, self.task))

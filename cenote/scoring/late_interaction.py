@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-from torch import Tensor
+from typing import Any
 
 from cenote.errors import BadRequest, PoolingError
 from cenote.protocol.requests import ScoreRequest, Timing
@@ -46,7 +45,7 @@ async def _score_documents(
     results = await context.max_sim(pool_request, [query.data for query in queries.values()])
     request.timing.add_sequential(pool_request.timing)
 
-    def divide(score: Tensor, query: PoolResult) -> Tensor:
+    def divide(score: Any, query: PoolResult) -> Any:
         return score / len(query.data) if model.divides_max_sim else score
 
     return {

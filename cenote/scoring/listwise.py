@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import PoolingError, Unsupported
 from cenote.protocol.input_types import ListwiseInput, ScoreInput
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
-from cenote.scoring.bi_encoder import cosine_similarity
-from cenote.scoring.scorer import ScoringContext, ScoringModel, make_pool_request, register_scorer
+from cenote.scoring.bi_encoder import Array, cosine_similarity
+from cenote.scoring.scorer import ScoringContext, ScoringModel, make_pool_request, register_scorer, to_array
 
 # upper bounds on the bytes that the prompt template adds: once, and per document
 TEMPLATE_BYTES, TEMPLATE_BYTES_PER_DOCUMENT = 1000, 50
@@ -89,21 +88,22 @@ def _count_bytes(listwise_input: ListwiseInput) -> int:
     return template_bytes + sum(len(text.encode(errors="replace")) for text in texts)
 
 
-def _merge_query_embeddings(results: Sequence[PoolResult]) -> Tensor | None:
+def _merge_query_embeddings(results: Sequence[PoolResult]) -> Array | None:
     """Average the embeddings of a query that was encoded in several prompts, weighted by each block's best score.
 
     This is what the model's authors do when the documents do not fit one prompt.
     """
     if not results:
         return None
-    blocks = [result.data.float() for result in results]
-    best = [(1 + cosine_similarity(rows[:-1], rows[-1:])).amax() / 2 for rows in blocks]
-    weights = torch.stack(best).clamp(min=1e-6)
-    return (weights[:, None] * torch.stack([rows[-1] for rows in blocks])).sum(dim=0) / weights.sum()
+    blocks = [to_array(result.data) for result in results]
+    best = [(1 + cosine_similarity(rows[:-1], rows[-1:])).max() / 2 for rows in blocks]
+    weights = np.maximum(best, 1e-6)
+    merged: Array = (weights[:, None] * np.stack([rows[-1] for rows in blocks])).sum(axis=0) / weights.sum()
+    return merged
 
 
-def _to_score_results(result: PoolResult, query: Tensor | None) -> list[ScoreResult | PoolingError]:
+def _to_score_results(result: PoolResult, query: Array | None) -> list[ScoreResult | PoolingError]:
     """Score the documents of one prompt; the last row of the result is the query's."""
-    rows = result.data.float()
+    rows = to_array(result.data)
     scores = cosine_similarity(rows[:-1], rows[-1:] if query is None else query[None])
     return [ScoreResult.from_pool(score, result) for score in scores.tolist()]

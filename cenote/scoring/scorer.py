@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.protocol.input_types import Input
@@ -18,6 +18,7 @@ from cenote.protocol.results import PoolResult, ScoreResult
 from cenote.utils.registry import Registry
 
 T = TypeVar("T")
+PoolResults = list[PoolResult | PoolingError]
 ScoreResults = list[ScoreResult | PoolingError]
 Scorer = Callable[[ScoreRequest, "ScoringContext", "ScoringModel"], Coroutine[Any, Any, ScoreResults]]
 SCORERS: Registry[Scorer] = Registry("score type")
@@ -32,9 +33,9 @@ logger = logging.getLogger("cenote")
 class ScoringContext:
     """The engine operations that a scorer may await."""
 
-    pool: Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]]
+    pool: Callable[[PoolRequest], Awaitable[PoolResults]]
     # pool documents and return the MaxSim score of each with the token embeddings of its query
-    max_sim: Callable[[PoolRequest, Sequence[Tensor]], Awaitable[list[PoolResult | PoolingError]]]
+    max_sim: Callable[[PoolRequest, Sequence[Any]], Awaitable[PoolResults]]
     count_tokens: Callable[[Sequence[Input]], Awaitable[list[int]]]
     # run a slow function without blocking the event loop
     run_in_thread: Callable[[Callable[[], ScoreResults]], Awaitable[ScoreResults]]
@@ -53,6 +54,8 @@ class ScoringModel:
     pair_prompt: str = ""  # of a cross-encoder, prepended to queries that are in no template
     has_routes: bool = False  # queries and documents are encoded by different modules
     divides_max_sim: bool = False  # late interaction: the score is divided by the number of query embeddings
+    has_role_formats: bool = False  # the model formats queries and documents differently
+    reads_images: bool = False
 
     @property
     def score_types(self) -> tuple[ScoreType, ...]:
@@ -131,3 +134,10 @@ def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]
 def broadcast_queries(queries: Sequence[T], num_documents: int) -> list[T]:
     """Return one query per document, repeating a single query."""
     return list(queries) * num_documents if len(queries) == 1 else list(queries)
+
+
+def to_array(data: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a result, a tensor or an array, as float32."""
+    if hasattr(data, "float"):  # a tensor, which may have a dtype that NumPy lacks
+        data = data.float()
+    return np.ascontiguousarray(data, dtype=np.float32)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.protocol.params import Task
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
-from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request
+from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, to_array
 
-Similarity = Callable[[Tensor, Tensor], Tensor]
+Similarity = Callable[[Any, Any], Any]  # of two arrays
 
 
 async def score_separately(
@@ -34,7 +34,7 @@ async def score_separately(
             return query
         if isinstance(document, PoolingError):
             return document
-        return make_score_result(query, document, model, similarity(query.data.float(), document.data.float()))
+        return make_score_result(query, document, model, similarity(to_array(query.data), to_array(document.data)))
 
     timing = request.timing
     started_at = timing.mark_delivered()
@@ -64,11 +64,11 @@ async def _encode(
     return [*queries, *results]
 
 
-def make_score_result(query: PoolResult, document: PoolResult, model: ScoringModel, score: Tensor) -> ScoreResult:
+def make_score_result(query: PoolResult, document: PoolResult, model: ScoringModel, score: Any) -> ScoreResult:
     # vLLM shows the pair as query and document joined by a padding token, which is not computed and not counted
     separator = [] if model.pad_token_id is None else [model.pad_token_id]
     return ScoreResult(
-        score.item(),
+        float(score),
         np.concatenate((query.token_ids, np.array(separator, dtype=np.int32), document.token_ids)),
         query.num_tokens + document.num_tokens,
         query.num_input_tokens + document.num_input_tokens,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import numpy as np
 
 from cenote.errors import PoolingError
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import ScoreResult
 from cenote.scoring.scorer import ScoringContext, ScoringModel, register_scorer
 from cenote.scoring.separate_encoding import score_separately
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @register_scorer("sparse")
@@ -19,10 +22,11 @@ async def score_sparse(
     return await score_separately(request, context, model, "sparse_embed", sparse_dot_product)
 
 
-def sparse_dot_product(query: Tensor, document: Tensor) -> Tensor:
+def sparse_dot_product(query: Array, document: Array) -> float:
     """Return the dot product of two sparse vectors given as (id, weight) rows sorted by id: [q, 2], [n, 2] -> []."""
     if not len(query) or not len(document):
-        return torch.zeros(())
-    ids, weights = document.T.contiguous()
-    matches = torch.searchsorted(ids, query[:, 0].contiguous()).clamp(max=len(ids) - 1)
-    return torch.where(ids[matches] == query[:, 0], query[:, 1] * weights[matches], 0.0).sum()
+        return 0.0
+    ids, weights = document.T
+    matches = np.searchsorted(ids, query[:, 0]).clip(max=len(ids) - 1)
+    products = np.where(ids[matches] == query[:, 0], query[:, 1].astype(np.float64) * weights[matches], 0.0)
+    return float(np.float32(products.sum()))

@@ -28,11 +28,12 @@ class DeterministicRunner:
         states = self._run_together(inputs) if self.is_batch_invariant else {}
         batch.times.packed_at = time.monotonic()
         results: dict[PoolingSpec, list[tuple[int, PooledGroup]]] = {}
-        for index, (specs, query) in enumerate(zip(batch.specs, batch.query_embeddings, strict=True)):
+        for index, specs in enumerate(batch.specs):
             lora_names = None if names is None or names[index] is None else (names[index],)
             packed = pack_inputs(inputs.slice(index, index + 1), self.device, lora_names, is_deterministic=True)
             hidden = states[index] if index in states else self.backbone(packed)
-            for group in self.pooler(hidden, packed, [specs], [query]):
+            operands = None if inputs.operands is None else [inputs.operands[index]]
+            for group in self.pooler(hidden, packed, [specs], operands):
                 results.setdefault(group.spec, []).append((index, group))
         return [_merge(spec, groups) for spec, groups in results.items()]
 

@@ -68,7 +68,7 @@ class LocalExecutor:
             return self.deterministic(batch)
         packed = self.prefix_sharing.apply(pack_inputs(batch.inputs, self.device, batch.lora_names), batch)
         batch.times.packed_at = time.monotonic()
-        groups: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.query_embeddings)
+        groups: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.inputs.operands)
         return groups
 
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
-
 from cenote.engine.request_state import RequestState
 from cenote.errors import PoolingError
 from cenote.protocol.params import PoolingParams
@@ -28,7 +26,6 @@ class SubRequest:
 
     offset: int  # index of its first input in the request
     request: PoolRequest
-    query_embeddings: Sequence[Tensor] | None = None
 
     @contextmanager
     def error_index_scope(self) -> Iterator[None]:
@@ -72,21 +69,13 @@ def compute_sub_request_size(max_input_bytes: int | None) -> int:
 def split_request(
     request: PoolRequest,
     num_with_images: int,
-    query_embeddings: Sequence[Tensor] | None = None,
     max_inputs: int = MIN_SUB_REQUEST_INPUTS,
 ) -> list[SubRequest]:
     """Split a request into sub-requests of `max_inputs`; one whose images fit a sub-request stays as it is."""
     if num_with_images <= max_inputs:
-        return [SubRequest(0, request, query_embeddings)]
+        return [SubRequest(0, request)]
     slices = [slice(start, start + max_inputs) for start in range(0, len(request.inputs), max_inputs)]
-    return [
-        SubRequest(
-            indices.start,
-            _slice_request(request, indices),
-            None if query_embeddings is None else query_embeddings[indices],
-        )
-        for indices in slices
-    ]
+    return [SubRequest(indices.start, _slice_request(request, indices)) for indices in slices]
 
 
 async def run_sub_requests(
@@ -125,6 +114,8 @@ def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:
         params = params[indices]
     if adapter is not None and not isinstance(adapter, str):
         adapter = adapter[indices]
-    inputs = request.inputs[indices]
+    inputs, operands = request.inputs[indices], request.operands and request.operands[indices]
     call = request.call and request.call.slice(indices.start, indices.start + len(inputs))
-    return replace(request, inputs=inputs, params=params, adapter=adapter, call=call, timing=Timing())
+    return replace(
+        request, inputs=inputs, params=params, adapter=adapter, operands=operands, call=call, timing=Timing()
+    )

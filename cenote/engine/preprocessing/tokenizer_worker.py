@@ -305,10 +305,11 @@ class TokenizerWorker:
     ) -> Iterator[SequenceGroup]:
         """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
         inputs, indices = result.inputs, result.indices
+        if (operands := state.request.operands) is not None:
+            inputs = inputs.with_operands([operands[index] for index in (indices + first_index).tolist()])
         if len(indices) == 1 == state.num_inputs and len(inputs.token_ids) <= self.max_model_len:  # fast path
             (specs, adapter), scheduling = state.input_options[0], state.scheduling
-            queries, deadline_at = state.query_embeddings, state.request.deadline_at
-            yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, queries, deadline_at)
+            yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, state.request.deadline_at)
             return
         indices = indices + first_index
         long = inputs.lengths > self.max_model_len
@@ -322,7 +323,6 @@ class TokenizerWorker:
                 continue
             if len(short) > 1:
                 short = short[np.argsort(inputs.lengths[short], kind="stable")]
-            queries = state.query_embeddings and [state.query_embeddings[index] for index in indices[short]]
             yield SequenceGroup(
                 inputs.select(short),
                 indices[short],
@@ -330,7 +330,6 @@ class TokenizerWorker:
                 receiver,
                 state.scheduling,
                 options.adapter,
-                queries,
                 state.request.deadline_at,
             )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from cenote.engine.request_state import PoolResults
+from cenote.errors import PoolingError
 from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
 from cenote.utils.bounded_executor import RunInThread
 
 
@@ -16,6 +15,5 @@ from cenote.utils.bounded_executor import RunInThread
 class EngineCalls:
     """How a task runs the model, and code that would block an event loop."""
 
-    # the request, and per input the query embeddings whose MaxSim score is returned; None: return pooled data
-    pool: Callable[[PoolRequest, Sequence[Tensor] | None], Awaitable[PoolResults]]
+    pool: Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]]
     run_in_thread: RunInThread

@@ -14,14 +14,24 @@ from cenote.engine.tasks.entity_spans import LabelScheme, TokenDecoder, TokenSpa
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.limits import Limits, resolve_truncation_length
 from cenote.inputs.tokenizer import SpecialTokensTemplate, TokenIds, Tokenizer, check_unicode
-from cenote.loading.load import LoadedModel
 from cenote.protocol.params import AggregationStrategy, PoolingParams, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult, PoolResult
+from cenote.protocol.spans import SpanHeadSpec
 
 AGGREGATION_STRATEGIES: tuple[AggregationStrategy, ...] = ("none", "simple", "first", "average", "max")
 # texts tokenized at once: encodings with character offsets take much memory
 TOKENIZE_SLICE_TEXTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EntitySettings:
+    """How a model finds entities."""
+
+    max_model_len: int
+    labels: tuple[str, ...] = ()  # of a token classifier
+    unk_token_id: int | None = None
+    span_head: SpanHeadSpec | None = None  # of a model that finds those of the labels in a request
 
 
 class Window(NamedTuple):
@@ -54,24 +64,11 @@ class TokenizedText:
 class EntityRecognizer:
     """Find entities with a token classification model."""
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer) -> None:
-        description = model.description
+    def __init__(self, settings: EntitySettings, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.max_model_len = description.max_length.value
-        # the default label names of Transformers
-        self.label_scheme = LabelScheme(description.labels or [f"LABEL_{row}" for row in range(description.num_labels)])
-        self.decoder = _make_token_decoder(tokenizer, model.tokenizer.unk_token_id)
-
-    @staticmethod
-    def supports(model: LoadedModel) -> bool:
-        """Return whether the model classifies every token."""
-        description = model.description
-        plan = description.plan
-        return (
-            description.kind.value == "token"
-            and "token_classify" in plan.tasks
-            and plan.tok_pooling_type.value == "ALL"
-        )
+        self.max_model_len = settings.max_model_len
+        self.label_scheme = LabelScheme(settings.labels)
+        self.decoder = _make_token_decoder(tokenizer, settings.unk_token_id)
 
     async def recognize(self, request: EntityRequest, calls: EngineCalls) -> list[EntityResult]:
         """Return the entities of every text."""
@@ -82,7 +79,7 @@ class EntityRecognizer:
         windows = [window for text in texts for window in text.windows]
         sequences = [window.token_ids for window in windows]
         window_request = make_sequence_request(request.pool_request, sequences, text_indices)
-        results = await calls.pool(window_request, None) if windows else []
+        results = await calls.pool(window_request) if windows else []
         request.pool_request.timing.tokenize_s += tokenize_s
         pooled = [raise_on_error(result, index) for result, index in zip(results, text_indices, strict=True)]
         return await calls.run_in_thread(self._extract_all, texts, pooled, request)
@@ -176,14 +173,6 @@ class EntityRecognizer:
         token_ids = _add_special_tokens(text.token_ids, text.template)
         num_tokens = sum(len(window.token_ids) for window in text.windows)
         return EntityResult(entities, token_ids, num_tokens, text.num_input_tokens, text.is_input_count_exact)
-
-
-def make_unsupported_error(model: str) -> Unsupported:
-    return Unsupported(
-        f"{model} does not support entities: load a token classification model (...ForTokenClassification) with "
-        "token pooling ALL, or a GLiNER model",
-        param="task",
-    )
 
 
 def _make_token_decoder(tokenizer: Tokenizer, unk_token_id: int | None) -> TokenDecoder:

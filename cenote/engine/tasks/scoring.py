@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor
-
-from cenote.engine.request_state import PoolResults
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.errors import BadRequest
 from cenote.inputs.content_parts import join_text_parts
@@ -20,12 +18,14 @@ from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
 from cenote.scoring.scorer import (
+    PoolResults,
     ScoreResults,
     ScoringContext,
     ScoringModel,
     broadcast_queries,
     check_pair_counts,
     select_scorer,
+    to_array,
 )
 
 
@@ -35,16 +35,16 @@ class ScoringService:
 
     model: ScoringModel
     renderer: Renderer
-    has_role_formats: bool  # the model formats queries and documents differently
 
     async def score(self, request: ScoreRequest, calls: EngineCalls) -> ScoreResults:
         """Return a score for every pair, in the order of the documents."""
 
         async def pool(part: PoolRequest) -> PoolResults:
-            return await calls.pool(self._without_prompts(part), None)
+            return await calls.pool(self._without_prompts(part))
 
-        async def max_sim(part: PoolRequest, query_embeddings: Sequence[Tensor]) -> PoolResults:
-            return await calls.pool(self._without_prompts(part), query_embeddings)
+        async def max_sim(part: PoolRequest, query_embeddings: Sequence[Any]) -> PoolResults:
+            arrays = {id(rows): to_array(rows) for rows in query_embeddings}  # a query of several documents is one
+            return await pool(replace(part, operands=[arrays[id(rows)] for rows in query_embeddings]))
 
         async def count_tokens(inputs: Sequence[Input]) -> list[int]:
             return await calls.run_in_thread(self._count_tokens, inputs)
@@ -56,7 +56,7 @@ class ScoringService:
 
     def _without_prompts(self, request: PoolRequest) -> PoolRequest:
         """Disable the default prompt for scored texts, unless the model formats queries and documents differently."""
-        if self.has_role_formats:
+        if self.model.has_role_formats:
             return request
         return replace(request, prompt="", role=request.role if self.model.has_routes else None)
 
@@ -86,7 +86,7 @@ class ScoringService:
 
     def _join_text_parts(self, request: ScoreRequest) -> ScoreRequest:
         """Return the request of a text-only model with its content parts joined to texts."""
-        if self.renderer.multimodal is not None:
+        if self.model.reads_images:
             return request
 
         def join(item: ScoreInput) -> str:

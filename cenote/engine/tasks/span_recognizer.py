@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Encoding
 
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.entity_recognizer import (
-    EntityRecognizer,
+    EntitySettings,
     check_texts,
     make_sequence_request,
     raise_on_error,
@@ -23,10 +22,9 @@ from cenote.engine.tasks.word_splitting import Words, split_as_gliner2, split_wo
 from cenote.errors import BadRequest
 from cenote.inputs.limits import Limits, resolve_truncation_length
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
-from cenote.layers.span_head import EntityHead
-from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import EntityRequest
 from cenote.protocol.results import Entity, EntityResult, PoolResult
+from cenote.protocol.spans import ScoredSpan, SpanPlaces
 
 DEFAULT_THRESHOLD = 0.5
 
@@ -46,10 +44,11 @@ class LabelledText:
 class SpanRecognizer:
     """Find the entities of any labels."""
 
-    def __init__(self, model: LoadedModel, head: EntityHead, tokenizer: Tokenizer) -> None:
-        self.head = head
+    def __init__(self, settings: EntitySettings, tokenizer: Tokenizer) -> None:
+        assert settings.span_head is not None, "it finds the entities of labels in a request"
+        self.spec = settings.span_head
         self.raw = tokenizer.raw
-        self.max_model_len = model.description.max_length.value
+        self.max_model_len = settings.max_model_len
 
     async def recognize(self, request: EntityRequest, calls: EngineCalls) -> list[EntityResult]:
         """Return the entities of every text."""
@@ -59,16 +58,20 @@ class SpanRecognizer:
         tokenize_s = time.monotonic() - started_at
         indices = [index for index, text in enumerate(texts) if text.words]
         sequences = [texts[index].token_ids for index in indices]
-        pool_request = make_sequence_request(request.pool_request, sequences, indices)
-        results = await calls.pool(pool_request, None) if sequences else []
+        places = [SpanPlaces(threshold, texts[index].word_rows, texts[index].label_rows) for index in indices]
+        pool_request = replace(
+            make_sequence_request(request.pool_request, sequences, indices),
+            operands=[place.to_operand() for place in places],
+        )
+        results = await calls.pool(pool_request) if sequences else []
         request.pool_request.timing.tokenize_s += tokenize_s
-        states = {index: raise_on_error(result, index) for index, result in zip(indices, results, strict=True)}
-        return await calls.run_in_thread(self._find_all, texts, states, labels, threshold, request.ignore_labels)
+        found = {index: raise_on_error(result, index) for index, result in zip(indices, results, strict=True)}
+        return await calls.run_in_thread(self._make_results, texts, found, labels, request.ignore_labels)
 
     def _tokenize(self, request: EntityRequest, labels: Sequence[str]) -> list[LabelledText]:
         tokenization = request.pool_request.tokenization
         max_tokens = resolve_truncation_length(tokenization, Limits(self.max_model_len)) or self.max_model_len
-        spec, prompt = self.head.spec, self.head.spec.prompt
+        spec, prompt = self.spec, self.spec.prompt
         parts = [part for label in labels for part in (prompt.label_token, label)]
         before = [*prompt.before_labels, *parts, *prompt.after_labels]
         split = split_as_gliner2 if prompt.splits_as_gliner2 else split_words
@@ -83,8 +86,8 @@ class SpanRecognizer:
 
     def _fit(self, text: str, words: Words, prompt: list[str], encoding: Encoding, max_tokens: int) -> LabelledText:
         """Return the input with as many words as fit."""
-        rows, spans, spec = _find_first_tokens(encoding), words.spans, self.head.spec.prompt
-        num_words = min(len(spans), self.head.spec.max_words)
+        rows, spans, spec = _find_first_tokens(encoding), words.spans, self.spec.prompt
+        num_words = min(len(spans), self.spec.max_words)
         while num_words and len(encoding.ids) > max_tokens:
             num_suffix = sum(word is None for word in encoding.word_ids[1:])
             word_ids = [-1 if word is None else word for word in encoding.word_ids[: max_tokens - num_suffix]]
@@ -101,7 +104,7 @@ class SpanRecognizer:
                 add_special_tokens=spec.adds_special_tokens,
             )
             rows = _find_first_tokens(encoding)
-        shift = 0 if self.head.spec.reads_label_token else 1
+        shift = 0 if self.spec.reads_label_token else 1
         first, last = len(spec.before_labels), len(prompt) - len(spec.after_labels)
         label_words = [*([] if spec.context_word is None else [spec.context_word]), *range(first, last, 2)]
         return LabelledText(
@@ -113,17 +116,16 @@ class SpanRecognizer:
             len(spans) - num_words,
         )
 
-    def _find_all(
+    def _make_results(
         self,
         texts: Sequence[LabelledText],
         results: dict[int, PoolResult],
         labels: Sequence[str],
-        threshold: float,
         ignore_labels: Sequence[str],
     ) -> list[EntityResult]:
         found = []
         for index, text in enumerate(texts):
-            entities = self._find_entities(text, results[index], labels, threshold) if text.words else []
+            entities = self._select_entities(text, results[index], labels) if text.words else []
             num_tokens = len(text.token_ids)
             found.append(
                 EntityResult(
@@ -136,33 +138,17 @@ class SpanRecognizer:
             )
         return found
 
-    @torch.inference_mode()
-    def _find_entities(
-        self, text: LabelledText, result: PoolResult, labels: Sequence[str], threshold: float
-    ) -> list[Entity]:
-        device = next(self.head.parameters()).device
-        states = torch.as_tensor(np.asarray(result.data)).to(device, torch.float32)
-        word_rows, label_rows = (torch.tensor(part, device=device) for part in (text.word_rows, text.label_rows))
-        spans = self.head.find_spans(states, word_rows, label_rows, threshold)
+    def _select_entities(self, text: LabelledText, result: PoolResult, labels: Sequence[str]) -> list[Entity]:
+        rows = np.asarray(result.data).tolist()
+        spans = [ScoredSpan(int(first), int(last), int(label), score) for first, last, label, score in rows]
         entities = []
-        for first, last, label, score in select_spans(spans, self.head.spec):
+        for first, last, label, score in select_spans(spans, self.spec):
             start, end = text.words[first][0], min(text.words[last][1], len(text.text))
             if start == end:
                 continue  # the period that is not part of the text
             part = text.text[start:end]
             entities.append(Entity(label=labels[label], score=score, word=part, start=start, end=end, text=part))
         return entities
-
-
-def make_recognizer(model: LoadedModel, tokenizer: Tokenizer) -> EntityRecognizer | SpanRecognizer | None:
-    """Return what finds entities with this model; None if nothing does."""
-    if (head := model.span_head) is not None:
-        return SpanRecognizer(model, head, tokenizer)
-    return EntityRecognizer(model, tokenizer) if EntityRecognizer.supports(model) else None
-
-
-def supports_entities(model: LoadedModel) -> bool:
-    return model.span_head is not None or EntityRecognizer.supports(model)
 
 
 def _check_options(request: EntityRequest) -> tuple[list[str], float]:

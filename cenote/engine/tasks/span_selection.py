@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cenote.layers.span_head import ScoredSpan, SpanHeadSpec
+from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
 
 
 class Choice(NamedTuple):

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cenote.engine.tasks.span_selection import select_best_first, select_best_total, select_spans
-from cenote.layers.span_head import ScoredSpan, SpanHeadSpec
+from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
 
 SPEC = SpanHeadSpec(input_size=8, size=8)
 
