@@ -33,6 +33,7 @@ class PoolingError(Exception):
     http_message: str | None = None  # in HTTP responses, if it is not the message: vLLM's text, or one without details
     code: str | None = None  # field `error.code` of HTTP responses, if it is not the status
     http_detail: str | None = None  # field `detail` of HTTP responses, if it is not the message
+    index: int | None
 
     def __init__(
         self, message: str, *, param: str | None = None, value: object = None, parameter: str | None = None
@@ -41,7 +42,7 @@ class PoolingError(Exception):
         self.message = message
         self.param = param or parameter
         self.value = value
-        self.index: int | None = None  # of the input that failed, in requests with several
+        self.index = None  # of the input that failed, in requests with several
 
     @property
     def parameter(self) -> str | None:
@@ -150,6 +151,19 @@ class InputCrashedEngine(PoolingError):
     """The engine process died twice while this input was on the device, the second time alone; it is not run again."""
 
     code = "input_crashed_engine"
+    _index: int | None = None
+
+    @property
+    def index(self) -> int | None:
+        return self._index
+
+    @index.setter
+    def index(self, index: int | None) -> None:
+        """Set the index in another list of inputs; the message names it."""
+        if self._index is not None:
+            name = "an input" if index is None else f"input {index}"
+            self.message = self.message.replace(f"input {self._index} ", f"{name} ", 1)
+        self._index = index
 
 
 class EngineStopped(PoolingError):

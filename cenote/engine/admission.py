@@ -80,8 +80,6 @@ class Admission:
         """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""
         for task in (request.task, *request.extra_tasks):
             self.check_task(task)
-        if self.scoring_model.preferred_score_type == "listwise":
-            raise Unsupported("all documents of a listwise reranker are one input")
         limits = self.resolve_request_limits(request)
         (specs,) = self.build_pooling_specs(request)
         (adapter,) = self.adapters.resolve(request.adapter, 1)

@@ -255,6 +255,11 @@ class RenderResult(Sequence[TokenizedInput | PoolingError]):
         inputs = TokenizedInputs.concat([part.inputs for part in parts if len(part.inputs)] or [parts[0].inputs])
         return cls(inputs, indices, errors)
 
+    def set_operands(self, operands: Sequence[Operand | None] | None) -> None:
+        """Set those of the inputs without errors; `operands`: of all inputs of the call."""
+        if operands is not None:
+            self.inputs = self.inputs.with_operands([operands[index] for index in self.indices.tolist()])
+
     def __len__(self) -> int:
         return len(self.indices) + len(self.errors)
 

@@ -16,6 +16,7 @@ from cenote.layers.spec import BackboneSpec
 from cenote.loading.adapter_base import read_adapter_config
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.encoder_args import CONFIG_ARGS, find_encoder_file, read_encoder_args
+from cenote.loading.tokenizer_files import read_tokenizer_max_length
 from cenote.models.architecture import HFConfig
 
 logger = logging.getLogger("cenote")
@@ -39,7 +40,6 @@ TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "vlm_config"
 TOP_LEVEL_KEYS = ("architectures", "model_type", "auto_map", "id2label", "label2id", "num_labels", "_name_or_path")
 # default max_position_embeddings of text configs that leave it out
 DEFAULT_LENGTHS = {"gemma": 8192, "gemma2": 8192, "modernbert": 8192}
-UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 1e30
 ALLOW_LONG_VARIABLES = ("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
 
 DTYPES = {
@@ -149,12 +149,6 @@ def resolve_max_length(
         return _lower_limit(length, limit_option, "max_model_len")
     named = key if key is not None and length.value == derived else length.source
     return Sourced(_check_longer_limit(config, limit_option, named, length.value, table), "max_model_len")
-
-
-def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
-    """Return model_max_length of tokenizer_config.json, None if missing or unlimited."""
-    length = checkpoint.read_json_object("tokenizer_config.json").get("model_max_length")
-    return int(length) if isinstance(length, int | float) and 0 < length < UNLIMITED_LENGTH else None
 
 
 def resolve_dtype(

@@ -12,11 +12,10 @@ from tokenizers import processors
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.module_list import STATIC_KINDS, read_module_list
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.loading.tokenizer_files import TokenizerFiles
+from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer_max_length
 from cenote.loading.weights import has_weights, open_weights
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import ArchitectureEntry

@@ -17,7 +17,6 @@ from cenote.loading.encoder_args import (
     find_encoder_file,
     read_encoder_args,
 )
-from cenote.loading.hf_config import read_tokenizer_max_length
 from cenote.loading.legacy_tokenizers.classes import find_tokenizer_class
 from cenote.loading.legacy_tokenizers.source import (
     SpecialTokens,
@@ -29,6 +28,7 @@ from cenote.loading.tokenizer_class import has_token_types, resolve_tokenizer_cl
 from cenote.loading.tokenizer_settings import add_class_template, apply_class_settings
 from cenote.protocol.params import TruncationSide
 
+UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 1e30
 TOKENIZER_FILE_NAMES = (
     "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
 )
@@ -50,6 +50,7 @@ class TokenizerFiles:
     has_token_types: bool = True  # whether the model takes token_type_ids
     is_legacy: bool = False  # built from older vocabulary files, without tokenizer.json
     returns_token_types: bool = False  # whether Transformers' tokenizer returns them without being asked
+    checkpoint: Checkpoint | None = None  # that has its files
 
 
 def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> TokenizerFiles:
@@ -123,7 +124,22 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
         has_token_types=has_token_types(settings, class_name),
         is_legacy=built is not None,
         returns_token_types=returns_token_types(settings, class_name),
+        checkpoint=checkpoint,
     )
+
+
+def load_text_tokenizer(checkpoint: Checkpoint, text_suffix: str | None) -> Tokenizer:
+    """Load the tokenizer of a text model again, in another process than the model."""
+    tokenizer = load_tokenizer_files(checkpoint).tokenizer
+    if text_suffix is not None:
+        append_suffix(tokenizer, text_suffix, str(checkpoint.folder))
+    return tokenizer
+
+
+def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
+    """Return model_max_length of tokenizer_config.json, None if missing or unlimited."""
+    length = checkpoint.read_json_object("tokenizer_config.json").get("model_max_length")
+    return int(length) if isinstance(length, int | float) and 0 < length < UNLIMITED_LENGTH else None
 
 
 def empty_tokenizer_files() -> TokenizerFiles:

@@ -110,7 +110,7 @@ class PoolRequest:
     return_exceptions: ReturnExceptions = False
     call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
-    operands: Sequence[Operand] | None = None  # one per input; inputs that share one share the object
+    operands: Sequence[Operand | None] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
     # in a front-end that tokenizes: called with the tokens of all inputs, once they are known
     on_tokenized: Callable[[int], None] | None = None

@@ -27,6 +27,9 @@ async def score_separately(
         _relabel_error(error, len(request.queries))
         raise
     documents = results[len(request.queries) :]
+    for index, document in enumerate(documents):
+        if isinstance(document, PoolingError):
+            document.index = index
     queries = broadcast_queries(results[: len(request.queries)], len(documents))
 
     def score(query: PoolResult | PoolingError, document: PoolResult | PoolingError) -> ScoreResult | PoolingError:

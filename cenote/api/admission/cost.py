@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from cenote.protocol.input_types import (
     ChunkedDocument,
     Conversation,
@@ -90,7 +92,7 @@ def _count_prompt_chars(request: PoolRequest, model_info: ModelInfo) -> int:
 
 def count_tokens(item: Input) -> int:
     """Return the tokens of an input: exact for token ids, estimated for texts and images."""
-    if isinstance(item, list):
+    if isinstance(item, list | np.ndarray):
         return len(item)
     if isinstance(item, str):
         return len(item) // CHARS_PER_TOKEN + 1

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from cenote.api import log_config
 from cenote.api.background_load import load_in_thread
 from cenote.api.engine_process.rpc_server import EngineRpcServer
@@ -47,7 +49,6 @@ from cenote.protocol.engine import Engine
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
-    from cenote.inputs.renderer_settings import RendererSettings
 
 logger = logging.getLogger("cenote")
 
@@ -74,7 +75,7 @@ class EngineServer:
         )
         self.links: set[FrontEndLink] = set()
         self.engine: Engine | None = None
-        self.renderer_info: RendererInfo | None = None  # None: front-ends cannot tokenize
+        self.renderer_info: RendererInfo | None = None  # None: the engine has no renderer
         self.token_batcher: TokenBatcher | None = None
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._clock = LoopClock()
@@ -237,21 +238,30 @@ def record_batches(engine: Engine, table: DeviceTable) -> None:
 
 
 def make_renderer_info(engine: Engine) -> RendererInfo | None:
-    """Return what front-ends need to tokenize like the engine; None if they cannot."""
-    settings: RendererSettings | None = getattr(engine, "renderer_settings", None)
-    if settings is None or getattr(engine, "routes", None) or engine.model_info.supports_images:
+    """Return what front-ends need to tokenize like the engine, and to compute its tasks; None without a renderer."""
+    if not hasattr(engine, "renderer_settings"):
         return None
     pooling_engine = cast("PoolingEngine", engine)
-    if pooling_engine.renderer.check_tensors is not None:
-        return None
-    if pooling_engine.scoring_model.preferred_score_type == "listwise":
-        return None  # all texts of a request become one input
+    model = pooling_engine.model
     try:
         tokenizer = pooling_engine.tokenizer.raw.to_str()
     except Exception as error:  # a part written in Python, such as a word segmenter for Japanese
-        logger.info("the tokenizer cannot be sent to front-ends, the engine tokenizes: %s", error)
-        return None
-    return RendererInfo(tokenizer.encode(), to_json(pooling_engine.tokenizer_settings), to_json(settings))
+        logger.info("the tokenizer cannot be sent to front-ends, they load it from its files: %s", error)
+        tokenizer = ""
+    return RendererInfo(
+        tokenizer.encode(),
+        msgspec.json.encode(model.tokenizer.checkpoint, enc_hook=str),
+        model.description.sentence_transformers.text_suffix,
+        to_json(pooling_engine.tokenizer_settings),
+        to_json(pooling_engine.renderer_settings),
+        to_json(pooling_engine.task_settings),
+        can_front_end_render(pooling_engine),
+    )
+
+
+def can_front_end_render(engine: PoolingEngine) -> bool:
+    """Whether inputs need neither images, nor tensors, nor the tokenizers of several modules."""
+    return not engine.routes and not engine.model_info.supports_images and engine.renderer.check_tensors is None
 
 
 class FrontEndLink:

@@ -10,25 +10,20 @@ from cenote.api.encoding import Float32Array
 from cenote.api.wire.channel import Reply
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.codec_requests import (
-    decode_entities,
     decode_input,
     decode_plugin,
     decode_pool,
-    decode_score,
     decode_token_ids,
     from_json,
     to_json,
 )
 from cenote.api.wire.codec_results import (
-    encode_entity_results,
     encode_pool_results,
-    encode_score_results,
     encode_timing,
 )
 from cenote.api.wire.messages import (
     DetokenizeCall,
     DetokenizeResponse,
-    EntitiesCall,
     ErrorResponse,
     MetricsCall,
     MetricsResponse,
@@ -37,7 +32,6 @@ from cenote.api.wire.messages import (
     ProcessResponse,
     RpcRequest,
     RpcResponse,
-    ScoreCall,
     TokenizeCall,
     TokenizeResponse,
 )
@@ -65,10 +59,6 @@ class EngineRpcServer:
         engine = self.engine
         if isinstance(request, PoolCall):
             return encode_pool_results(timing, await engine.pool(decode_pool(request, timing)))
-        if isinstance(request, ScoreCall):
-            return encode_score_results(timing, await engine.score(decode_score(request, timing))), ()
-        if isinstance(request, EntitiesCall):
-            return encode_entity_results(timing, await engine.entities(decode_entities(request, timing))), ()
         if isinstance(request, TokenizeCall):
             tokenized = await engine.tokenize(
                 decode_input(request.prompt),

@@ -151,6 +151,7 @@ class TokenBatcher:
             params=message.params,
             adapter=message.adapter,
             scheduling=message.scheduling,
+            operands=() if message.has_operands else None,
         )
         options = self.intake.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:

@@ -7,40 +7,39 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
+from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.rpc_call import RpcCall
+from cenote.api.front_ends.text_model import TextModel, TextModelCache
+from cenote.api.front_ends.token_client import MAX_INLINE_CHARS, MAX_INLINE_INPUTS
 from cenote.api.wire.codec_requests import (
-    encode_entities,
     encode_input,
     encode_pool,
-    encode_score,
     encode_token_ids,
     from_json,
     to_json,
 )
-from cenote.api.wire.codec_results import decode_entity_results, decode_pool_results, decode_score_results
+from cenote.api.wire.codec_results import decode_pool_results
 from cenote.api.wire.messages import (
     ArrayBytes,
     DetokenizeCall,
     DetokenizeResponse,
-    EntitiesResponse,
     MetricsResponse,
     PoolResponse,
     ProcessCall,
     ProcessResponse,
-    ScoreResponse,
     TokenizeCall,
     TokenizeResponse,
 )
+from cenote.engine.tasks.engine_calls import EngineCalls as TaskCalls
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Input
+from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.utils.async_utils import run_inline
 
 ResponseT = TypeVar(
     "ResponseT",
     PoolResponse,
-    ScoreResponse,
-    EntitiesResponse,
     TokenizeResponse,
     DetokenizeResponse,
     ProcessResponse,
@@ -49,6 +48,12 @@ ResponseT = TypeVar(
 
 
 class EngineCalls(ABC):
+    availability: Availability
+    text_models: TextModelCache
+
+    @abstractmethod
+    async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
+
     @abstractmethod
     async def _call(
         self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
@@ -67,31 +72,26 @@ class EngineCalls(ABC):
         return decode_pool_results(response, array_bytes)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
-        return await self._score(request)
-
-    async def _score(self, request: ScoreRequest, replica: int | None = None) -> list[ScoreResult | PoolingError]:
-        call = RpcCall(
-            lambda call_id, isolated: encode_score(call_id, request, isolated),
-            get_inputs=lambda: chain(request.queries, request.documents),
-            adapter=request.adapter,
-            replica=replica,
-        )
-        response, _ = await self._call(call, ScoreResponse, request.timing, request.deadline_at)
-        return decode_score_results(response)
+        num_chars = sum(map(compute_input_size, chain(request.queries, request.documents)))
+        texts = await self._get_text_model(request.deadline_at, num_chars)
+        return await texts.tasks.score(request, self._make_task_calls(len(request.documents), num_chars))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        return await self._entities(request)
+        inputs = request.pool_request.inputs
+        num_chars = sum(map(compute_input_size, inputs))
+        texts = await self._get_text_model(request.pool_request.deadline_at, num_chars)
+        return await texts.tasks.find_entities(request, self._make_task_calls(len(inputs), num_chars))
 
-    async def _entities(self, request: EntityRequest, replica: int | None = None) -> list[EntityResult]:
-        pool_request = request.pool_request
-        call = RpcCall(
-            lambda call_id, isolated: encode_entities(call_id, request, isolated),
-            get_inputs=lambda: pool_request.inputs,
-            adapter=pool_request.adapter,
-            replica=replica,
-        )
-        response, _ = await self._call(call, EntitiesResponse, pool_request.timing, pool_request.deadline_at)
-        return decode_entity_results(response)
+    async def _get_text_model(self, deadline_at: float, num_chars: int) -> TextModel:
+        if self.text_models.last is None:
+            await self.availability.wait(deadline_at, None, num_chars)
+        assert self.text_models.last is not None, "RendererInfo comes before EngineReady"
+        return self.text_models.last
+
+    def _make_task_calls(self, num_inputs: int, num_chars: int) -> TaskCalls:
+        """Return the calls of a task, which takes little time for few texts: waking up a thread takes longer."""
+        is_small = num_inputs <= MAX_INLINE_INPUTS and num_chars <= MAX_INLINE_CHARS
+        return TaskCalls(self.pool, run_inline if is_small else self.text_models.executor.make_runner())
 
     async def tokenize(
         self,

@@ -53,13 +53,16 @@ class OptionsRegistry:
         params = request.params
         assert params is None or isinstance(params, PoolingParams), "checked by can_render"
         encoded_params = None if params is None else msgspec.msgpack.encode(params)
-        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling)
+        has_operands = request.operands is not None
+        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling, has_operands)
         if (registered := self._registered.get(key)) is not None:
             return registered
         options_id = next(self._options_ids)
-        task, extra_tasks, _, _, scheduling = key
+        task, extra_tasks, scheduling = request.task, request.extra_tasks, request.scheduling
         # raises if a value cannot be encoded: then nothing is registered
-        future = self._channel.start_call(RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling))
+        future = self._channel.start_call(
+            RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling, has_operands)
+        )
         self._registered[key] = registered = RegisteredOptions(options_id, future)
         if len(self._registered) > MAX_REGISTERED:
             del self._registered[next(iter(self._registered))]

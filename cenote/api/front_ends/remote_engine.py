@@ -18,7 +18,8 @@ from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.quarantine import Quarantine
 from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
 from cenote.api.front_ends.rpc_call import RpcCall
-from cenote.api.front_ends.token_client import NeedsEngine, RendererCache, TokenCalls, TokenClient
+from cenote.api.front_ends.text_model import TextModelCache
+from cenote.api.front_ends.token_client import NeedsEngine, TokenCalls, TokenClient
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.codec_results import decode_model_info, set_timing
@@ -29,7 +30,6 @@ from cenote.api.wire.messages import (
     Done,
     EngineDown,
     EngineReady,
-    EntitiesResponse,
     ErrorResponse,
     MetricsCall,
     MetricsResponse,
@@ -37,7 +37,6 @@ from cenote.api.wire.messages import (
     PoolResponse,
     ProcessResponse,
     RpcRequest,
-    ScoreResponse,
 )
 from cenote.api.wire.token_messages import RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
@@ -84,15 +83,15 @@ class RemoteEngine(EngineCalls):
         self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
         self._token_client: TokenClient | None = None  # None: the engine tokenizes
-        self._renderers = RendererCache()
+        self.text_models = TextModelCache()
         self._connecting: asyncio.Task[None] | None = None
         self._pending: dict[int, RpcCall] = {}
         self._token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
 
-    def share(self, quarantine: Quarantine, renderers: RendererCache) -> None:
+    def share(self, quarantine: Quarantine, text_models: TextModelCache) -> None:
         """Use those of all replicas of a model."""
         self.quarantine = self._token_calls.quarantine = quarantine
-        self._renderers = renderers
+        self.text_models = text_models
 
     @property
     def model_info(self) -> ModelInfo:
@@ -263,8 +262,9 @@ class RemoteEngine(EngineCalls):
         elif isinstance(message, EngineDown):
             self.availability.on_down(message.reason)
         elif isinstance(message, RendererInfo):
-            renderer, on_stopped = self._renderers.get(message), self.availability.on_down
-            self._token_client = TokenClient(renderer, channel, self._token_calls, on_stopped)
+            texts = self.text_models.get(message)
+            if message.is_complete:
+                self._token_client = TokenClient(texts, channel, self._token_calls, self.availability.on_down)
         else:
             assert isinstance(message, TokenResults | TokenErrors), "all others are replies"
             assert self._token_client is not None, "results come after RendererInfo"
@@ -356,9 +356,7 @@ class RemoteEngine(EngineCalls):
         sent_at = time.monotonic()
         self._send(channel, call, request)
         response, array_bytes = await call.future
-        if timing is not None and isinstance(
-            response, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
-        ):
+        if timing is not None and isinstance(response, PoolResponse | ProcessResponse | ErrorResponse):
             set_timing(timing, response.timing, sent_at)
         if isinstance(response, ErrorResponse):
             error = decode_error(response.error)

@@ -101,10 +101,3 @@ def make_poison_error(index: int | None, reason: str) -> InputCrashedEngine:
     )
     error.index = index
     return error
-
-
-def renumber_poison_error(error: InputCrashedEngine, index: int) -> InputCrashedEngine:
-    """Return the error of an input that has another index in the whole request."""
-    renumbered = InputCrashedEngine(error.message.replace(f"input {error.index} ", f"input {index} ", 1))
-    renumbered.index = index
-    return renumbered

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
+
 from cenote.api.admission.cost import count_tokens
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_split import Part
-from cenote.protocol.input_types import Input, ScoreInput, TextPair
+from cenote.protocol.input_types import Input, TextPair
 
 # the preferred replica is chosen although it has more tokens in flight than another one, up to this factor
 BALANCE_FACTOR = 1.25
@@ -56,11 +58,9 @@ class ReplicaChooser:
                 else:
                     del self._same_inputs[digest]
 
-    def divide(
-        self, candidates: Sequence[int], inputs: Sequence[Input | ScoreInput], extra_tokens: int, device: str
-    ) -> Sequence[Part]:
-        """Return the parts of a request; `extra_tokens` are computed with every input."""
-        loads, sizes = self.loads.read(), [count_tokens(item) + extra_tokens for item in inputs]
+    def divide(self, candidates: Sequence[int], inputs: Sequence[Input], device: str) -> Sequence[Part]:
+        """Return the parts of a request."""
+        loads, sizes = self.loads.read(), list(map(count_tokens, inputs))
         if self.has_result_cache and (parts := divide_by_digest(candidates, loads, inputs, sizes)):
             return parts
         min_part = MIN_CPU_PART_TOKENS if device.startswith("cpu") else MIN_GPU_PART_TOKENS
@@ -77,7 +77,7 @@ class Route(NamedTuple):
     adapter: str | None = None
 
 
-def make_route(inputs: Iterable[Input | ScoreInput], adapter: object = None) -> Route:
+def make_route(inputs: Iterable[Input], adapter: object = None) -> Route:
     """Return the route of a request; its digest is that of the first input, or of the first two."""
     tokens, digest = 0, None
     for index, item in enumerate(inputs):
@@ -87,13 +87,15 @@ def make_route(inputs: Iterable[Input | ScoreInput], adapter: object = None) -> 
     return Route(tokens, digest, adapter if isinstance(adapter, str) else None)
 
 
-def digest_input(item: Input | ScoreInput) -> int | None:
+def digest_input(item: Input) -> int | None:
     if isinstance(item, str):
         return crc32(item.encode(errors="surrogatepass"))
     if isinstance(item, TextPair):
         return crc32(item.document.encode(errors="surrogatepass"), crc32(item.query.encode(errors="surrogatepass")))
     if isinstance(item, list | tuple):
         return hash(tuple(item)) & 0xFFFFFFFF  # hashes of integers are the same in all processes
+    if isinstance(item, np.ndarray):
+        return crc32(item.tobytes())
     return None
 
 
@@ -139,7 +141,7 @@ def divide_tokens(
 
 
 def divide_by_digest(
-    candidates: Sequence[int], loads: Sequence[float], inputs: Sequence[Input | ScoreInput], sizes: Sequence[int]
+    candidates: Sequence[int], loads: Sequence[float], inputs: Sequence[Input], sizes: Sequence[int]
 ) -> Sequence[Part]:
     """Return the parts in which every input is at its preferred replica; none if one of these has clearly more."""
     rows: dict[int, list[int]] = {}

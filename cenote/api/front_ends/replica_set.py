@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from cenote.api.admission.cost import count_tokens
 from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.engine_calls import EngineCalls, ResponseT
 from cenote.api.front_ends.pending_pool import PendingPool
@@ -16,16 +13,17 @@ from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import ReplayableCall
 from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
-from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part, take_score_part
+from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.rpc_call import RpcCall
-from cenote.api.front_ends.token_client import NeedsEngine, RendererCache
+from cenote.api.front_ends.text_model import TextModelCache
+from cenote.api.front_ends.token_client import NeedsEngine
 from cenote.api.wire.messages import ArrayBytes
 from cenote.errors import PoolingError
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
+from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest, Timing
-from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
+from cenote.protocol.requests import PoolRequest, Timing
+from cenote.protocol.results import PoolResult
 from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
 
 # an input that may crash an engine process waits so long for a second replica, as a part of the replay timeout: the
@@ -45,9 +43,9 @@ class ReplicaSet(EngineCalls):
         self.availability = Availability()
         self.quarantine = replicas[0].quarantine
         self.chooser = ReplicaChooser(loads)
-        renderers = RendererCache()
+        self.text_models = TextModelCache()
         for replica in replicas:
-            replica.share(self.quarantine, renderers)
+            replica.share(self.quarantine, self.text_models)
             replica.availability.on_update = self._on_update
         self._num_available = 0
         self._on_update()
@@ -89,47 +87,17 @@ class ReplicaSet(EngineCalls):
             return await self._pool_whole(request)
         requests = [take_pool_part(request, part.rows) for part in parts]
         runs = [self._pool_whole(item, part.replica) for part, item in zip(parts, requests, strict=True)]
-        return await self._run_parts(parts, runs, request.timing, [item.timing for item in requests])
-
-    async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
-        parts: Sequence[Part] = ()
-        if "listwise" not in self.model_info.score_types:  # which reads all documents together
-            query_tokens = max(map(count_tokens, request.queries), default=0)
-            parts = self._divide(request.documents, request.adapter, query_tokens)
-        if len(parts) < 2:
-            return await self._score(request)
-        requests = [take_score_part(request, part.rows) for part in parts]
-        runs = [self._score(item, part.replica) for part, item in zip(parts, requests, strict=True)]
-        return await self._run_parts(parts, runs, request.timing, [item.timing for item in requests])
-
-    async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        pool_request = request.pool_request
-        parts = self._divide(pool_request.inputs, pool_request.adapter)
-        if len(parts) < 2:
-            return await self._entities(request)
-        pool_requests = [take_pool_part(pool_request, part.rows) for part in parts]
-        runs = [
-            self._entities(replace(request, pool_request=item), part.replica)
-            for part, item in zip(parts, pool_requests, strict=True)
-        ]
-        return await self._run_parts(parts, runs, pool_request.timing, [item.timing for item in pool_requests])
-
-    async def _run_parts(
-        self, parts: Sequence[Part], runs: Sequence[Awaitable[list[Any]]], timing: Timing, timings: Sequence[Timing]
-    ) -> list[Any]:
         try:
             return await run_parts(parts, runs)
         finally:
-            add_timing(timing, timings)
+            add_timing(request.timing, [item.timing for item in requests])
 
-    def _divide(
-        self, inputs: Sequence[Input] | Sequence[ScoreInput], adapter: object, extra_tokens: int = 0
-    ) -> Sequence[Part]:
+    def _divide(self, inputs: Sequence[Input], adapter: object) -> Sequence[Part]:
         """Return the parts of a request; one or none if it is not divided."""
         if len(inputs) < 2 or self._num_available < 2:
             return ()
         candidates = self._list_candidates(adapter if isinstance(adapter, str) else None)
-        return self.chooser.divide(candidates, inputs, extra_tokens, self.model_info.device)
+        return self.chooser.divide(candidates, inputs, self.model_info.device)
 
     async def _pool_whole(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         """Compute a request at one replica, `first` if it is available."""
@@ -161,13 +129,12 @@ class ReplicaSet(EngineCalls):
     ) -> tuple[ResponseT, ArrayBytes]:
         route = make_route(call.get_inputs(), call.adapter)
         replica: RemoteEngine | None = None
-        first = call.replica
         try:
             while True:
-                index = await self._select(route, call, call.get_inputs(), deadline_at, replica, first)
+                index = await self._select(route, call, call.get_inputs(), deadline_at, replica)
                 if replica is not None:
                     replica.forget_call(call)
-                replica, first = self.replicas[index], None
+                replica = self.replicas[index]
                 with self.chooser.in_flight(index, route):
                     if (answer := await replica.try_call(call, expected, timing)) is not None:
                         return answer
@@ -179,10 +146,10 @@ class ReplicaSet(EngineCalls):
         self,
         route: Route,
         call: ReplayableCall,
-        inputs: Iterable[Input | ScoreInput],
+        inputs: Iterable[Input],
         deadline_at: float,
         last: RemoteEngine | None,
-        first: int | None,
+        first: int | None = None,
     ) -> int:
         """Return the replica that a call is sent to, `first` if possible; wait until there is one.
 

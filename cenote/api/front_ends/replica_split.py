@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cenote.api.front_ends.replay import renumber_poison_error
-from cenote.errors import InputCrashedEngine, PoolingError
+from cenote.errors import PoolingError
 from cenote.protocol.params import PoolingParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
+from cenote.protocol.requests import PoolRequest, Timing
 from cenote.protocol.results import PoolResultBatch
 
 T = TypeVar("T")
@@ -34,15 +33,11 @@ def take_pool_part(request: PoolRequest, rows: Sequence[int]) -> PoolRequest:
         inputs=take(request.inputs, rows),
         params=params,
         adapter=adapter,
+        operands=None if request.operands is None else take(request.operands, rows),
         timing=Timing(),
         on_tokenized=None,  # no part knows the tokens of all
         num_chars=None,
     )
-
-
-def take_score_part(request: ScoreRequest, rows: Sequence[int]) -> ScoreRequest:
-    queries = request.queries if len(request.queries) == 1 else take(request.queries, rows)
-    return replace(request, queries=queries, documents=take(request.documents, rows), timing=Timing())
 
 
 def take(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
@@ -91,8 +86,5 @@ def join_results(parts: Sequence[Part], results: Sequence[list[Any]]) -> list[An
 def _renumber(error: BaseException, part: Part) -> BaseException:
     """Convert `index` of an error to an index into the inputs of the whole request."""
     if isinstance(error, PoolingError) and error.index is not None:
-        index = part.rows[error.index]
-        if isinstance(error, InputCrashedEngine):
-            return renumber_poison_error(error, index)
-        error.index = index
+        error.index = part.rows[error.index]
     return error

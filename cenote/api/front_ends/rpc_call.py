@@ -9,7 +9,7 @@ from cenote.api.front_ends.quarantine import digest_call
 from cenote.api.front_ends.replay import ReplayableCall, make_poison_error
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import ArrayBytes, RpcRequest, RpcResponse
-from cenote.protocol.input_types import Input, ScoreInput, compute_input_size
+from cenote.protocol.input_types import Input, compute_input_size
 
 
 class RpcCall(ReplayableCall):
@@ -19,9 +19,8 @@ class RpcCall(ReplayableCall):
         *,
         can_replay: bool = True,
         has_indices: bool = False,
-        get_inputs: Callable[[], Iterable[Input | ScoreInput]] = tuple,
+        get_inputs: Callable[[], Iterable[Input]] = tuple,
         adapter: object = None,
-        replica: int | None = None,
     ) -> None:
         """`encode` makes the message from its id and the numbers of inputs that run alone.
 
@@ -33,7 +32,6 @@ class RpcCall(ReplayableCall):
         self.future: asyncio.Future[tuple[RpcResponse, ArrayBytes]] = asyncio.get_running_loop().create_future()
         self.get_inputs = get_inputs
         self.adapter = adapter  # of the request
-        self.replica = replica  # that it is sent to first, if it is available
         self._has_indices = has_indices
 
     @property

@@ -10,24 +10,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
-import msgspec
 import numpy as np
-import tokenizers
 
 from cenote.api.front_ends.pending_pool import PendingPart, PendingPool, TokenCounts
 from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
 from cenote.api.front_ends.registered_options import OptionsRegistry
 from cenote.api.front_ends.replay import EngineLost
+from cenote.api.front_ends.text_model import TextModel
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
-from cenote.api.wire.token_codec import decode_results, encode_inputs
+from cenote.api.wire.token_codec import decode_results, encode_inputs, encode_operands
 from cenote.api.wire.token_messages import (
     RefusedRequests,
-    RendererInfo,
     TokenBatch,
     TokenErrors,
     TokenResults,
@@ -35,10 +34,8 @@ from cenote.api.wire.token_messages import (
 )
 from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
-from cenote.inputs.renderer import Renderer
-from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
-from cenote.protocol.input_types import ChunkedDocument, Conversation, TextPair, compute_inputs_size
+from cenote.protocol.input_types import ChunkedDocument, Conversation, ListwiseInput, TextPair, compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Role, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
@@ -47,7 +44,7 @@ from cenote.protocol.requests import PoolRequest
 logger = logging.getLogger("cenote")
 
 # input types that need neither images nor tensors
-RENDERED_TYPES = (str, list, tuple, TextPair, ChunkedDocument)
+RENDERED_TYPES = (str, list, tuple, np.ndarray, TextPair, ListwiseInput, ChunkedDocument)
 # requests up to this size are rendered in the event loop, which takes less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take
@@ -75,10 +72,11 @@ class TokenClient:
     """The front-end's side of token batches, for one link to one engine process."""
 
     def __init__(
-        self, renderer: Renderer, channel: Channel[EngineMessage], calls: TokenCalls, on_engine_stopped: OnStopped
+        self, texts: TextModel, channel: Channel[EngineMessage], calls: TokenCalls, on_engine_stopped: OnStopped
     ) -> None:
         """`on_engine_stopped` is called with the reason when the engine has stopped by itself."""
-        self.renderer = renderer
+        self.renderer = texts.renderer
+        self.reads_lists = texts.tasks.scoring.model.preferred_score_type == "listwise"
         self._channel = channel
         self._next_call_id = calls.next_call_id
         self._pending = calls.pending
@@ -102,6 +100,8 @@ class TokenClient:
     def can_render(self, request: PoolRequest) -> bool:
         """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
         inputs = request.inputs
+        if self.reads_lists and not all(isinstance(item, ListwiseInput) for item in inputs):
+            return False  # all texts of the request become one input
         return (
             bool(inputs)
             and (request.params is None or isinstance(request.params, PoolingParams))
@@ -160,8 +160,6 @@ class TokenClient:
             raise EngineLost
         num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
         num_chars += len(selection.prompt or "") * len(request.inputs)
-        if request.return_exceptions and not is_small(request, num_chars):
-            raise NeedsEngine  # of a request in parts, none may remain without inputs because they all have errors
         bucket = get_deadline_bucket(request.deadline_at)
         key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role, bucket)
         return options.options_id, key, num_chars
@@ -228,6 +226,9 @@ class TokenClient:
             inputs = [item for pending in calls for item in pending.request.inputs]
             started_at = time.monotonic()
             rendered = self._render(key, inputs)
+            if any(pending.request.operands for pending in calls):
+                operands = [pending.request.operands or [None] * pending.num_inputs for pending in calls]
+                rendered.set_operands(list(chain.from_iterable(operands)))
             ended_at = time.monotonic()
             for pending in calls:
                 pending.mark_rendered(started_at, ended_at)
@@ -269,14 +270,17 @@ class TokenClient:
     async def _render_in_thread(self, key: RenderKey, pending: PendingPool, num_chars: int) -> None:
         """Render a large request slice by slice in the tokenizer thread, and send every slice when it is rendered.
 
-        With suspects, all of it is sent at the end: some of its inputs may have to run alone.
+        With suspects, all of it is sent at the end: some of its inputs may have to run alone. Also with
+        `return_exceptions`: the inputs of a part may all have errors, which leaves nothing to send.
         """
-        inputs, start = pending.request.inputs, 0
-        is_sent_in_parts = self._quarantine.is_empty and not pending.suspects
+        inputs, operands, start = pending.request.inputs, pending.request.operands, 0
+        keeps_errors = bool(pending.request.return_exceptions)
+        is_sent_in_parts = self._quarantine.is_empty and not pending.suspects and not keeps_errors
         started_at = time.monotonic()
         while start < len(inputs):
             end = start + max(1, len(inputs) * self._slice_chars // max(1, num_chars))
             rendered = await self._render_slice(key, pending, inputs[start:end])
+            rendered.set_operands(operands and operands[start:end])
             if pending.future.done():  # the engine process has exited, or an input of the slices before has failed
                 return
             if start == 0:
@@ -378,6 +382,7 @@ class TokenClient:
             start,
             is_last,
             is_isolated,
+            encode_operands(inputs.operands),
         )
         self._channel.send(message, encode_inputs(inputs))
 
@@ -386,30 +391,12 @@ class NeedsEngine(Exception):
     """The engine has to tokenize this request itself."""
 
 
-class RendererCache:
-    """The renderer of the last RendererInfo, for all links to engines with the same model."""
-
-    def __init__(self) -> None:
-        self._last: tuple[RendererInfo, Renderer] | None = None
-
-    def get(self, info: RendererInfo) -> Renderer:
-        if self._last is None or self._last[0] != info:
-            self._last = info, make_renderer(info)
-        return self._last[1]
-
-
-def make_renderer(info: RendererInfo) -> Renderer:
-    raw = tokenizers.Tokenizer.from_str(info.tokenizer.decode())
-    tokenizer = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings).make_tokenizer(raw)
-    return msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
-
-
 def is_small(request: PoolRequest, num_chars: int) -> bool:
     """Whether a request is rendered in the event loop; a template of the request may write a text of any length."""
     return (
         num_chars <= MAX_INLINE_CHARS
         and len(request.inputs) <= MAX_INLINE_INPUTS
-        and not any(isinstance(item, Conversation) and item.template for item in request.inputs)
+        and not any(isinstance(item, Conversation | TextPair) and item.template for item in request.inputs)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -13,12 +13,11 @@ from cenote.api.wire.messages import (
     EncodedInput,
     EncodedPair,
     EncodedParts,
-    EntitiesCall,
     OutOfRangeIds,
     PoolCall,
     ProcessCall,
-    ScoreCall,
 )
+from cenote.api.wire.token_codec import decode_operands, encode_operands
 from cenote.protocol.input_types import (
     ChunkedDocument,
     ContentParts,
@@ -34,7 +33,7 @@ from cenote.protocol.input_types import (
     TextPair,
 )
 from cenote.protocol.params import PoolingParams
-from cenote.protocol.requests import CallRef, EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.requests import CallRef, PluginRequest, PoolRequest, Timing
 
 MAX_INT64 = 2**63 - 1
 
@@ -61,6 +60,7 @@ def encode_pool(call_id: int, request: PoolRequest, isolated: Sequence[int] = ()
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions is True,
+        operands=encode_operands(request.operands),
         isolated=list(isolated),
     )
 
@@ -82,6 +82,7 @@ def decode_pool(message: PoolCall, timing: Timing) -> PoolRequest:
         scheduling=message.scheduling,
         deadline_at=message.deadline_at,
         return_exceptions=message.return_exceptions,
+        operands=decode_operands(message.operands),
         call=CallRef(message.call_id, frozenset(message.isolated)),
         timing=timing,
     )
@@ -95,73 +96,6 @@ def decode_plugin(message: ProcessCall, timing: Timing) -> PluginRequest:
         scheduling=message.scheduling,
         deadline_at=message.deadline_at,
         timing=timing,
-    )
-
-
-def encode_score(call_id: int, request: ScoreRequest, isolated: Sequence[int] = ()) -> ScoreCall:
-    return ScoreCall(
-        call_id=call_id,
-        queries=list(map(_encode_score_input, request.queries)),
-        documents=list(map(_encode_score_input, request.documents)),
-        score_type=request.score_type,
-        params=request.params,
-        tokenization=request.tokenization,
-        max_tokens_per_query=request.max_tokens_per_query,
-        max_tokens_per_doc=request.max_tokens_per_doc,
-        template=request.template,
-        template_kwargs=to_json(request.template_kwargs),
-        instruction=request.instruction,
-        adapter=request.adapter,
-        mm_processor_kwargs=to_json(request.mm_processor_kwargs),
-        scheduling=request.scheduling,
-        deadline_at=request.deadline_at,
-        return_exceptions=request.return_exceptions is True,
-        isolated=list(isolated),
-    )
-
-
-def decode_score(message: ScoreCall, timing: Timing) -> ScoreRequest:
-    return ScoreRequest(
-        queries=list(map(_decode_score_input, message.queries)),
-        documents=list(map(_decode_score_input, message.documents)),
-        score_type=cast("Any", message.score_type),  # the engine rejects an unknown name
-        params=message.params,
-        tokenization=message.tokenization,
-        max_tokens_per_query=message.max_tokens_per_query,
-        max_tokens_per_doc=message.max_tokens_per_doc,
-        template=message.template,
-        template_kwargs=from_json(message.template_kwargs),
-        instruction=message.instruction,
-        adapter=message.adapter,
-        mm_processor_kwargs=from_json(message.mm_processor_kwargs),
-        scheduling=message.scheduling,
-        deadline_at=message.deadline_at,
-        return_exceptions=message.return_exceptions,
-        call=CallRef(message.call_id, frozenset(message.isolated)),
-        timing=timing,
-    )
-
-
-def encode_entities(call_id: int, request: EntityRequest, isolated: Sequence[int] = ()) -> EntitiesCall:
-    return EntitiesCall(
-        call_id=call_id,
-        pool_call=encode_pool(call_id, request.pool_request, isolated),
-        aggregation_strategy=request.aggregation_strategy,
-        ignore_labels=list(request.ignore_labels),
-        stride=request.stride,
-        labels=None if request.labels is None else list(request.labels),
-        threshold=request.threshold,
-    )
-
-
-def decode_entities(message: EntitiesCall, timing: Timing) -> EntityRequest:
-    return EntityRequest(
-        pool_request=decode_pool(message.pool_call, timing),
-        aggregation_strategy=message.aggregation_strategy,
-        ignore_labels=message.ignore_labels,
-        stride=message.stride,
-        labels=message.labels,
-        threshold=message.threshold,
     )
 
 
@@ -202,17 +136,19 @@ def are_all_texts(inputs: Sequence[object]) -> TypeGuard[list[Any]]:
 def encode_input(item: Input) -> EncodedInput:
     if isinstance(item, str):
         return item
-    if isinstance(item, TextPair):
-        return EncodedPair(item.query, item.document, item.template, to_json(item.template_kwargs))
+    if isinstance(item, TextPair | MultimodalPair):
+        return EncodedPair(
+            _encode_text(item.query), _encode_text(item.document), item.template, to_json(item.template_kwargs)
+        )
     if isinstance(item, ChunkedDocument):
         return EncodedDocument(item.chunks)
     if isinstance(item, Conversation):
         return encode_conversation(item)
     if isinstance(item, ContentParts):
         return _encode_parts(item)
-    assert not isinstance(
-        item, ListwiseInput | MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds
-    ), "no HTTP route makes inputs of these types"
+    assert not isinstance(item, ListwiseInput | MultimodalPrompt | InvalidInput | TensorInput | PromptEmbeds), (
+        "no HTTP route makes inputs of these types"
+    )
     return encode_token_ids(item)
 
 
@@ -239,11 +175,11 @@ def decode_conversation(item: EncodedConversation, variables: Mapping[str, Any])
     )
 
 
-def _encode_score_input(score_input: ScoreInput) -> str | EncodedParts:
-    return score_input if isinstance(score_input, str) else _encode_parts(score_input)
+def _encode_text(item: ScoreInput) -> str | EncodedParts:
+    return item if isinstance(item, str) else _encode_parts(item)
 
 
-def _decode_score_input(item: str | EncodedParts) -> ScoreInput:
+def _decode_text(item: str | EncodedParts) -> ScoreInput:
     return item if isinstance(item, str) else ContentParts(from_json(item.content), item.param_path)
 
 
@@ -265,11 +201,14 @@ def decode_input(item: EncodedInput) -> Input:
     if isinstance(item, str | list):
         return item
     if isinstance(item, EncodedPair):
-        return TextPair(item.query, item.document, item.template, from_json(item.template_kwargs))
+        query, document, variables = item.query, item.document, from_json(item.template_kwargs)
+        if isinstance(query, str) and isinstance(document, str):
+            return TextPair(query, document, item.template, variables)
+        return MultimodalPair(_decode_text(query), _decode_text(document), item.template, variables)
     if isinstance(item, EncodedDocument):
         return ChunkedDocument(item.chunks)
     if isinstance(item, EncodedConversation):
         return decode_conversation(item, {})
     if isinstance(item, EncodedParts):
-        return _decode_score_input(item)
+        return _decode_text(item)
     return decode_token_ids(item)

@@ -14,10 +14,8 @@ from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.messages import (
     ArrayBytes,
     EngineReady,
-    EntitiesResponse,
     ModelInfoUpdate,
     PoolResponse,
-    ScoreResponse,
     SerializedError,
     Shapes,
     TimingTuple,
@@ -27,7 +25,7 @@ from cenote.api.wire.token_codec import split_arrays
 from cenote.errors import PoolingError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import Timing
-from cenote.protocol.results import EntityResult, PoolResult, PoolResultBatch, ScoreResult
+from cenote.protocol.results import PoolResult, PoolResultBatch
 
 NO_IDS = np.zeros(0, dtype=np.int32)
 
@@ -78,38 +76,7 @@ def decode_pool_results(message: PoolResponse, array_bytes: ArrayBytes) -> list[
     return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 
-def encode_score_results(timing: Timing, results: Sequence[ScoreResult | PoolingError]) -> ScoreResponse:
-    scored = [result for result in results if isinstance(result, ScoreResult)]
-    return ScoreResponse(
-        encode_timing(timing),
-        [result.score for result in scored],
-        encode_lengths(scored),
-        [result.num_repeated_tokens for result in scored],
-        encode_errors(results),
-    )
-
-
-def decode_score_results(message: ScoreResponse) -> list[ScoreResult | PoolingError]:
-    lengths = message.lengths
-    columns = (message.scores, lengths.num_tokens, lengths.num_input_tokens, message.num_repeated_tokens)
-    results = [
-        ScoreResult(score, NO_IDS, num_tokens, num_input, num_repeated_tokens=num_repeated)
-        for score, num_tokens, num_input, num_repeated in zip(*columns, strict=True)
-    ]
-    return merge_errors(results, message.lengths.inexact_indices, message.errors)
-
-
-def encode_entity_results(timing: Timing, results: Sequence[EntityResult]) -> EntitiesResponse:
-    return EntitiesResponse(encode_timing(timing), [result.entities for result in results], encode_lengths(results))
-
-
-def decode_entity_results(message: EntitiesResponse) -> list[EntityResult]:
-    columns = zip(message.entities, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    results = [EntityResult(entities, NO_IDS, num_tokens, num_input) for entities, num_tokens, num_input in columns]
-    return merge_errors(results, message.lengths.inexact_indices, [])
-
-
-def encode_lengths(results: Sequence[PoolResult | ScoreResult | EntityResult]) -> TokenLengths:
+def encode_lengths(results: Sequence[PoolResult]) -> TokenLengths:
     return TokenLengths(
         [result.num_tokens for result in results],
         [result.num_input_tokens for result in results],

@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Task, TokenizationParams
-from cenote.protocol.results import Entity
+from cenote.protocol.params import PoolingParams, Role, Task, TokenizationParams
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily
 
@@ -15,13 +14,6 @@ from cenote.utils.metrics import MetricFamily
 TimingTuple = tuple[float, float, float, float, float, float, float]
 ArrayBytes = bytearray | memoryview  # the raw arrays after a message
 JSONBytes = bytes  # any JSON value, encoded; unlike msgpack, its integers have no size limit
-
-
-class EncodedPair(msgspec.Struct, tag="pair"):
-    query: str
-    document: str
-    template: str | None
-    template_kwargs: JSONBytes
 
 
 class EncodedDocument(msgspec.Struct, tag="document"):
@@ -42,6 +34,13 @@ class EncodedParts(msgspec.Struct, tag="parts"):
     param_path: str
 
 
+class EncodedPair(msgspec.Struct, tag="pair"):
+    query: str | EncodedParts
+    document: str | EncodedParts
+    template: str | None
+    template_kwargs: JSONBytes
+
+
 class OutOfRangeIds(msgspec.Struct, tag="ids"):
     """Token ids too large for msgpack integers; sent so that the engine rejects them with its own message."""
 
@@ -49,6 +48,19 @@ class OutOfRangeIds(msgspec.Struct, tag="ids"):
 
 
 EncodedInput = str | list[int] | EncodedPair | EncodedDocument | EncodedConversation | EncodedParts | OutOfRangeIds
+
+
+class OperandArray(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Operands(msgspec.Struct, array_like=True):
+    """The operands of inputs, each of which several may share."""
+
+    indices: list[int]  # of each input, among the arrays; -1: it has none
+    arrays: list[OperandArray]
 
 
 class SerializedError(msgspec.Struct, array_like=True):
@@ -96,37 +108,8 @@ class PoolCall(Message):
     scheduling: SchedulingParams
     deadline_at: float
     return_exceptions: bool
+    operands: Operands | None = None
     isolated: list[int] = []  # numbers of inputs that may crash the engine process
-
-
-class ScoreCall(Message):
-    call_id: int
-    queries: list[str | EncodedParts]
-    documents: list[str | EncodedParts]
-    score_type: str | None
-    params: PoolingParams | None
-    tokenization: TokenizationParams
-    max_tokens_per_query: int
-    max_tokens_per_doc: int
-    template: str | None
-    template_kwargs: JSONBytes
-    instruction: str | None
-    adapter: str | None
-    mm_processor_kwargs: JSONBytes
-    scheduling: SchedulingParams
-    deadline_at: float
-    return_exceptions: bool
-    isolated: list[int] = []  # numbers of inputs that may crash the engine process
-
-
-class EntitiesCall(Message):
-    call_id: int
-    pool_call: PoolCall
-    aggregation_strategy: AggregationStrategy
-    ignore_labels: list[str]
-    stride: int | None
-    labels: list[str] | None
-    threshold: float | None
 
 
 class TokenizeCall(Message):
@@ -200,20 +183,6 @@ class PoolResponse(Message):
     errors: list[tuple[int, SerializedError]]  # with their indices in the list of results
 
 
-class ScoreResponse(Message):
-    timing: TimingTuple
-    scores: list[float]
-    lengths: TokenLengths
-    num_repeated_tokens: list[int]
-    errors: list[tuple[int, SerializedError]]
-
-
-class EntitiesResponse(Message):
-    timing: TimingTuple
-    entities: list[list[Entity]]
-    lengths: TokenLengths
-
-
 class TokenizeResponse(Message):
     token_ids: list[int]
     token_strs: list[str] | None
@@ -247,14 +216,5 @@ class ErrorResponse(Message):
     error: SerializedError
 
 
-RpcRequest = PoolCall | ScoreCall | EntitiesCall | TokenizeCall | DetokenizeCall | ProcessCall | MetricsCall
-RpcResponse = (
-    PoolResponse
-    | ScoreResponse
-    | EntitiesResponse
-    | TokenizeResponse
-    | DetokenizeResponse
-    | ProcessResponse
-    | MetricsResponse
-    | ErrorResponse
-)
+RpcRequest = PoolCall | TokenizeCall | DetokenizeCall | ProcessCall | MetricsCall
+RpcResponse = PoolResponse | TokenizeResponse | DetokenizeResponse | ProcessResponse | MetricsResponse | ErrorResponse

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cenote.api.wire.messages import ArrayBytes, Shapes
+from cenote.api.wire.messages import ArrayBytes, OperandArray, Operands, Shapes
 from cenote.api.wire.token_messages import TokenBatch, TokenResults
 from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, TokenizedInputs
+from cenote.protocol.requests import Operand
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 8
@@ -33,10 +34,27 @@ def decode_inputs(message: TokenBatch, array_bytes: ArrayBytes) -> TokenizedInpu
     row_mask = None
     if message.has_row_mask:
         row_mask = np.frombuffer(array_bytes, np.bool_, num_tokens, start + METADATA_BYTES * num_inputs)
-    inputs = TokenizedInputs(token_ids, metadata, row_mask)
+    inputs = TokenizedInputs(token_ids, metadata, row_mask, operands=decode_operands(message.operands))
     if int(inputs.cu_seqlens[-1]) != num_tokens:
         raise ValueError(f"{num_tokens} token ids for inputs of {int(inputs.cu_seqlens[-1])} tokens")
     return inputs
+
+
+def encode_operands(operands: Sequence[Operand | None] | None) -> Operands | None:
+    if operands is None:
+        return None
+    distinct = {id(operand): operand for operand in operands if operand is not None}
+    numbers = {key: number for number, key in enumerate(distinct)}
+    arrays = [OperandArray(array.dtype.str, array.shape, array.tobytes()) for array in distinct.values()]
+    return Operands([numbers.get(id(operand), -1) for operand in operands], arrays)
+
+
+def decode_operands(message: Operands | None) -> list[Operand | None] | None:
+    if message is None:
+        return None
+    # copied: tensors are made of them, which must be writable
+    arrays = [np.frombuffer(bytearray(item.data), item.dtype).reshape(item.shape) for item in message.arrays]
+    return [None if number < 0 else arrays[number] for number in message.indices]
 
 
 def decode_results(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cenote.api.wire.messages import Call, JSONBytes, Message, SerializedError, Shapes
+from cenote.api.wire.messages import Call, JSONBytes, Message, Operands, SerializedError, Shapes
 from cenote.protocol.params import PoolingParams, Task
 from cenote.protocol.scheduling import SchedulingParams
 
@@ -37,6 +37,7 @@ class RegisterOptions(Call[OptionsRegistered]):
     params: PoolingParams | None
     adapter: str | None
     scheduling: SchedulingParams
+    has_operands: bool = False
 
 
 class TokenBatch(Message):
@@ -56,6 +57,7 @@ class TokenBatch(Message):
     start: int  # inputs of the call that were sent before
     is_last: bool
     is_isolated: bool = False  # each input may crash the engine process and runs in a batch of its own
+    operands: Operands | None = None
 
 
 class RefusedRequests(Message):
@@ -85,11 +87,15 @@ class TokenErrors(Message):
 
 
 class RendererInfo(Message):
-    """Sent after EngineReady if the front-end may tokenize: how the renderer of the engine is made."""
+    """Sent before EngineReady: how the renderer of the engine and its tasks are made."""
 
-    tokenizer: bytes  # tokenizer.json
+    tokenizer: bytes  # tokenizer.json; empty if a part of it is written in Python
+    tokenizer_checkpoint: JSONBytes  # whose files make it then
+    text_suffix: str | None  # that ends every text then
     tokenizer_settings: JSONBytes
     renderer_settings: JSONBytes
+    task_settings: JSONBytes
+    is_complete: bool  # the front-end can render all inputs without images, not only count and cut texts
 
 
 TokenRequest = RegisterOptions | TokenBatch | RefusedRequests

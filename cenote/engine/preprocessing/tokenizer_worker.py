@@ -304,9 +304,9 @@ class TokenizerWorker:
         self, state: RequestState, receiver: DedupReceiver | RequestState, first_index: int, result: RenderResult
     ) -> Iterator[SequenceGroup]:
         """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
-        inputs, indices = result.inputs, result.indices
         if (operands := state.request.operands) is not None:
-            inputs = inputs.with_operands([operands[index] for index in (indices + first_index).tolist()])
+            result.set_operands(operands[first_index:])
+        inputs, indices = result.inputs, result.indices
         if len(indices) == 1 == state.num_inputs and len(inputs.token_ids) <= self.max_model_len:  # fast path
             (specs, adapter), scheduling = state.input_options[0], state.scheduling
             yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, state.request.deadline_at)

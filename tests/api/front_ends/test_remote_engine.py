@@ -33,7 +33,7 @@ TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
 @pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"], autouse=True)
 def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(engine_server, "make_renderer_info", lambda engine: None)
+        monkeypatch.setattr(engine_server, "can_front_end_render", lambda engine: False)
     return bool(request.param)
 
 

@@ -16,23 +16,25 @@ from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.front_ends import availability
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import MAX_EXTERNAL_EXITS, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
-from cenote.api.front_ends.token_client import RendererCache
+from cenote.api.front_ends.text_model import TextModelCache
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import DeadlineExceeded, EngineStopped, InputCrashedEngine, NotReady
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest
-from cenote.protocol.results import PoolResult
+from cenote.protocol.results import PoolResult, ScoreResult
 from tests.api.front_ends.test_remote_engine import attach_engine, wait_until
 from tests.api.front_ends.test_token_client import BlockedRenderer, get_client
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
+
+THREE = 2093  # the token id of "three"
 
 
 @pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"])
 def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(engine_server, "make_renderer_info", lambda engine: None)
+        monkeypatch.setattr(engine_server, "can_front_end_render", lambda engine: False)
     return bool(request.param)
 
 
@@ -222,6 +224,32 @@ def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine:
     run(make_engine, crash)
 
 
+def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) -> None:  # noqa: F811
+    def score(machine: Machine, *documents: str, **options: Any) -> asyncio.Task[Any]:
+        request = ScoreRequest(queries=["one"], documents=documents, **options)
+        return asyncio.create_task(machine.remote.score(request))
+
+    async def crash(machine: Machine) -> None:
+        for _ in range(2):
+            hang = await machine.start(THREE)
+            if not machine.num_exits:
+                call = score(machine, "two", "three", "four", return_exceptions=True)
+            await wait_until(hang.gate.reached.is_set)
+            await machine.crash()
+        third = await machine.start(THREE)
+        first, poison, last = await call
+        assert isinstance(first, ScoreResult) and isinstance(last, ScoreResult)
+        assert isinstance(poison, InputCrashedEngine)
+        assert (poison.index, poison.message.split(" (")[0]) == (1, "input 1 crashed the engine process")
+
+        assert len(await score(machine, "two", "four", "five")) == 3
+        with pytest.raises(InputCrashedEngine, match="^input 2 crashed the engine process"):
+            await score(machine, "two", "four", "three")
+        assert not third.gate.reached.is_set()
+
+    run(make_engine, crash)
+
+
 def test_a_signal_of_somebody_else_does_not_make_an_input_poison(make_engine: MakeEngine) -> None:  # noqa: F811
     async def crash(machine: Machine) -> None:
         call = None
@@ -317,7 +345,7 @@ def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
         await wait_until(renderer.started.is_set)
         await machine.crash()
         renderer.allowed.set()
-        machine.remote._renderers = RendererCache()  # the next link makes its own
+        machine.remote._renderers = TextModelCache()  # the next link makes its own
         await machine.start()
         for call in calls:
             assert len(await call) == 80

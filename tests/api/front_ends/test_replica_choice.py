@@ -93,7 +93,7 @@ def test_with_a_result_cache_an_input_is_looked_up_where_it_was_computed() -> No
     chooser.loads.add(0, 1000.0)
     assert {text: chooser.choose([0, 1], make_route([text])) for text in TEXTS} == preferred
 
-    parts = chooser.divide([0, 1], TEXTS, 0, "cpu")
+    parts = chooser.divide([0, 1], TEXTS, "cpu")
     assert {TEXTS[row]: part.replica for part in parts for row in part.rows} == preferred
 
 

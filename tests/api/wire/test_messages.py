@@ -19,11 +19,9 @@ from cenote.api.wire.channel import BUFFER_BYTES, Channel
 from cenote.api.wire.codec_requests import (
     decode_input,
     decode_pool,
-    decode_score,
     decode_token_ids,
     encode_input,
     encode_pool,
-    encode_score,
     encode_token_ids,
     to_json,
 )
@@ -31,10 +29,8 @@ from cenote.api.wire.codec_results import (
     decode_error,
     decode_model_info,
     decode_pool_results,
-    decode_score_results,
     encode_error,
     encode_pool_results,
-    encode_score_results,
 )
 from cenote.api.wire.control_messages import Init, SupervisorToFrontEnd
 from cenote.api.wire.link_messages import EngineMessage, FrontEndMessage
@@ -48,10 +44,10 @@ from cenote.api.wire.messages import (
 )
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError
-from cenote.protocol.input_types import ContentParts, Conversation, TextPair
+from cenote.protocol.input_types import ContentParts, Conversation, MultimodalPair, TextPair
 from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import CallRef, PoolRequest, ScoreRequest, Timing
-from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
+from cenote.protocol.requests import CallRef, PoolRequest, Timing
+from cenote.protocol.results import PoolResult, PoolResultBatch
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
@@ -115,6 +111,7 @@ def make_result(data: Any, num_tokens: int = 3, num_input_tokens: int = 3, is_ex
         [0, 1, 2**31, -5],
         [],
         TextPair("q ☃", "d", "{{ query }}", {"k": [1, None, 1.5]}),
+        MultimodalPair("q", ContentParts([{"type": "image", "image": "☃"}], "documents[0]"), None, {"n": 2**70}),
         Conversation(
             [{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True, ("a",)
         ),
@@ -128,6 +125,20 @@ def test_an_input_of_every_type_is_decoded_unchanged(item: Any) -> None:
     request = decode_pool(roundtrip(message, FrontEndMessage), Timing())
 
     assert request.inputs == [item, "next"]
+
+
+def test_operands_keep_their_bits_and_what_inputs_share() -> None:
+    query, places = np.arange(6, dtype=np.float32).reshape(2, 3) / 7, np.array([0.1, 3.0])
+    request = PoolRequest(task="token_embed", inputs=["a", "b", "c", "d"], operands=[query, None, query, places])
+
+    decoded = decode_pool(roundtrip(encode_pool(1, request), FrontEndMessage), request.timing).operands
+
+    assert decoded is not None
+    assert decoded[0] is decoded[2] and decoded[1] is None
+    assert [(item.dtype, item.tolist()) for item in (decoded[0], decoded[3]) if item is not None] == [
+        (query.dtype, query.tolist()),
+        (places.dtype, places.tolist()),
+    ]
 
 
 @pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
@@ -154,27 +165,6 @@ def test_a_pool_request_is_encoded_completely() -> None:
 
     decoded = decode_pool(roundtrip(encode_pool(1, request, [0]), FrontEndMessage), timing)
     assert decoded == replace(request, call=CallRef(1, frozenset({0})))
-
-
-def test_a_score_request_is_encoded_completely() -> None:
-    request = ScoreRequest(
-        queries=UNUSUAL_TEXTS,
-        documents=[ContentParts([{"type": "image_url", "image_url": {"url": "☃"}}], "documents[0]")]
-        * len(UNUSUAL_TEXTS),
-        score_type="bi-encoder",
-        params=PoolingParams(use_activation=True),
-        tokenization=TokenizationParams(truncate_prompt_tokens=5),
-        max_tokens_per_query=3,
-        max_tokens_per_doc=4,
-        template="{{ query }}",
-        template_kwargs={"instruction": "☃", "n": 2**70},
-        mm_processor_kwargs={"max_pixels": [1, None]},
-        scheduling=SchedulingParams(3, "b"),
-        return_exceptions=True,
-    )
-
-    decoded = decode_score(roundtrip(encode_score(1, request, [2, 5]), FrontEndMessage), request.timing)
-    assert decoded == replace(request, call=CallRef(1, frozenset({2, 5})))
 
 
 @pytest.mark.parametrize(
@@ -228,21 +218,6 @@ def test_errors_keep_their_index_among_the_results() -> None:
     assert np.array_equal(np.asarray(two.data), vector(8, seed=1))
     assert (type(three), str(three)) == (InputTooLong, str(last))
     assert isinstance(three, InputTooLong) and three.index == 3
-
-
-def test_scores_keep_every_bit_and_their_order() -> None:
-    results: list[ScoreResult | PoolingError] = [
-        ScoreResult(1 / 3, np.zeros(2, dtype=np.int32), 2, 9, False),
-        NumericalError("no"),
-        ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2, num_repeated_tokens=1),
-    ]
-
-    one, two, three = decode_score_results(roundtrip(encode_score_results(Timing(), results), EngineMessage))
-
-    assert isinstance(one, ScoreResult) and isinstance(three, ScoreResult)
-    assert (one.score, one.num_tokens, one.num_input_tokens, one.is_input_count_exact) == (1 / 3, 2, 9, False)
-    assert isinstance(two, NumericalError)
-    assert (three.score, one.num_repeated_tokens, three.num_repeated_tokens) == (5e-324, 0, 1)
 
 
 @pytest.mark.parametrize("error_class", ERROR_CLASSES, ids=lambda error_class: error_class.__name__)
