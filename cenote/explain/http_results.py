@@ -64,7 +64,7 @@ class HttpResults:
 
     @property
     def front_ends(self) -> list[ProcessUsage]:
-        return [process for process in self.processes if process.role in ("front-end", "supervisor and front-end")]
+        return [process for process in self.processes if process.role == "front-end"]
 
     @property
     def engines(self) -> list[ProcessUsage]:

@@ -43,9 +43,10 @@ def read_cpu_times(root_pid: int) -> dict[int, CpuTimes]:
     for pid in pids:  # grows while it is read: the descendants
         pids += [child for child, parent in parents.items() if parent == pid]
     roles = {pid: _read_role(pid) for pid in pids[1:]}
+    root_role = "supervisor" if "engine" in roles.values() else "server"  # --in-process-engine
     times = {}
     for pid in pids:
-        role = _get_root_role(set(roles.values())) if pid == root_pid else roles[pid]
+        role = root_role if pid == root_pid else roles[pid]
         with suppress(OSError):  # it has exited
             seconds = [_read_seconds(PROC / str(pid) / name) for name in ("stat", f"task/{pid}/stat")]
             times[pid] = CpuTimes(role, *seconds)
@@ -63,12 +64,6 @@ def compute_usage(
         us_per_request = 1e6 * total_s / max(1, num_requests)
         usage.append(ProcessUsage(after[pid].role, pid, total_s / seconds, main_s / seconds, us_per_request))
     return sorted(usage, key=lambda process: process.pid)
-
-
-def _get_root_role(child_roles: set[str]) -> str:
-    if "engine" not in child_roles:
-        return "server"  # --in-process-engine
-    return "supervisor" if "front-end" in child_roles else "supervisor and front-end"
 
 
 def _read_parents() -> dict[int, int]:

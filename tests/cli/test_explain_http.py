@@ -17,10 +17,7 @@ STAGES = ["parse", "tokenize", "wire", "queue", "pack", "device", "deliver", "en
 @pytest.mark.parametrize(
     ("flags", "roles"),
     [
-        ((), ["supervisor and front-end", "engine"]),
-        pytest.param(
-            ("--api-server-count", "2"), ["supervisor", "front-end", "front-end", "engine"], marks=pytest.mark.slow
-        ),
+        ((), ["supervisor", "front-end", "engine"]),
         pytest.param(("--in-process-engine", "--api-key", "secret"), ["server"], marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if value else "supervised",
@@ -54,7 +51,7 @@ def test_a_classifier_is_measured_on_the_pooling_route(tmp_path: Path, capsys: p
 
     text = capsys.readouterr().out
     assert "/pooling, float: one text of" in text and "4 connections" in text
-    for word in ("Stages of a request", "Processes", "supervisor and front-end", "Advice", *STAGES):
+    for word in ("Stages of a request", "Processes", "supervisor", "front-end", "Advice", *STAGES):
         assert word in text
 
 

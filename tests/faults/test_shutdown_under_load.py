@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from lab.chaos.scenarios.shutdown import measure_shutdown
 from lab.chaos.session import ChaosOptions
 
@@ -13,9 +11,8 @@ from .conftest import IS_FULL
 from .run import check_figures, run
 
 
-@pytest.mark.parametrize("num_front_ends", [1, 2] if IS_FULL else [2])
-def test_a_shutdown_at_80_percent_load_loses_no_request(num_front_ends: int, options: ChaosOptions) -> None:
+def test_a_shutdown_at_80_percent_load_loses_no_request(options: ChaosOptions) -> None:
     count = 10 if IS_FULL else 1
-    values = check_figures(run(measure_shutdown(replace(options, front_ends=num_front_ends, max_faults=count))))
+    values = check_figures(run(measure_shutdown(replace(options, front_ends=2, max_faults=count))))
 
     assert values["shutdowns"] == count

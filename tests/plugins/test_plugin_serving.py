@@ -18,9 +18,8 @@ from tests.plugins.conftest import TEXTS
 TIMEOUT_S = 90.0
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["single process", "front-ends"])
+@pytest.fixture(scope="module")
 def client(
-    request: pytest.FixtureRequest,
     installed_example: Path,
     default_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -30,7 +29,7 @@ def client(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "cenote", "serve", str(default_folder), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--device", "cpu", "--io-processor-plugin", "near_duplicates", "--api-server-count", request.param]
+    command += ["--device", "cpu", "--io-processor-plugin", "near_duplicates"]
     path = os.pathsep.join([str(installed_example), str(Path(__file__).parents[2])])
     with log.open("w") as log_file:
         server = subprocess.Popen(command, stdout=log_file, stderr=log_file, env=os.environ | {"PYTHONPATH": path})

@@ -18,7 +18,6 @@ import pytest
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.models.test_lora import BERT_TARGETS, save_adapter
-from tests.suite import first_of
 from tests.tiny import tiny_bert
 
 from .failing_device import CRASHED, failing_server
@@ -37,11 +36,11 @@ def adapter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=first_of(["1", "2"]), ids=["one front-end", "two front-ends"])
-def server(adapter_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(adapter_folder: Path) -> Iterator[ServerProcess]:
     server = ServerProcess(
         str(adapter_folder / "model"),
-        *("--dtype", "float32", "--data-parallel-size", "2", "--api-server-count", request.param),
+        *("--dtype", "float32", "--data-parallel-size", "2", "--api-server-count", "2"),
         *("--enable-lora", "--allow-runtime-lora-updating", "--admin-api-key", "ops"),
     )
     server.api_key = "ops"

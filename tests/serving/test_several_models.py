@@ -119,11 +119,11 @@ def start() -> Iterator[Start]:
         yield start
 
 
-@pytest.fixture(scope="module", params=["1", "2"] if IS_FULL else ["2"], ids=lambda count: f"{count} front-ends")
-def three(models: Models, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def three(models: Models) -> Iterator[ServerProcess]:
     """A server with three models; each test leaves them as they were."""
     with starting() as start:
-        yield start("--models", models.write_file(), "--api-server-count", request.param).wait_until_ready()
+        yield start("--models", models.write_file(), "--api-server-count", "2").wait_until_ready()
 
 
 def admin(client: httpx.Client, action: str, **body: Any) -> dict[str, Any]:
