@@ -24,7 +24,7 @@ from typing import IO, Any, NoReturn
 
 from cenote.api.background_load import import_engine
 from cenote.api.front_ends import front_end, remote_engine
-from cenote.api.supervisor import front_end_handle
+from cenote.api.supervisor import front_end_child
 from cenote.api.supervisor.engine_launcher import EngineLauncher, ForkedProcess
 from cenote.api.wire.launcher_socket import READY
 from cenote.utils.child_process import exit_with_parent, set_child_subreaper
@@ -124,7 +124,7 @@ def run_server(request: dict[str, Any], stderr: int, requests: socket.socket) ->
     signal.signal(signal.SIGINT, signal.default_int_handler)
     adopt_launcher(*fork_child(run_launcher))
     _, front_ends = fork_child(fork_front_ends)
-    front_end_handle.spawn_front_end = lambda fds: ask_for_front_end(front_ends, fds)  # type: ignore[assignment]
+    front_end_child.spawn_front_end = lambda fds: ask_for_front_end(front_ends, fds)  # type: ignore[assignment]
     argv = request["argv"]
     sys.argv = ["cenote", *argv]
     set_command_line([sys.executable, "-m", "cenote", *argv])

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
+from cenote.api.supervisor.child import ChildProcess
 from cenote.api.wire.launcher_socket import READY, send_files
 from cenote.utils.child_process import set_child_subreaper
 from cenote.utils.fork import PROCESS_ID
@@ -29,19 +29,6 @@ IMPORT_TIMEOUT_S, FORK_TIMEOUT_S = 60.0, 5.0
 # the launcher exits when it was not needed for so long: it holds about 70 MB that are not shared with an engine
 IDLE_TIMEOUT_S = 600.0
 RETRY_S = 300.0  # after a failure of the launcher, engine processes start without it for so long
-
-
-class ChildProcess(Protocol):
-    """An engine process: a subprocess.Popen or a ForkedProcess."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """Return the exit code as subprocess.Popen does; None if the process runs."""
-        ...
-
-    def kill(self) -> None: ...
 
 
 class ForkedProcess:

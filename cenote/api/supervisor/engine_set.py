@@ -6,12 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from cenote.api.supervisor.engine_handle import EngineHandle
-from cenote.api.supervisor.engine_manager import EngineManager
+from cenote.api.supervisor.engine_child import EngineChild
+from cenote.api.wire.channel import Channel
+from cenote.api.wire.control_messages import ChangeAdapter, EngineToSupervisor
+from cenote.api.wire.messages import Call
 from cenote.config.model_table import ModelEntry
 from cenote.errors import EngineStopped, NotReady, PoolingError, UnknownModel, make_exited_error
 from cenote.protocol.engine import EngineStatus
@@ -26,10 +29,10 @@ STATUS_ORDER: tuple[EngineStatus, ...] = ("ready", "restarting", "loading", "fai
 
 class EngineSet:
     def __init__(
-        self, entry: ModelEntry, managers: Sequence[EngineManager], slot: int, adapters: Mapping[str, str] | None = None
+        self, entry: ModelEntry, children: Sequence[EngineChild], slot: int, adapters: Mapping[str, str] | None = None
     ) -> None:
         self.entry = entry  # the first that uses it
-        self.managers = managers
+        self.children = children
         self.slot = slot  # of the counters of admission
         self.started_at = time.monotonic()
         self.model_info = b""  # as JSON, once an engine has loaded the model
@@ -41,11 +44,11 @@ class EngineSet:
 
     @property
     def engine_ids(self) -> tuple[int, ...]:
-        return tuple(manager.engine_id for manager in self.managers)
+        return tuple(child.engine_id for child in self.children)
 
     @property
     def status(self) -> EngineStatus:
-        statuses = {manager.status for manager in self.managers}
+        statuses = {child.status for child in self.children}
         return next(status for status in STATUS_ORDER if status in statuses)
 
     @property
@@ -53,19 +56,19 @@ class EngineSet:
         """Why the engines do not answer, and since when as Unix time; "" and 0.0 while one of them does."""
         if self.status == "ready":
             return "", 0.0
-        manager = next(manager for manager in self.managers if manager.status == self.status)
-        return manager.reason, max(manager.since for manager in self.managers)
+        child = next(child for child in self.children if child.status == self.status)
+        return child.reason, max(child.since for child in self.children)
 
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None
 
     def measure_memory(self) -> int:
-        return sum(manager.measure_memory() for manager in self.managers)
+        return sum(child.measure_memory() for child in self.children)
 
     def on_ready(self, model_info: bytes) -> None:
         """One of the engines has loaded the model."""
         self.model_info = model_info
-        if all(manager.has_been_ready for manager in self.managers) and not self.loaded.done():
+        if all(child.has_been_ready for child in self.children) and not self.loaded.done():
             self.loaded.set_result(None)
 
     def on_failed(self, error: Exception) -> None:
@@ -85,11 +88,11 @@ class EngineSet:
                 raise failures[0]
             if None not in errors:
                 raise make_exited_error()
-            loaded = next(manager.adapters for manager in self.managers if manager.adapters is not None)
+            loaded = next(child.adapters for child in self.children if child.adapters is not None)
             self.requested_adapters = set_path(self.requested_adapters, name, path)
-            for manager in self.managers:
-                manager.adapters = set_path(loaded, name, path)
-                (manager.changed_adapters.discard if path is None else manager.changed_adapters.add)(name)
+            for child in self.children:
+                child.adapters = set_path(loaded, name, path)
+                (child.changed_adapters.discard if path is None else child.changed_adapters.add)(name)
 
     async def follow(self, requested: Mapping[str, str]) -> None:
         """Change the adapters that requests have changed at other engines of the model since these were started."""
@@ -102,26 +105,23 @@ class EngineSet:
 
     async def _change_everywhere(self, name: str, path: str | None, in_place: bool) -> list[BaseException | None]:
         """Change an adapter at all engine processes that have loaded the model, and return the errors."""
-        engines: list[EngineHandle] = []
+        channels: list[Channel[EngineToSupervisor]] = []
         errors: list[BaseException | None] = []
-        # one that has loaded the model during the change got the adapters of before
-        while added := [engine for engine in self._list_loaded() if engine not in engines]:
-            engines += added
-            calls = (engine.change_adapter(name, path, in_place) for engine in added)
-            errors += await asyncio.gather(*calls, return_exceptions=True)
+        # a process that has loaded the model during the change got the adapters of before
+        while added := [channel for channel in self._list_loaded() if channel not in channels]:
+            channels += added
+            errors += await call_all(added, ChangeAdapter(name, path, in_place))
         has_failed = any(error is not None and not isinstance(error, EngineStopped) for error in errors)
         if has_failed and path is not None and not in_place:
-            loaded = [engine for engine, error in zip(engines, errors, strict=True) if error is None]
-            calls = (engine.change_adapter(name, None, False) for engine in loaded)
-            await asyncio.gather(*calls, return_exceptions=True)
+            loaded = [channel for channel, error in zip(channels, errors, strict=True) if error is None]
+            await call_all(loaded, ChangeAdapter(name, None, False))
         return errors
 
-    def _list_loaded(self) -> list[EngineHandle]:
-        engines = [manager.engine for manager in self.managers]
-        return [engine for engine in engines if engine is not None and engine.is_loaded and engine.control.is_open]
+    def _list_loaded(self) -> list[Channel[EngineToSupervisor]]:
+        return [child.channel for child in self.children if child.is_ready and child.channel.is_open]
 
     async def collect_metrics(self) -> list[MetricFamily]:
-        families = await asyncio.gather(*(manager.collect_metrics() for manager in self.managers))
+        families = await asyncio.gather(*(child.collect_metrics() for child in self.children))
         if len(families) == 1:
             return families[0]
         return merge_families(
@@ -132,10 +132,16 @@ class EngineSet:
         """End the engine processes."""
         self.is_stopping = True
         self.on_failed(NotReady(f"the model {self.entry.name} is being unloaded; retry shortly"))
-        await asyncio.gather(*(manager.stop() for manager in self.managers))
+        await asyncio.gather(*(child.stop() for child in self.children))
 
 
 def set_path(adapters: Mapping[str, str], name: str, path: str | None) -> dict[str, str]:
     """Return a copy of the adapters, path by name, with one that is loaded from `path`, or unloaded if that is None."""
     others = {key: value for key, value in adapters.items() if key != name}
     return others if path is None else {**others, name: path}
+
+
+async def call_all(channels: Sequence[Channel[Any]], call: Call[Any]) -> list[BaseException | None]:
+    """Return the errors of a call to several processes; None where it was answered."""
+    results = await asyncio.gather(*(channel.call(call) for channel in channels), return_exceptions=True)
+    return [result if isinstance(result, BaseException) else None for result in results]

@@ -72,7 +72,7 @@ def measure_used(sets: Iterable[EngineSet]) -> Memory:
 
 
 def measure(engines: EngineSet) -> Memory:
-    device = sum(0 if manager.engine is None else manager.engine.device_bytes for manager in engines.managers)
+    device = sum(child.device_bytes for child in engines.children)
     return Memory(engines.measure_memory() - device, device)
 
 
@@ -80,7 +80,7 @@ def estimate(entry: ModelEntry, sets: Iterable[EngineSet]) -> Memory:
     """Return what a model will use: its weights, and as much besides as the loaded ones."""
     weights = estimate_weights(entry)
     besides = [
-        measure(engines).host // len(engines.managers) - estimate_weights(engines.entry)
+        measure(engines).host // len(engines.children) - estimate_weights(engines.entry)
         for engines in sets
         if engines.model_info and not is_on_gpu(engines.entry)
     ]

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
 from cenote.api.model_admin import ModelRow
+from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
-from cenote.api.supervisor.engine_manager import EngineManager
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.memory_keeper import MemoryKeeper
 from cenote.api.supervisor.replica_plan import plan_replicas
@@ -260,18 +260,18 @@ class ModelManager:
         """Start the engine processes of an entry, which load these adapters, too."""
         plans = plan_replicas(entry.config)
         name = entry.name if len(self.rows) > 1 else ""
-        managers = []
+        children = []
         for index, plan in enumerate(plans):
             config = encode_engine_config(plan.config)
             init = EngineInit(self.settings, config, dict(adapters or {}), cpus=plan.cpus, num_threads=plan.num_threads)
             label = f"{name or 'the model'}, replica {index}" if len(plans) > 1 else name
-            managers.append(
-                EngineManager(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.launcher, label)
+            children.append(
+                EngineChild(next(self._engine_ids), init, entry.config.step_timeout_s, self, self.launcher, label)
             )
-        engines = EngineSet(entry, managers, self._allocate_slot(), adapters)
+        engines = EngineSet(entry, children, self._allocate_slot(), adapters)
         self.sets.append(engines)
-        for manager in managers:
-            manager.start()
+        for child in children:
+            child.start()
         return engines
 
     def _allocate_slot(self) -> int:
@@ -316,9 +316,9 @@ class ModelManager:
         """Tell the front-ends the state of all models."""
         self.front_ends.set_models(ModelStates([row.make_state() for row in self.rows.values()]))
 
-    def find_manager(self, engine_id: int) -> EngineManager | None:
-        managers = [manager for engines in self.sets for manager in engines.managers]
-        return next((manager for manager in managers if manager.engine_id == engine_id), None)
+    def find_child(self, engine_id: int) -> EngineChild | None:
+        children = [child for engines in self.sets for child in engines.children]
+        return next((child for child in children if child.engine_id == engine_id), None)
 
     def find_name(self, engine_id: int) -> str:
         """Return the name of the model of an engine, for metrics."""
@@ -328,33 +328,32 @@ class ModelManager:
     def find_set_name(self, engines: EngineSet) -> str:
         return next((row.name for row in self.rows.values() if row.engines is engines), engines.entry.name)
 
-    # calls of EngineManager
+    # calls of EngineChild
 
-    def on_engine_started(self, manager: EngineManager) -> None:
-        self.front_ends.connect_engine(manager.engine_id)
+    def on_engine_started(self, child: EngineChild) -> None:
+        self.front_ends.connect_engine(child.engine_id)
 
-    def on_engine_ready(self, manager: EngineManager, model_info: bytes) -> None:
-        engines = self._find_set(manager)
-        if manager.init.engine_number or len(engines.managers) > 1:
-            pid = 0 if manager.engine is None else manager.engine.pid
-            again = " again" if manager.init.engine_number else ""
-            logger.info("the engine%s is ready%s (process %d)", manager.name, again, pid)
+    def on_engine_ready(self, child: EngineChild, model_info: bytes) -> None:
+        engines = self._find_set(child)
+        if child.init.engine_number or len(engines.children) > 1:
+            again = " again" if child.init.engine_number else ""
+            logger.info("the engine%s is ready%s (process %d)", child.name, again, child.pid)
         engines.on_ready(model_info)
         self.send_models()
 
     def on_engine_exited(self, exited: EngineExited) -> None:
         self.front_ends.report_exit(exited)
 
-    def on_engine_status(self, manager: EngineManager, reason: str) -> None:
-        self.front_ends.set_engine_state(EngineState(manager.engine_id, manager.status, reason))
-        if manager.status != "ready":
+    def on_engine_status(self, child: EngineChild, reason: str) -> None:
+        self.front_ends.set_engine_state(EngineState(child.engine_id, child.status, reason))
+        if child.status != "ready":
             self.send_models()  # with the reason, and since when
 
-    def on_engine_failed(self, manager: EngineManager, error: Exception) -> None:
-        self._find_set(manager).on_failed(error)
+    def on_engine_failed(self, child: EngineChild, error: Exception) -> None:
+        self._find_set(child).on_failed(error)
 
-    def _find_set(self, manager: EngineManager) -> EngineSet:
-        return next(engines for engines in self.sets if manager in engines.managers)
+    def _find_set(self, child: EngineChild) -> EngineSet:
+        return next(engines for engines in self.sets if child in engines.children)
 
 
 def list_handed_over(engines: EngineSet, entry: ModelEntry) -> dict[str, str]:

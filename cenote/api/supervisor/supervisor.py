@@ -102,9 +102,9 @@ class Supervisor:
         await self.models.stop()
 
     def _add_engine_link(self, engine_id: int, link: socket.socket) -> None:
-        manager = self.models.find_manager(engine_id)
-        assert manager is not None, "links are made for engines that run"
-        manager.add_link(link)
+        child = self.models.find_child(engine_id)
+        assert child is not None, "links are made for engines that run"
+        child.add_link(link, engine_id)
 
     def _on_all_ready(self) -> None:
         if not self._stop_requested.is_set():

@@ -11,30 +11,35 @@ import pytest
 
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.model_manager import ModelManager, list_handed_over
+from cenote.api.wire.control_messages import ChangeAdapter
+from cenote.api.wire.messages import Done
 from cenote.errors import BadRequest, EngineStopped, PoolingError, UnknownModel, make_exited_error
 
 Change = tuple[str, str | None, bool]
 
 
 class Replica:
-    """An engine process and its manager."""
+    """An engine process and its channel."""
+
+    is_open = True
 
     def __init__(self, *, is_loaded: bool = True, error: PoolingError | None = None) -> None:
-        self.engine, self.control = self, SimpleNamespace(is_open=True)
-        self.is_loaded = is_loaded
+        self.channel = self
+        self.is_ready = is_loaded
         self.error = error
         self.adapters = {"first": "/first"}
         self.changed_adapters: set[str] = set()
         self.changes: list[Change] = []
         self.on_change: Callable[[], Awaitable[None]] | None = None
 
-    async def change_adapter(self, name: str, path: str | None, in_place: bool) -> None:
+    async def call(self, change: ChangeAdapter) -> Done:
         on_change = self.on_change
-        self.changes.append((name, path, in_place))
+        self.changes.append((change.name, change.path, change.in_place))
         if on_change is not None:
             await on_change()
         if self.error is not None:
             raise self.error
+        return Done()
 
 
 def run_change(replicas: list[Replica], *change: Any) -> None:
@@ -59,7 +64,7 @@ def test_a_replica_that_becomes_ready_during_a_change_makes_it_as_well() -> None
     replicas = [Replica(), Replica(is_loaded=False)]
 
     async def load_other() -> None:
-        replicas[1].is_loaded = True
+        replicas[1].is_ready = True
 
     replicas[0].on_change = load_other
     run_change(replicas, "first", None, False)

@@ -15,7 +15,7 @@ import pytest
 
 from cenote.api.admission.counters import Counters, make_counters_file
 from cenote.api.server_context import ServerContext
-from cenote.api.supervisor import front_end_handle as handle
+from cenote.api.supervisor import child, front_end_child, restart_policy
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.wire import heartbeat
@@ -26,7 +26,6 @@ from cenote.errors import PoolingError
 from .stub_engine import encode_frame
 
 Spawned = subprocess.Popen[bytes]
-STARTING = "STARTING_TIMEOUT_S"
 
 
 def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], None]) -> FrontEndManager:
@@ -47,7 +46,7 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
 
 
 async def wait_until_listening(front_ends: FrontEndManager) -> None:
-    while not any(front_end.is_listening for front_end in front_ends.running.values()):
+    while not any(front_end.is_ready for front_end in front_ends.running):
         await asyncio.sleep(0.01)
 
 
@@ -63,8 +62,8 @@ def make_spawn(code: str) -> Any:
 
 def make_front_ends(monkeypatch: pytest.MonkeyPatch, code: str) -> FrontEndManager:
     """Return the manager of one front-end process that runs `code`."""
-    monkeypatch.setattr(handle, "spawn_front_end", make_spawn(code))
-    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
+    monkeypatch.setattr(front_end_child, "spawn_front_end", make_spawn(code))
+    monkeypatch.setattr(front_end_child, "EXIT_MARGIN_S", 0.2)
     settings = ServerConfig(api_server_count=1, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
     return make_manager(settings, lambda error: None)
 
@@ -81,11 +80,12 @@ while True:
     time.sleep(0.05)
 """
 IDLE = LISTENS + "stage = since = 0" + BEATS
+DISCONNECTED = LISTENS + "stage = since = 0\nchannel.close()" + BEATS
 BLOCKED = LISTENS + "stage, since = 5, time.monotonic()" + BEATS
 
 
 def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "spawn_front_end", make_spawn("raise SystemExit(3)"))
+    monkeypatch.setattr(front_end_child, "spawn_front_end", make_spawn("raise SystemExit(3)"))
     failures: list[BaseException] = []
 
     async def start() -> None:
@@ -111,18 +111,18 @@ def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_proce
 ) -> None:
     attempts: list[float] = []
     failures: list[BaseException] = []
-    monkeypatch.setattr(manager, "MIN_RESTART_DELAY_S", 0.02)
+    monkeypatch.setattr(restart_policy, "MIN_RESTART_DELAY_S", 0.02)
 
     def refuse(fds: Sequence[int]) -> Spawned:
         attempts.append(time.monotonic())
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(handle, "spawn_front_end", refuse)
+    monkeypatch.setattr(front_end_child, "spawn_front_end", refuse)
 
     async def start() -> None:
         front_ends = make_manager(ServerConfig(api_server_count=1), failures.append)
         front_ends.start()
-        while len(attempts) < manager.MAX_START_ATTEMPTS + 2:
+        while len(attempts) < front_end_child.MAX_START_FAILURES + 2:
             await asyncio.sleep(0.01)
         await front_ends.drain()
 
@@ -133,8 +133,8 @@ def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_proce
 
 
 def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
-    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
+    monkeypatch.setattr(front_end_child, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
+    monkeypatch.setattr(front_end_child, "EXIT_MARGIN_S", 0.2)
     processes: list[subprocess.Popen[bytes]] = []
 
     async def start() -> None:
@@ -143,7 +143,7 @@ def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.Mo
         front_ends.start()
         while len(front_ends.running) < 2:
             await asyncio.sleep(0.01)
-        processes.extend(front_end.process for front_end in front_ends.running.values())
+        processes.extend(front_end.process for front_end in front_ends.running)
         await front_ends.drain()
 
     asyncio.run(start())
@@ -158,19 +158,17 @@ def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyP
         spawned.append(len(spawned))
         return make_spawn(IDLE if len(spawned) == 1 else "raise SystemExit(3)")(fds)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(handle, "spawn_front_end", spawn)
-    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
+    monkeypatch.setattr(front_end_child, "spawn_front_end", spawn)
+    monkeypatch.setattr(front_end_child, "EXIT_MARGIN_S", 0.2)
     failures: list[BaseException] = []
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
         front_ends = make_manager(settings, failures.append)
         front_ends.start()
-        while len(spawned) < manager.MAX_START_ATTEMPTS + 3:
+        while len(spawned) < front_end_child.MAX_START_FAILURES + 3:
             await asyncio.sleep(0.01)
-        assert [front_end.is_listening for front_end in front_ends.running.values() if front_end.front_end_id == 1] == [
-            True
-        ]
+        assert [front_end.is_ready for front_end in front_ends.running if front_end.front_end_id == 1] == [True]
         await front_ends.drain()
 
     asyncio.run(start())
@@ -183,14 +181,17 @@ def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyP
         (LISTENS + "time.sleep(600)", "gave no sign of life for 1.* s and was killed"),
         (BLOCKED, "had its event loop blocked for 1.* s and was killed"),
         ("import time; time.sleep(600)", "gave no sign of life for 1.* s and was killed"),
+        (DISCONNECTED, "it closed its channel and was killed"),
     ],
-    ids=["stopped", "blocked", "never begins"],
+    ids=["stopped", "blocked", "never begins", "disconnected"],
 )
 def test_a_front_end_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str, reason: str
 ) -> None:
-    for module, name in ((heartbeat, "HEARTBEAT_TIMEOUT_S"), (heartbeat, "LOOP_TIMEOUT_S"), (manager, STARTING)):
-        monkeypatch.setattr(module, name, 1.0)
+    for name in ("HEARTBEAT_TIMEOUT_S", "LOOP_TIMEOUT_S"):
+        monkeypatch.setattr(heartbeat, name, 1.0)
+    monkeypatch.setattr(front_end_child, "STARTING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(child, "EXIT_MARGIN_S", 0.1)
 
     async def run() -> None:
         front_ends = make_front_ends(monkeypatch, code)
@@ -200,7 +201,7 @@ def test_a_front_end_that_hangs_is_replaced(
         (first,) = re.findall(r"front-end 1 \(process (\d+)\)", caplog.text)
         while not front_ends.running:
             await asyncio.sleep(0.01)
-        assert front_ends.running[1].process.pid != int(first)
+        assert front_ends.running[0].process.pid != int(first)
         await front_ends.drain()
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -214,7 +215,7 @@ def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch)
         front_ends.start()
         await wait_until_listening(front_ends)
         await asyncio.sleep(1.5)
-        is_alive = front_ends.running[1].process.poll() is None
+        is_alive = front_ends.running[0].process.poll() is None
         await front_ends.drain()
         return is_alive
 
@@ -233,13 +234,13 @@ def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypat
         front_ends.set_engine_state(EngineState(7, "ready", ""))
         with monkeypatch.context() as without_descriptors:
             without_descriptors.setattr(manager, "make_link", refuse_link)
-            front_ends.reconnect(front_ends.running[1], 7)
+            front_ends.reconnect(front_ends.running[0], 7)
             await asyncio.sleep(0.05)
             assert not links
         while not links:
             await asyncio.sleep(0.01)
         front_ends.set_engine_state(EngineState(7, "restarting", ""))
-        front_ends.reconnect(front_ends.running[1], 7)
+        front_ends.reconnect(front_ends.running[0], 7)
         assert links == [7]
         front_ends.set_engine_state(EngineState(7, "ready", ""))
         assert links == [7, 7]
@@ -261,7 +262,7 @@ def test_an_engine_is_released_when_the_front_end_that_uses_it_has_exited(monkey
             await asyncio.wait_for(front_ends.release_engine(7), 0.01)
         releasing = asyncio.create_task(front_ends.release_engine(7))
         await asyncio.sleep(0)
-        front_ends.running[1].process.kill()
+        front_ends.running[0].process.kill()
         await asyncio.wait_for(releasing, 30)
         await front_ends.drain()
 

@@ -41,7 +41,7 @@ def get_status(models: ModelManager) -> str:
 
 def count_starts(models: ModelManager) -> int:
     (engines,) = models.sets
-    return engines.managers[0].init.engine_number
+    return engines.children[0].init.engine_number
 
 
 def test_a_model_whose_source_is_away_for_long_is_loaded_again_when_it_is_back(tmp_path: Path) -> None:

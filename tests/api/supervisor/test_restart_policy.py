@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from cenote.api.supervisor import restart_policy
-from cenote.api.supervisor.restart_policy import MAX_FAILURES, MAX_RESTART_DELAY_S, EngineExit, RestartPolicy
+from cenote.api.supervisor.restart_policy import MAX_FAILURES, MAX_RESTART_DELAY_S, ChildExit, RestartPolicy
 from cenote.api.wire.device_table import OnDevice
 
-SHARED = EngineExit(on_device=OnDevice([(1, 0), (2, 0)], False, 10))
-ALONE = EngineExit(on_device=OnDevice([(1, 0)], True, 0))
-BROKEN = EngineExit(on_device=OnDevice([(1, 0)], False, 0))  # its first batch
-BEFORE_LOADED = EngineExit(is_loaded=False)
-SURROUNDINGS = EngineExit(is_loaded=False, is_external=True)
+SHARED = ChildExit(on_device=OnDevice([(1, 0), (2, 0)], False, 10))
+ALONE = ChildExit(on_device=OnDevice([(1, 0)], True, 0))
+BROKEN = ChildExit(on_device=OnDevice([(1, 0)], False, 0))  # its first batch
+BEFORE_LOADED = ChildExit(is_ready=False)
+SURROUNDINGS = ChildExit(is_ready=False, is_external=True)
 
 
-def after(*exits: EngineExit) -> RestartPolicy:
+def after(*exits: ChildExit) -> RestartPolicy:
     policy = RestartPolicy()
     for exit_ in exits:
         policy.on_exit(exit_)
@@ -40,7 +40,7 @@ def test_an_engine_that_finishes_no_batch_fails_by_itself_whatever_the_inputs() 
 
 def test_what_the_surroundings_do_never_counts() -> None:
     assert not after(*[SURROUNDINGS] * 50).is_crash_loop
-    assert not after(*[SURROUNDINGS, EngineExit(is_external=True)] * 50).is_crash_loop
+    assert not after(*[SURROUNDINGS, ChildExit(is_external=True)] * 50).is_crash_loop
 
 
 def test_failures_count_in_any_time_until_one_has_loaded_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,19 @@
-"""Who is to blame for the exit of an engine process."""
+"""Who is to blame for the exit of a process."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cenote.api.supervisor import engine_handle
-from cenote.api.supervisor.engine_handle import EngineHandle
+from cenote.api.supervisor import child
+from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
+from cenote.api.wire.control_messages import EngineInit
+from cenote.config.server import ServerConfig
 from cenote.errors import LoadError
 
 
@@ -35,13 +38,15 @@ def test_the_surroundings_are_told_from_the_engine_itself(
     is_external: bool,
     is_external_at_first: bool,
 ) -> None:
-    monkeypatch.setattr(engine_handle, "count_oom_kills", lambda: num_oom_kills)
+    monkeypatch.setattr(child, "count_oom_kills", lambda: num_oom_kills)
 
     async def ask(has_been_ready: bool) -> bool:
-        engine = EngineHandle(EngineLauncher(), lambda engine: None)
+        init = EngineInit(ServerConfig(), b"", {})
+        engine = EngineChild(1, init, 60.0, SimpleNamespace(), EngineLauncher())  # type: ignore[arg-type]
+        engine.has_been_ready = has_been_ready
         for name, value in facts.items():
             setattr(engine, name, value)
-        return engine.is_caused_by_surroundings(code, has_been_ready)
+        return engine.is_caused_by_surroundings(code)
 
     assert asyncio.run(ask(has_been_ready=True)) == is_external
     assert asyncio.run(ask(has_been_ready=False)) == is_external_at_first
