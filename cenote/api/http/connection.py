@@ -30,6 +30,7 @@ from cenote.api.http.response_head import HTTP_VERSION
 from cenote.api.http.server_state import ServerState
 
 HEADERS_TIMEOUT_S = 10.0  # from the first byte of the headers to the last
+SLOW_HEADERS_S = 1.0  # a connection whose headers take longer is given up when another one finds no room
 BODY_RATE_WINDOW_S = 10.0
 MIN_BODY_RATE = 1024  # bytes per second, averaged over each window
 # seconds to keep reading after the last response: closing at once could discard it before the client reads it
@@ -83,6 +84,7 @@ class HttpConnection(FlowControl):
         self.final_error: ProtocolError | None = None  # to send after the responses of the requests before it
         self.timer = DeadlineTimer(self.loop, self._on_timeout)
         self.timed_phase: Phase | None = None  # phase of the current request that the timer is set for
+        self.timed_since = 0.0  # time of the event loop at which that phase was found incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast("asyncio.Transport", transport)
@@ -191,7 +193,7 @@ class HttpConnection(FlowControl):
         if self.overhead_bytes > MAX_HEADER_BYTES:
             self._reject(headers_too_large_error())
         elif self.timed_phase is not self.phase:
-            self.timed_phase, self.window_bytes = self.phase, 0
+            self.timed_phase, self.window_bytes, self.timed_since = self.phase, 0, self.loop.time()
             self.timer.set(HEADERS_TIMEOUT_S if self.phase is HEADERS else BODY_RATE_WINDOW_S)
 
     def on_message_begin(self) -> None:
@@ -316,6 +318,12 @@ class HttpConnection(FlowControl):
     def is_new(self) -> bool:
         """Whether the client has sent nothing yet."""
         return self.phase is NEW
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the client, which waits for no response, takes long for the headers of a request."""
+        is_receiving = self.active is None and self.phase is HEADERS and self.timed_phase is HEADERS
+        return is_receiving and self.loop.time() - self.timed_since > SLOW_HEADERS_S
 
     def shutdown(self) -> None:
         """Accept no new request, but finish those being received or processed."""

@@ -41,14 +41,19 @@ class ServerState:
     def close_idle_connection(self) -> bool:
         """Close a connection without a request in favour of another one; return whether there was one.
 
-        The oldest of those that have never sent a request is the first: the client of another one may be about to send.
+        The oldest of those that have never sent anything is the first, then of those that send headers slowly; the
+        client of another one may be about to send.
         """
-        found: HttpConnection | None = None
+        new = slow = idle = None
         for connection in self.connections:
-            if connection.is_idle and (found is None or connection.is_new):
-                found = connection
-                if connection.is_new:
-                    break
+            if connection.is_new:
+                new = connection
+                break
+            if slow is None and connection.is_slow:
+                slow = connection
+            if idle is None and connection.is_idle:
+                idle = connection
+        found = new or slow or idle
         if found is None:
             return False
         found.transport.abort()  # there is nothing to send, and TLS would wait for an answer

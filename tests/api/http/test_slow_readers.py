@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -16,6 +16,11 @@ from cenote.api.http.server_state import ServerState
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 LARGE = 30_000_000
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
 
 
 @asynccontextmanager
@@ -89,12 +94,8 @@ def test_a_client_that_reads_steadily_gets_all(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_connection_that_has_never_sent_a_request_is_closed_before_one_that_waits_for_its_next() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
-
     async def run() -> None:
-        async with serve(ServerState(app, max_connections=3)) as address:
+        async with serve(ServerState(answer, max_connections=3)) as address:
             used, silent, later = [await asyncio.open_connection(*address) for _ in range(3)]
             used[1].write(REQUEST)
             await used[0].readuntil(b"\r\n\r\nok")
@@ -107,6 +108,34 @@ def test_a_connection_that_has_never_sent_a_request_is_closed_before_one_that_wa
                 assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200 ")
                 writer.close()
             silent[1].close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_above_the_limit_replaces_one_that_sends_its_headers_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cenote.api.http.connection.SLOW_HEADERS_S", 0.05)
+
+    async def run() -> None:
+        async with serve(ServerState(answer, max_connections=2)) as address:
+            used, slow = [await asyncio.open_connection(*address) for _ in range(2)]
+            used[1].write(REQUEST)
+            await used[0].readuntil(b"\r\n\r\nok")
+            slow[1].write(REQUEST[:-4])
+            await asyncio.sleep(0.2)
+            slow[1].write(REQUEST[-4:-2])
+
+            new = await asyncio.open_connection(*address)
+            new[1].write(REQUEST)
+            assert (await asyncio.wait_for(new[0].readuntil(b"\r\n\r\nok"), 10)).startswith(b"HTTP/1.1 200 ")
+
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(slow[0].read(), 10) == b""
+            used[1].write(REQUEST)
+            assert (await used[0].readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200 ")
+            for _, writer in (used, slow, new):
+                writer.close()
 
     asyncio.run(run())
 
