@@ -11,6 +11,8 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.sparse import SparseBody
+from cenote.api.sparse_response import TaskAnswers
+from cenote.protocol.params import TASKS
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
@@ -166,6 +168,10 @@ def test_joined_tasks_return_results_by_task_name(bge_m3: LLM) -> None:
             else:
                 np.testing.assert_allclose(one["data"][task], other["data"], atol=1e-5)
     assert together[0]["data"].keys() == set(tasks)
+
+
+def test_every_task_has_a_field_in_the_result_of_joined_tasks() -> None:
+    assert TaskAnswers.__struct_fields__ == TASKS
 
 
 def test_a_joined_task_that_the_model_lacks_is_refused(bge_m3: LLM) -> None:

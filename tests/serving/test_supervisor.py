@@ -74,6 +74,7 @@ def test_a_stopped_engine_is_noticed_and_replaced(server: ServerProcess) -> None
 
 def test_a_killed_front_end_costs_only_the_requests_in_it(server: ServerProcess) -> None:
     (killed,) = server.front_ends()
+    engine = engine_pid(server)
     outcomes: list[tuple[float, int | Exception]] = []
     done = threading.Event()
 
@@ -98,6 +99,7 @@ def test_a_killed_front_end_costs_only_the_requests_in_it(server: ServerProcess)
 
     broken = [started_at for started_at, outcome in outcomes if outcome != 200]
     assert len(broken) <= 4 and all(started_at < killed_at + 0.1 for started_at in broken)
+    assert engine_pid(server) == engine and is_alive(server.process.pid)
     assert "exited with SIGKILL" in server.output
 
 
