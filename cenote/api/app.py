@@ -260,6 +260,8 @@ async def read_body(receive: Receive, max_bytes: int, admission: RequestAdmissio
         if size > SMALL_BYTES:
             admission.hold(size - admission.held_bytes)
         if not message.get("more_body", False):
+            if size > MAX_INLINE_BYTES:
+                return await run_in_parser_thread(b"".join, parts)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

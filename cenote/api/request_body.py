@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import utf_8_decode
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -30,7 +31,8 @@ MAX_CONTAINERS = 128 * 1024
 # Bytes of the objects that are made of a body, by the characters that say how many there are: a number or other value
 # and its place in a list; half of a text; a key's place in an object; a list; an object.
 OBJECT_BYTES: Mapping[bytes, int] = {b",": 40, b'"': 28, b":": 70, b"[": 64, b"{": 200}
-SLICE_BYTES = 4 * 1024**2  # of a body, whose strings are removed at once
+# of a body, whose characters are counted and whose strings are removed at once: other threads wait meanwhile
+SLICE_BYTES = 1024**2
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
 NULL_JSON = msgspec.Raw(b"null")
 JsonType = Literal["string", "number", "boolean", "array", "object"]
@@ -74,23 +76,43 @@ def check_raw_body(raw: bytes) -> int:
     """
     if raw.startswith(BYTE_ORDER_MARK):
         raise invalid_json_error("the body starts with a byte order mark, which is invalid in JSON")
-    try:
-        _ = raw.isascii() or raw.decode()
-    except UnicodeDecodeError as error:
-        raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    if not raw.isascii():
+        check_utf8(raw)
     num_bytes = estimate_objects(raw)
-    is_text = num_bytes <= 2 * len(raw) and _count_chars(raw, b"[{") <= MAX_CONTAINERS
+    is_text = num_bytes <= 2 * len(raw) and count_char(raw, b"[") + count_char(raw, b"{") <= MAX_CONTAINERS
     if len(raw) <= SMALL_BYTES or is_text:
         return num_bytes
     structure = strip_strings(raw)  # texts may have as many of these characters
-    for chars, limit, name in ((b",", MAX_VALUES, "values"), (b"[{", MAX_CONTAINERS, "lists and objects")):
-        if (count := _count_chars(structure, chars)) > limit:
+    num_containers = count_char(structure, b"[") + count_char(structure, b"{")
+    for count, limit, name in (
+        (count_char(structure, b","), MAX_VALUES, "values"),
+        (num_containers, MAX_CONTAINERS, "lists and objects"),
+    ):
+        if count > limit:
             raise BodyTooLarge(f"the body has {count:,} {name}, limit {limit:,}; split the request", param="body")
     return estimate_objects(structure)
 
 
+def check_utf8(raw: bytes) -> None:
+    """Raise unless the bytes are UTF-8; in slices, between which other threads get the interpreter."""
+    start, view = 0, memoryview(raw)
+    while start < len(raw):
+        end = start + SLICE_BYTES
+        try:
+            start += utf_8_decode(view[start:end], "strict", end >= len(raw))[1]
+        except UnicodeDecodeError as error:
+            position = start + error.start
+            raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {position}") from None
+
+
 def estimate_objects(raw: bytes) -> int:
-    return sum([raw.count(char) * num_bytes for char, num_bytes in OBJECT_BYTES.items()])
+    return sum([count_char(raw, char) * num_bytes for char, num_bytes in OBJECT_BYTES.items()])
+
+
+def count_char(raw: bytes, char: bytes) -> int:
+    if len(raw) <= SLICE_BYTES:
+        return raw.count(char)
+    return sum([raw.count(char, start, start + SLICE_BYTES) for start in range(0, len(raw), SLICE_BYTES)])
 
 
 def strip_strings(raw: bytes) -> bytes:
@@ -98,9 +120,11 @@ def strip_strings(raw: bytes) -> bytes:
     parts, start, is_open = [], 0, False
     while start < len(raw):
         end = start + SLICE_BYTES
-        if raw[end - 1 : end] == b"\\":  # a slice ends behind an escape sequence
-            end = len(raw) - len(raw[end:].lstrip(b"\\")) + 1
-        unescaped = raw[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        part = raw[start:end]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the first half of an escape sequence
+            end += 1
+            part = raw[start:end]
+        unescaped = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         chars = np.frombuffer(unescaped, dtype=np.uint8)
         is_quote = chars == ord('"')
         is_inside = np.logical_xor.accumulate(is_quote) != is_open
@@ -108,10 +132,6 @@ def strip_strings(raw: bytes) -> bytes:
         is_open ^= bool(np.count_nonzero(is_quote) % 2)
         start = end
     return b"".join(parts)
-
-
-def _count_chars(raw: bytes, chars: bytes) -> int:
-    return sum(raw.count(char) for char in chars)
 
 
 def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw, *, is_partial: bool = False) -> BodyT:

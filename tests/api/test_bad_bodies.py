@@ -17,7 +17,7 @@ from cenote.api import request_body as body_module
 from cenote.api.dialects import DIALECTS, SINGLE_TASK_DIALECTS, VENDOR_DIALECTS
 from cenote.api.dialects.dialect import Route
 from cenote.api.replies import encode_default_error
-from cenote.api.request_body import check_raw_body, parse_body, strip_strings
+from cenote.api.request_body import check_raw_body, check_utf8, count_char, parse_body, strip_strings
 from cenote.errors import BodyTooLarge, InvalidBody
 from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.suite import first_of
@@ -523,6 +523,18 @@ def test_a_body_of_millions_of_values_is_refused_before_parsing(embeddings: Test
     assert error["param"] == "body" and "the body has" in error["message"]
     assert time.perf_counter() - started_at < 20  # parsing would take a minute
     assert_works(embeddings, ROUTES["/v1/embeddings"])
+
+
+@pytest.mark.parametrize("num_texts", range(8))
+def test_characters_and_errors_are_found_across_slices(monkeypatch: pytest.MonkeyPatch, num_texts: int) -> None:
+    monkeypatch.setattr(body_module, "SLICE_BYTES", 7)
+    raw = ('["' + "\U0001f600é," * num_texts).encode()
+
+    check_utf8(raw + b'"]')
+    assert count_char(raw, b",") == num_texts
+    for invalid in (b"\xff", b"\xf0\x9f", b"\xed\xa0\x80"):
+        with pytest.raises(InvalidBody, match=rf"at byte {len(raw)}\b"):
+            check_utf8(raw + invalid + b'"]')
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 10**6])

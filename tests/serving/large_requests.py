@@ -36,9 +36,14 @@ class LargeRequest:
     example: dict[str, Any]
 
     def encode(self, num_bytes: int) -> bytes:
-        share = num_bytes // len(self.fields)
+        """Return a body of about so many bytes, but no more: larger ones could be refused unread."""
         values = {name: to_json(value) for name, value in self.example.items()}
-        return join_object(values | {name: fill.make(share) for name, fill in self.fields.items()})
+        share = num_bytes // len(self.fields)
+        while True:
+            body = join_object(values | {name: fill.make(share) for name, fill in self.fields.items()})
+            if len(body) <= num_bytes:
+                return body
+            share = share * num_bytes // len(body) - 1
 
 
 def list_large_requests(route: Route) -> list[LargeRequest]:
