@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from codecs import utf_8_decode
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,6 +17,7 @@ from cenote.api.field_names import find_misspelt, find_similar
 from cenote.api.validation_errors import classify_error
 from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
+T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=msgspec.Struct | msgspec.Raw)
 
 PATH_SEPARATOR = " - at `"  # between the message of msgspec and the path of the invalid value
@@ -25,15 +27,19 @@ MISSING_FIELD_PATTERN = re.compile(r"Object missing required field `(?P<name>[^`
 LONE_SURROGATE = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}")
 SURROGATE_PAIR_BYTES = 12
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
-MAX_VALUES = 4_000_000
-MAX_CONTAINERS = 128 * 1024
+# Every JSON value becomes a Python object, and nothing else runs in the process until all of a body are made. Objects,
+# lists and keys, of which every one may be new, are the slowest to make.
+MAX_VALUES = 2_000_000
+MAX_KEYS = MAX_CONTAINERS = 128 * 1024
 # Bytes of the objects that are made of a body, by the characters that say how many there are: a number or other value
 # and its place in a list; half of a text; a key's place in an object; a list; an object.
 OBJECT_BYTES: Mapping[bytes, int] = {b",": 40, b'"': 28, b":": 70, b"[": 64, b"{": 200}
 # of a body, whose characters are counted and whose strings are removed at once: other threads wait meanwhile
 SLICE_BYTES = 1024**2
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
+OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
+PAUSE_S = 0.005
 NULL_JSON = msgspec.Raw(b"null")
 JsonType = Literal["string", "number", "boolean", "array", "object"]
 # by the first character of a value
@@ -78,19 +84,14 @@ def check_raw_body(raw: bytes) -> int:
         raise invalid_json_error("the body starts with a byte order mark, which is invalid in JSON")
     if not raw.isascii():
         check_utf8(raw)
-    num_bytes = estimate_objects(raw)
-    is_text = num_bytes <= 2 * len(raw) and count_char(raw, b"[") + count_char(raw, b"{") <= MAX_CONTAINERS
-    if len(raw) <= SMALL_BYTES or is_text:
+    counts = count_chars(raw)
+    num_bytes = estimate_objects(counts)
+    if len(raw) <= SMALL_BYTES or (num_bytes <= 2 * len(raw) and find_excess(counts) is None):
         return num_bytes
-    structure = strip_strings(raw)  # texts may have as many of these characters
-    num_containers = count_char(structure, b"[") + count_char(structure, b"{")
-    for count, limit, name in (
-        (count_char(structure, b","), MAX_VALUES, "values"),
-        (num_containers, MAX_CONTAINERS, "lists and objects"),
-    ):
-        if count > limit:
-            raise BodyTooLarge(f"the body has {count:,} {name}, limit {limit:,}; split the request", param="body")
-    return estimate_objects(structure)
+    counts = count_chars(strip_strings(raw))  # texts may have as many of these characters
+    if (excess := find_excess(counts)) is not None:
+        raise BodyTooLarge(f"the body has {excess}; split the request", param="body")
+    return estimate_objects(counts)
 
 
 def check_utf8(raw: bytes) -> None:
@@ -105,14 +106,27 @@ def check_utf8(raw: bytes) -> None:
             raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {position}") from None
 
 
-def estimate_objects(raw: bytes) -> int:
-    return sum([count_char(raw, char) * num_bytes for char, num_bytes in OBJECT_BYTES.items()])
+def estimate_objects(counts: Mapping[bytes, int]) -> int:
+    return sum([counts[char] * num_bytes for char, num_bytes in OBJECT_BYTES.items()])
 
 
-def count_char(raw: bytes, char: bytes) -> int:
+def find_excess(counts: Mapping[bytes, int]) -> str | None:
+    """Return what a body has too many of, if anything."""
+    for count, limit, name in (
+        (counts[b","], MAX_VALUES, "values"),
+        (counts[b":"], MAX_KEYS, "keys of objects"),
+        (counts[b"["] + counts[b"{"], MAX_CONTAINERS, "lists and objects"),
+    ):
+        if count > limit:
+            return f"{count:,} {name}, limit {limit:,}"
+    return None
+
+
+def count_chars(raw: bytes) -> dict[bytes, int]:
     if len(raw) <= SLICE_BYTES:
-        return raw.count(char)
-    return sum([raw.count(char, start, start + SLICE_BYTES) for start in range(0, len(raw), SLICE_BYTES)])
+        return {char: raw.count(char) for char in OBJECT_BYTES}
+    starts = range(0, len(raw), SLICE_BYTES)
+    return {char: sum([raw.count(char, start, start + SLICE_BYTES) for start in starts]) for char in OBJECT_BYTES}
 
 
 def strip_strings(raw: bytes) -> bytes:
@@ -138,19 +152,30 @@ def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw, *, is_partial: 
     """Parse a body; raise for misspelt fields, unless the type has only a part of the fields (`is_partial`)."""
     if not is_partial and issubclass(body_type, msgspec.Struct):
         try:
-            strict: BodyT = get_strict_decoder(body_type).decode(raw)
-            return strict
+            return decode(get_strict_decoder(body_type), raw)
         except (msgspec.DecodeError, RecursionError):
             check_field_names(body_type, raw)  # an unknown field, or an error that is raised below
     try:
-        body: BodyT = get_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
-        return body
+        return decode(get_decoder(body_type), raw)  # type: ignore[arg-type]  # classes are hashable
     except msgspec.ValidationError as error:
         raise to_invalid_body(body_type, str(error), raw) from None
     except msgspec.DecodeError as error:
         raise invalid_json_error(f"the body is not valid JSON: {_describe_malformed(str(error), raw)}") from None
     except RecursionError:
         raise invalid_json_error("the body is nested too deeply") from None
+
+
+def decode(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw) -> T:
+    """Decode JSON; after a large value, pause.
+
+    Nothing else runs meanwhile, and the event loop needs the interpreter several times to answer another request: it
+    would have to wait for the next value each time.
+    """
+    try:
+        return decoder.decode(raw)
+    finally:
+        if memoryview(raw).nbytes > SLICE_BYTES:
+            time.sleep(PAUSE_S)
 
 
 def invalid_json_error(message: str) -> InvalidBody:
@@ -195,7 +220,7 @@ def read_type(value: msgspec.Raw) -> JsonType | None:
 def list_keys(raw: bytes | msgspec.Raw) -> list[str]:
     """Return the keys of an object whose values are not null, as clients send null for unset fields."""
     try:
-        values = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        values = decode(OBJECT_DECODER, raw)
     except (msgspec.DecodeError, RecursionError):
         return []
     return [name for name, value in values.items() if bytes(memoryview(value)[:4]) != b"null"]
@@ -231,10 +256,7 @@ def find_value(raw: bytes | msgspec.Raw, path: str) -> Any:
     """Return the value at a path such as `body.input.17`; None if it is long, or other parts are not valid JSON."""
     try:
         for part in path.split(".")[1:]:
-            if part.isdecimal():
-                raw = msgspec.json.decode(raw, type=list[msgspec.Raw])[int(part)]
-            else:
-                raw = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[part]
+            raw = decode(LIST_DECODER, raw)[int(part)] if part.isdecimal() else decode(OBJECT_DECODER, raw)[part]
         return msgspec.json.decode(raw) if memoryview(raw).nbytes <= MAX_SHOWN_BYTES else None
     except (msgspec.DecodeError, RecursionError, LookupError):
         return None

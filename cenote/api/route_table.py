@@ -11,7 +11,7 @@ import msgspec
 from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, Route
 from cenote.api.field_names import add_known_fields
 from cenote.api.replies import ErrorEncoder, encode_default_error
-from cenote.api.request_body import NULL_JSON, invalid_json_error, parse_body, read_type
+from cenote.api.request_body import NULL_JSON, decode, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
 
 MODEL_PARAMETER = "{model}"
@@ -41,11 +41,12 @@ class PathRoutes:
         self.default = self.entries[-1]  # of errors before the body is known
         names = sorted({name for entry in self.entries for name in entry.route.body_keys or ()})
         self.key_type: Any = msgspec.defstruct("Keys", [(name, msgspec.Raw, NULL_JSON) for name in names])
+        self.key_decoder: Any = msgspec.json.Decoder(self.key_type)
 
     def select(self, raw: bytes) -> DialectRoute:
         """Return the route for a body, of several."""
         try:
-            keys = msgspec.json.decode(raw, type=self.key_type)
+            keys = decode(self.key_decoder, raw)
         except msgspec.ValidationError:  # not an object
             keys = self.key_type()
         except msgspec.DecodeError:

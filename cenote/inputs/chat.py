@@ -23,6 +23,8 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 CONTINUATION_MARKER = "\ue000continue\ue000 "
 # every message, even an empty one, counts as this many characters for the template's time limit
 CHARS_PER_MESSAGE = 1000
+# JSON text in the calls of tools of one conversation, whose values take many times its bytes
+MAX_ARGUMENT_CHARS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def render_conversation(conversation: Conversation, settings: ChatSettings) -> s
         _check_text_only(raw_messages)
     template = _select_template(conversation, settings)
     content_format = _resolve_content_format(template, settings)
+    _check_tool_calls(raw_messages)
     messages = [
         _prepare_message(message, f"messages[{index}]", content_format, settings.image_placeholder)
         for index, message in enumerate(raw_messages)
@@ -183,16 +186,32 @@ def _join_parts(parts: Sequence[TemplateMessage], image_placeholder: str) -> str
     return "\n".join([*[image_placeholder] * (missing if image_placeholder else 0), *texts])
 
 
+def _check_tool_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    calls = [message.get("tool_calls") for message in messages if isinstance(message, Mapping)]
+    texts = [_get_arguments(call) for part in calls if isinstance(part, list) for call in part]
+    if (num_chars := sum(len(text) for text in texts if text is not None)) > MAX_ARGUMENT_CHARS:
+        raise BadRequest(
+            f"the arguments of tool_calls have {num_chars} characters, limit {MAX_ARGUMENT_CHARS} per conversation",
+            param="messages",
+        )
+
+
 def _parse_tool_call(tool_call: Any) -> Any:
     """Decode the arguments of a call: clients send them as JSON text, templates serialize them again."""
-    function = tool_call.get("function") if isinstance(tool_call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if (text := _get_arguments(tool_call)) is None:
         return tool_call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return tool_call
-    return {**tool_call, "function": {**function, "arguments": arguments}}
+    return {**tool_call, "function": {**tool_call["function"], "arguments": arguments}}
+
+
+def _get_arguments(tool_call: Any) -> str | None:
+    """Return the arguments of a call that are text."""
+    function = tool_call.get("function") if isinstance(tool_call, Mapping) else None
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 def _count_chars(content: str | list[TemplateMessage]) -> int:

@@ -19,7 +19,7 @@ from cenote.api.admission.cost import estimate_pool, estimate_score
 from cenote.api.admission.counters import BYTES, MODELS, QUEUED
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.request_body import estimate_objects
+from cenote.api.request_body import count_chars, estimate_objects
 from cenote.config.server import ServerConfig
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -139,7 +139,7 @@ def test_the_objects_of_a_body_take_no_more_than_estimated(value: Any) -> None:
     tracemalloc.stop()
 
     assert parsed == value
-    assert num_bytes < len(raw) + estimate_objects(raw)
+    assert num_bytes < len(raw) + estimate_objects(count_chars(raw))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cenote.api import request_body as body_module
 from cenote.api.dialects import DIALECTS, SINGLE_TASK_DIALECTS, VENDOR_DIALECTS
 from cenote.api.dialects.dialect import Route
 from cenote.api.replies import encode_default_error
-from cenote.api.request_body import check_raw_body, check_utf8, count_char, parse_body, strip_strings
+from cenote.api.request_body import check_raw_body, check_utf8, count_chars, parse_body, strip_strings
 from cenote.errors import BodyTooLarge, InvalidBody
 from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.suite import first_of
@@ -507,10 +507,11 @@ def test_a_template_over_the_length_limit_is_refused(llm: LLM) -> None:
     assert "chat_template has 1400000 characters, limit 100000" in error["message"]
 
 
-def test_a_million_unknown_keys_are_ignored(embeddings: TestClient) -> None:
-    raw = b'{"input": "a", ' + b",".join(b'"k%d":1' % number for number in range(1_000_000)) + b"}"
+@pytest.mark.parametrize(("num_keys", "status"), [(131_000, 200), (1_000_000, 413)])
+def test_unknown_keys_are_ignored_unless_there_are_too_many(embeddings: TestClient, num_keys: int, status: int) -> None:
+    raw = b'{"input": "a", ' + b",".join(b'"k%d":1' % number for number in range(num_keys)) + b"}"
 
-    assert embeddings.post("/v1/embeddings", content=raw, headers=JSON).status_code == 200
+    assert embeddings.post("/v1/embeddings", content=raw, headers=JSON).status_code == status
 
 
 @pytest.mark.parametrize("piece", first_of([b"[7]", b"[]", b"{}", b'{"role":"user"}', b'"a"', b"7"]))
@@ -531,7 +532,7 @@ def test_characters_and_errors_are_found_across_slices(monkeypatch: pytest.Monke
     raw = ('["' + "\U0001f600é," * num_texts).encode()
 
     check_utf8(raw + b'"]')
-    assert count_char(raw, b",") == num_texts
+    assert count_chars(raw) == {b",": num_texts, b'"': 1, b":": 0, b"[": 1, b"{": 0}
     for invalid in (b"\xff", b"\xf0\x9f", b"\xed\xa0\x80"):
         with pytest.raises(InvalidBody, match=rf"at byte {len(raw)}\b"):
             check_utf8(raw + invalid + b'"]')
@@ -543,6 +544,7 @@ def test_brackets_and_commas_in_strings_are_not_counted(monkeypatch: pytest.Monk
     monkeypatch.setattr(body_module, "SMALL_BYTES", 10)
     monkeypatch.setattr(body_module, "MAX_CONTAINERS", 10)
     monkeypatch.setattr(body_module, "MAX_VALUES", 10)
+    monkeypatch.setattr(body_module, "MAX_KEYS", 2)
     texts = ["[" * 50, "{," * 50, '"[[[[[[', '\\"[[[[[[[[[[[[', "\\\\", ',,,,,,,,,,,"', "", '\\\\\\"[[[[[[[[[']
     raw = json.dumps({"input": texts}).encode()
 
@@ -552,3 +554,5 @@ def test_brackets_and_commas_in_strings_are_not_counted(monkeypatch: pytest.Monk
         check_raw_body(json.dumps({"input": [[]] * 9}).encode())
     with pytest.raises(BodyTooLarge, match="the body has 11 values, limit 10"):
         check_raw_body(json.dumps({"input": ["["] * 12}).encode())
+    with pytest.raises(BodyTooLarge, match="the body has 3 keys of objects, limit 2"):
+        check_raw_body(json.dumps({"input": "::", "a": 1, "b": 2}).encode())

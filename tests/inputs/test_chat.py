@@ -278,6 +278,16 @@ def test_text_parts_of_every_type_are_accepted() -> None:
     assert text == "user: plain\nuntyped\ninput\noutput\nrefused\nthought\nuntyped as well\n"
 
 
+def test_arguments_of_calls_are_limited_in_all_messages_together() -> None:
+    def make_messages(num_chars: int) -> list[dict[str, Any]]:
+        call = {"function": {"arguments": "[" * num_chars}}
+        return [{"role": "assistant", "tool_calls": [call, call]}, {"role": "assistant", "tool_calls": [call, call]}]
+
+    assert render(make_messages(250_000), "{{ messages | length }}") == "2"
+    with pytest.raises(BadRequest, match="arguments of tool_calls have 1000004 characters, limit 1000000"):
+        render(make_messages(250_001), "{{ messages | length }}")
+
+
 def test_null_entries_are_removed() -> None:
     template = "{{ 'name' in messages[0] }}{{ messages[0].content is defined }}{{ messages[0].content == '' }}"
 
