@@ -19,6 +19,7 @@ from cenote.api.grpc.calls import CallRunner, Method, parse_peer
 from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
 from cenote.api.grpc.health_pb2 import HealthCheckRequest
 from cenote.api.grpc.messages import MessageParser
+from cenote.api.grpc.receiver import Receiver
 from cenote.api.grpc.server import check_settings
 from cenote.api.grpc.services import ROUTES, TEI_METHODS, make_method_handler
 from cenote.api.grpc.statuses import get_status_code
@@ -125,6 +126,7 @@ def serve_handler(app_state: AppState, handler: Any, use: Callable[[grpc.aio.Cha
                     Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler),
                     MessageParser(method.input_type, 2048),
                     app_state,
+                    Receiver(0),
                 ),
             )
             for method in tei.DESCRIPTOR.services_by_name["Embed"].methods

@@ -17,9 +17,12 @@ import pytest
 
 from cenote import LLM
 from cenote.api import api_keys
+from cenote.api.admission.counters import BYTES
+from cenote.api.grpc import calls
 from cenote.api.grpc import health as health_module
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.messages import MessageParser, has_more_fields
+from cenote.api.grpc.receiver import MIN_PLACES
 from cenote.errors import BadRequest, BodyTooLarge
 from tests.api.app_client import load_llm
 from tests.tiny import tiny_bert
@@ -95,18 +98,89 @@ def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeyp
     run_with_server(make_state(llm, api_key_file=str(keys)), use)
 
 
-def test_large_messages_need_a_key(llm: LLM) -> None:
+def test_a_message_is_limited_with_a_key_as_without(llm: LLM) -> None:
     large = tei.EmbedRequest(inputs="a " * (3 * MEGABYTE), truncate=True).SerializeToString()
 
-    async def use_openly(channel: grpc.aio.Channel) -> None:
-        status, details = await send(channel, "/tei.v1.Embed/Embed", large)
+    async def use(channel: grpc.aio.Channel) -> None:
+        status, details = await send(channel, "/tei.v1.Embed/Embed", large, KEY)
         assert status == "RESOURCE_EXHAUSTED" and "4194304" in details
 
-    async def use_with_key(channel: grpc.aio.Channel) -> None:
-        assert await send(channel, "/tei.v1.Embed/Embed", large, KEY) == ("OK", "")
+    run_with_server(make_state(llm), use)
+    run_with_server(make_state(llm, api_key=("sesame",)), use)
 
-    run_with_server(make_state(llm), use_openly)
-    run_with_server(make_state(llm, api_key=("sesame",)), use_with_key)
+
+def test_messages_of_many_calls_are_received_as_far_as_memory_for_them_is_left(llm: LLM) -> None:
+    """Calls of one client, each with a message of nearly 4 MiB, at the same time."""
+    message = tei.EmbedRequest(inputs="a " * (2 * MEGABYTE), truncate=True).SerializeToString()
+    app_state = make_state(llm, api_key=("sesame",), max_inflight_bytes=20 * MEGABYTE)
+    num_held = []
+    controller = app_state.admission
+    add_bytes = controller.add_bytes
+    controller.add_bytes = lambda *arguments: (add_bytes(*arguments), num_held.append(app_state.counters.total(BYTES)))  # type: ignore[method-assign,func-returns-value,assignment]
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        replies = await asyncio.gather(*(send(channel, "/tei.v1.Embed/Embed", message, KEY) for _ in range(40)))
+        assert {status for status, _ in replies} == {"OK", "RESOURCE_EXHAUSTED"}
+        assert await send(channel, "/tei.v1.Embed/Embed", message, KEY) == ("OK", "")
+
+    run_with_server(app_state, use)
+
+    assert len(message) < max(num_held) <= 20 * MEGABYTE
+    assert app_state.counters.total(BYTES) == 0
+
+
+def test_the_messages_of_a_stream_count_as_they_arrive(llm: LLM) -> None:
+    app_state = make_state(llm, max_inflight_bytes=3 * MEGABYTE)
+    message = tei.RerankStreamRequest(query="q", text="a" * MEGABYTE).SerializeToString()
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        stream = channel.stream_unary("/tei.v1.Rerank/RerankStream")(timeout=TIMEOUT_S)
+        for _ in range(3):
+            await stream.write(message)
+        assert await stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the message would take about 30000" in await stream.details()
+
+    run_with_server(app_state, use)
+
+    assert app_state.counters.total(BYTES) == 0
+
+
+def test_calls_that_send_no_message_make_room_for_one_that_does(llm: LLM) -> None:
+    message = tei.EmbedRequest(inputs="the cat").SerializeToString()
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        silent = [channel.stream_stream("/tei.v1.Embed/Embed")(timeout=TIMEOUT_S) for _ in range(MIN_PLACES)]
+        await asyncio.gather(*(call.wait_for_connection() for call in silent))
+        await asyncio.sleep(0.3)  # until the server has begun to receive
+
+        assert await send(channel, "/tei.v1.Embed/Embed", message) == ("OK", "")
+
+        statuses = [call.cancel() or await call.code() for call in silent]
+        assert statuses.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 1
+
+    run_with_server(make_state(llm, max_inflight_bytes=MEGABYTE), use)
+
+
+def test_a_response_that_nobody_reads_counts_as_held_and_ends_its_call(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "WRITE_RATE_WINDOW_S", 0.5)
+    app_state = make_state(llm)
+    text = "the cat " * 3000
+
+    async def use(channel: grpc.aio.Channel) -> None:
+        method = channel.stream_stream("/tei.v1.Tokenize/TokenizeStream")
+        stream = method(timeout=TIMEOUT_S)
+        for _ in range(20):
+            await stream.write(tei.EncodeRequest(inputs=text).SerializeToString())
+        await asyncio.sleep(0.4)
+        assert app_state.counters.total(BYTES) > MEGABYTE
+
+        assert await stream.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+    run_with_server(app_state, use)
+
+    assert app_state.counters.total(BYTES) == 0
 
 
 # messages
@@ -147,14 +221,6 @@ def test_elements_are_counted_up_to_the_limit() -> None:
     assert rerank_parser(max_items=30).parse(data) == message
     with pytest.raises(BodyTooLarge, match="more than 20 elements"):
         rerank_parser(max_items=20).parse(data)
-
-
-def test_a_list_of_numbers_is_limited_by_its_bytes() -> None:
-    parser = MessageParser(tei.DESCRIPTOR.message_types_by_name["DecodeRequest"], 2048)
-
-    assert len(parser.parse(tei.DecodeRequest(ids=[7] * 100_000).SerializeToString()).ids) == 100_000
-    with pytest.raises(BodyTooLarge, match="limit 4194304 of a list of numbers"):
-        parser.parse(tei.DecodeRequest(ids=[7] * (5 * MEGABYTE)).SerializeToString())
 
 
 def test_damaged_messages_are_parsed_or_refused() -> None:

@@ -293,6 +293,11 @@ class AdmissionController:
             own[BYTES] -= num_bytes
             raise self._bytes_error(num_bytes)
 
+    def check_half(self, num_bytes: int) -> None:
+        """Raise if half of the bytes are in flight. What waits there takes only half, as it needs bytes for answers."""
+        if self.counters.total(BYTES) + num_bytes > self.max_inflight_bytes / 2:
+            raise self._bytes_error(num_bytes)
+
     def _check_memory(self, num_bytes: int, num_held: int) -> None:
         """Raise if the memory is nearly full: a large request is admitted then if no other one has bytes in flight."""
         used = self.own[MEMORY]

@@ -76,8 +76,10 @@ class RequestAdmission:
 
     def hold_instead(self, num_bytes: int) -> None:
         """Replace what is held, such as by the answer: it exists already, so that it is counted without a check."""
-        if num_bytes <= SMALL_BYTES:
-            num_bytes = 0
+        self.set_held(0 if num_bytes <= SMALL_BYTES else num_bytes)
+
+    def set_held(self, num_bytes: int) -> None:
+        """Count so many bytes as held, whatever was counted before."""
         if num_bytes != self.held_bytes:
             self.controller.remove_bytes(self.held_bytes - num_bytes)
             self.held_bytes = num_bytes

@@ -7,28 +7,40 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from cenote.api.admission.cost import SMALL_BYTES
+import grpc
+
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.auth import UNAUTHORIZED_MESSAGE
 from cenote.api.dialects.dialect import Route
 from cenote.api.grpc.messages import Message, MessageParser
+from cenote.api.grpc.receiver import Receiver
 from cenote.api.grpc.statuses import get_message, get_status_code, make_error_metadata
+from cenote.api.http.flow_control import MIN_WRITE_RATE, WRITE_RATE_WINDOW_S
 from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
 from cenote.api.truncation_advice import adapt_advice
-from cenote.errors import BodyTooLarge, Overloaded, PoolingError, Unauthorized, make_internal_error
+from cenote.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DeadlineExceeded,
+    Overloaded,
+    PoolingError,
+    Unauthorized,
+    make_internal_error,
+)
 from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 # requests of one stream that are computed at the same time; further ones are read when the first is answered
 MAX_STREAM_REQUESTS = 64
 CLIENT_CLOSED_REQUEST = 499
 
+ResultT = TypeVar("ResultT")
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]  # from a request message to a response message
 
 
@@ -41,57 +53,73 @@ class Method:
     handler: Handler
 
 
+@dataclass(slots=True)
+class Request:
+    """The messages of a request, which count as held until its response is sent."""
+
+    admission: RequestAdmission
+    messages: list[bytes]
+
+    def count_bytes(self) -> int:
+        return sum(map(len, self.messages))
+
+
 class CallRunner:
-    """Run the calls of one method. Messages are parsed when the call may run, and its bytes are counted as held.
+    """Run the calls of one method. Messages are received if there is a place for them, and parsed if the call may run.
 
     A call that fails returns without a response: its status has been set then.
     """
 
-    def __init__(self, method: Method, parser: MessageParser, app_state: AppState) -> None:
+    def __init__(self, method: Method, parser: MessageParser, app_state: AppState, receiver: Receiver) -> None:
         self.method = method
         self.parser = parser
         self.app_state = app_state
+        self.receiver = receiver
 
     async def refuse(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Answer a call without a valid key: none of its messages is received."""
         async with Call(self, grpc_context) as call:
             call.authenticate()
 
-    async def run_unary(self, request: bytes, grpc_context: Any) -> Message | None:
+    async def run_unary(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         async with Call(self, grpc_context) as call:
-            return await call.run(request)
-        return None
+            request = await call.receive()
+            if request is None:
+                raise BadRequest(f"the call has no message; expected a {self.parser.name}")
+            await call.send(await call.run(request), request)
 
-    async def run_client_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> Message | None:
+    async def run_client_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Compute one response for all messages of a stream."""
         async with Call(self, grpc_context) as call:
-            messages, size = [], 0
-            async for message in requests:
-                call.authenticate()
-                messages.append(message)
-                size += len(message)
-                call.check_stream(len(messages), size)
-            return await call.run(messages)
-        return None
+            request = None
+            while (received := await call.receive(request)) is not None:
+                request = received
+                call.check_stream(request)
+            if request is None:
+                request = Request(call.make_admission(0), [])
+            await call.send(await call.run(request, is_stream=True), request)
 
-    async def run_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[Message]:
-        """Compute a response for every message, in their order; the first error ends the stream."""
+    async def run_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
+        """Send a response for every message, in their order; the first error ends the stream."""
         async with Call(self, grpc_context) as call:
-            tasks: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
+            places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
+            running: asyncio.Queue[tuple[Request, asyncio.Task[Message]] | None] = asyncio.Queue()
             started: set[asyncio.Task[Message]] = set()
 
             async def start_all() -> None:
-                async for request in requests:
+                while await places.acquire() and (request := await call.receive(is_patient=True)) is not None:
                     task = asyncio.create_task(call.run_patiently(request))
                     started.add(task)
                     task.add_done_callback(started.discard)
-                    await tasks.put(task)
-                await tasks.put(None)
+                    running.put_nowait((request, task))
 
             reader = asyncio.create_task(start_all())
+            reader.add_done_callback(lambda _: running.put_nowait(None))
             try:
-                while (task := await tasks.get()) is not None:
-                    yield await task
+                while (next_one := await running.get()) is not None:
+                    request, task = next_one
+                    await call.send(await task, request)
+                    places.release()
                 await reader
             finally:
                 for unfinished in [reader, *started]:
@@ -106,6 +134,8 @@ class Call:
         self.method = runner.method
         self.parser = runner.parser
         self.app_state = runner.app_state
+        self.receiver = runner.receiver
+        self.requests: list[Request] = []  # that have no response yet
         self.grpc_context = grpc_context
         self.headers = encode_metadata(grpc_context.invocation_metadata())
         client_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
@@ -121,6 +151,8 @@ class Call:
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         self.app_state.num_in_flight -= 1
+        for request in self.requests:
+            request.admission.set_held(0)
         status = 200
         if isinstance(error, asyncio.CancelledError | GeneratorExit):  # by the client, its deadline, or at shutdown
             status = CLIENT_CLOSED_REQUEST
@@ -168,68 +200,112 @@ class Call:
             if self.key is None:
                 raise Unauthorized(UNAUTHORIZED_MESSAGE)
 
-    def check_stream(self, num_messages: int, num_bytes: int) -> None:
+    def check_stream(self, request: Request) -> None:
         """Raise if the messages of a client stream are more than a request may have."""
         settings = self.app_state.settings
-        if num_messages > settings.max_request_items:
+        if len(request.messages) > settings.max_request_items:
             raise BodyTooLarge(
                 f"the stream has more than {settings.max_request_items} messages, the limit of a request; split it, or "
                 "raise --max-request-items"
             )
-        if num_bytes > settings.max_body_bytes:
+        if request.count_bytes() > settings.max_body_bytes:
             raise BodyTooLarge(
                 f"the stream has more than {settings.max_body_bytes} bytes, the limit of a request; split it, or raise "
                 "--max-body-bytes"
             )
 
-    async def run_patiently(self, request: bytes) -> Message:
+    async def receive(self, request: Request | None = None, *, is_patient: bool = False) -> Request | None:
+        """Receive a message, of this request or of a new one, and count its bytes; return None at the end.
+
+        `is_patient`: wait until the bytes fit.
+        """
+        async with self.receiver.place():
+            message = await self.grpc_context.read()
+            if message is grpc.aio.EOF:
+                return None
+            self.authenticate()
+            if is_patient:
+                return await self._retry(lambda: self._count(message, request, is_patient))
+            return await self._count(message, request, is_patient)
+
+    async def _count(self, message: bytes, request: Request | None, is_patient: bool) -> Request:
+        num_bytes = len(message)
+        admission = self.make_admission(num_bytes) if request is None else request.admission
+        if is_patient:
+            admission.controller.check_half(num_bytes)
+        admission.hold(num_bytes, "the message")
+        if request is None:
+            request = Request(admission, [])
+            self.requests.append(request)
+        request.messages.append(message)
+        return request
+
+    def make_admission(self, num_bytes: int) -> RequestAdmission:
+        """Return the admission of a request whose first message has so many bytes; raise if it is refused already."""
+        app_state = self.app_state
+        admission = RequestAdmission(app_state.admission, app_state.api_keys, self.key)
+        headers = {**self.headers, b"content-length": b"%d" % num_bytes}
+        admission.read_headers(headers, app_state.settings.request_timeout_s)
+        if (remaining_s := self.grpc_context.time_remaining()) is not None:
+            admission.set_timeout(max(0.0, remaining_s))
+        return admission
+
+    async def send(self, message: Message, request: Request) -> None:
+        """Send the response; the request counts as held until the client has received nearly all of it."""
+        allowed_s = WRITE_RATE_WINDOW_S + message.ByteSize() / MIN_WRITE_RATE
+        timeout = asyncio.timeout(allowed_s)
+        try:
+            async with timeout:
+                await self.grpc_context.write(message)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"the client has not read the response within {allowed_s:.0f} s") from None
+        request.admission.set_held(0)
+        self.requests.remove(request)
+
+    async def run_patiently(self, request: Request) -> Message:
         """As `run`, but wait while the server is overloaded: a stream has no more requests in flight than its limit."""
+        return await self._retry(lambda: self.run(request))
+
+    async def _retry(self, attempt: Callable[[], Awaitable[ResultT]]) -> ResultT:
         while True:
             try:
-                return await self.run(request)
+                return await attempt()
             except Overloaded as error:
                 remaining_s = self.grpc_context.time_remaining()
                 if remaining_s is not None and remaining_s <= error.retry_after_s:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def run(self, request: bytes | list[bytes]) -> Message:
+    async def run(self, request: Request, *, is_stream: bool = False) -> Message:
         """Compute the response for a message, or for all those of a stream."""
-        self.authenticate()
-        num_bytes = len(request) if isinstance(request, bytes) else sum(map(len, request))
-        app_state, settings = self.app_state, self.app_state.settings
-        admission = RequestAdmission(app_state.admission, app_state.api_keys, self.key)
         header_model = self.headers.get(b"x-model")
         context = self.context = RequestContext(
-            app_state.models,
-            app_state.load_model,
+            self.app_state.models,
+            self.app_state.load_model,
             self.method.route,
-            settings,
+            self.app_state.settings,
             self.request_id,
-            admission,
+            request.admission,
             None if header_model is None else header_model.decode("latin-1"),
         )
         context.timing.received_at = time.monotonic()
         try:
-            headers = {**self.headers, b"content-length": b"%d" % num_bytes}
-            admission.read_headers(headers, settings.request_timeout_s)
-            if (remaining_s := self.grpc_context.time_remaining()) is not None:
-                admission.set_timeout(max(0.0, remaining_s))
-            if num_bytes > SMALL_BYTES:
-                admission.hold(num_bytes)
-            return await run_until_deadline(self._handle(request, context), admission)
+            return await run_until_deadline(self._handle(request, context, is_stream), request.admission)
+        except BaseException:
+            request.admission.set_held(request.count_bytes())
+            raise
         finally:
-            admission.hold_instead(0)
             context.release()
 
-    async def _handle(self, request: bytes | list[bytes], context: RequestContext) -> Message:
+    async def _handle(self, request: Request, context: RequestContext, is_stream: bool) -> Message:
         await context.select_model(None)
         route, model_info = self.method.route, context.model_info
         if not route.is_supported(model_info):
             raise make_unsupported_error(route, model_info, "call grpc.health.v1.Health/Check for its services")
-        parse = self.parser.parse
-        message = parse(request) if isinstance(request, bytes) else [parse(part) for part in request]
-        return await self.method.handler(message, context)
+        messages = [self.parser.parse(message) for message in request.messages]
+        return await self.method.handler(messages if is_stream else messages[0], context)
 
 
 async def run_until_deadline(work: Awaitable[Message], admission: RequestAdmission) -> Message:

@@ -10,8 +10,6 @@ from google.protobuf.message_factory import GetMessageClass
 from cenote.errors import BadRequest, BodyTooLarge
 
 Message = Any
-# of a message with a list of numbers: each may take a byte there, and many times as much in memory
-MAX_NUMBERS_BYTES = 4 * 1024**2
 VARINT, FIXED64, TEXT, FIXED32 = 0, 1, 2, 5  # how a field is encoded
 
 
@@ -22,30 +20,21 @@ class MessageParser:
         self.name: str = descriptor.name
         self.message_class = GetMessageClass(descriptor)
         self.max_items = max_items
-        lists = [field for field in descriptor.fields if field.default_value == []]
-        self.has_numbers = any(field.type != field.TYPE_STRING for field in lists)
-        # of the wire format, in which each element of a list of texts is a field, as is each other value
+        # Of the wire format, in which each element of a list of texts is a field, as is each other value. A list of
+        # numbers is one field: what it takes in memory is bounded by the size of a message.
         self.max_fields = max_items + len(descriptor.fields)
 
     def parse(self, data: bytes) -> Message:
-        if len(data) > 2 * self.max_fields:  # fewer bytes hold no more fields
-            self._check_size(data)
-        try:
-            return self.message_class.FromString(data)
-        except DecodeError:
-            raise BadRequest(f"the message is not a valid {self.name} of protobuf") from None
-
-    def _check_size(self, data: bytes) -> None:
-        if self.has_numbers:
-            if len(data) > MAX_NUMBERS_BYTES:
-                raise BodyTooLarge(
-                    f"the {self.name} has {len(data)} bytes, limit {MAX_NUMBERS_BYTES} of a list of numbers; split it"
-                )
-        elif has_more_fields(data, self.max_fields):
+        # fewer bytes hold no more fields
+        if len(data) > 2 * self.max_fields and has_more_fields(data, self.max_fields):
             raise BodyTooLarge(
                 f"the {self.name} has more than {self.max_items} elements, the limit of a request; split it, or raise "
                 "--max-request-items"
             )
+        try:
+            return self.message_class.FromString(data)
+        except DecodeError:
+            raise BadRequest(f"the message is not a valid {self.name} of protobuf") from None
 
 
 def has_more_fields(data: bytes, limit: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from cenote.api.app_state import AppState
+from cenote.api.grpc.receiver import MAX_MESSAGE_BYTES
 from cenote.api.grpc.services import KeyInterceptor, make_services
 from cenote.api.http.server import HANDSHAKE_TIMEOUT_S
 from cenote.api.pressure import limit_connections
@@ -17,9 +18,6 @@ from cenote.config.server import ServerConfig
 from cenote.errors import LoadError, PoolingError
 
 logger = logging.getLogger("cenote")
-
-# of a message on a server without API keys, which everybody may send: the default of gRPC
-MAX_BYTES_WITHOUT_KEY = 4 * 1024**2
 
 
 class GrpcServer:
@@ -34,7 +32,7 @@ class GrpcServer:
         handlers, runners = make_services(self.app_state)
         needs_key = self.app_state.api_keys.is_required
         self.server = grpc.aio.server(
-            options=make_channel_options(settings, needs_key),
+            options=make_channel_options(settings),
             interceptors=[KeyInterceptor(self.app_state, runners)] if needs_key else None,
             maximum_concurrent_rpcs=settings.max_connections,
         )
@@ -66,14 +64,14 @@ def check_settings(settings: ServerConfig) -> None:
         raise LoadError("gRPC cannot ask for optional client certificates; set ssl_cert_reqs to 0 or 2")
 
 
-def make_channel_options(settings: ServerConfig, needs_key: bool) -> list[tuple[str, Any]]:
-    max_bytes = settings.max_body_bytes if needs_key else min(settings.max_body_bytes, MAX_BYTES_WITHOUT_KEY)
+def make_channel_options(settings: ServerConfig) -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_receive_message_length", min(settings.max_body_bytes, MAX_MESSAGE_BYTES)),
+        ("grpc.http2.bdp_probe", 0),  # it would receive megabytes of a message before its call has a place
         ("grpc.max_allowed_incoming_connections", limit_connections(settings)),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
-        ("grpc.max_send_message_length", -1),  # the admission of the request has bounded the answer
+        ("grpc.max_send_message_length", -1),  # the admission of the request has bounded the response
         ("grpc.max_connection_idle_ms", round(settings.keep_alive_s * 1000)),
     ]
 

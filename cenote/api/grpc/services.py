@@ -15,6 +15,7 @@ from cenote.api.grpc import health_pb2, tei_handlers, tei_pb2
 from cenote.api.grpc.calls import CallRunner, Handler, Method, encode_metadata
 from cenote.api.grpc.health import Health
 from cenote.api.grpc.messages import MessageParser
+from cenote.api.grpc.receiver import Receiver
 
 ROUTES = {path: route for route in TEI.routes for path in route.paths}
 ANY_MODEL = ROUTES["/decode"]  # a route that every model supports
@@ -59,6 +60,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpci
 def make_services(app_state: AppState) -> tuple[list[Any], dict[str, CallRunner]]:
     """Return the handlers of all services, for grpc.aio.Server, and what runs the calls of each path but health."""
     services: dict[str, list[Route]] = {}
+    settings = app_state.settings
+    receiver = Receiver(settings.max_inflight_bytes // 2 // settings.api_server_count)
     handlers, runners = [], {}
     for service in tei_pb2.DESCRIPTOR.services_by_name.values():
         methods = {}
@@ -66,21 +69,24 @@ def make_services(app_state: AppState) -> tuple[list[Any], dict[str, CallRunner]
             route, handler = TEI_METHODS[f"{service.name}.{method.name}"]
             services.setdefault(service.full_name, []).append(route)
             path = f"/{service.full_name}/{method.name}"
-            parser = MessageParser(method.input_type, app_state.settings.max_request_items)
-            runners[path] = CallRunner(Method(path, route, handler), parser, app_state)
+            parser = MessageParser(method.input_type, settings.max_request_items)
+            runners[path] = CallRunner(Method(path, route, handler), parser, app_state, receiver)
             methods[method.name] = make_method_handler(method, runners[path])
         handlers.append(grpc.method_handlers_generic_handler(service.full_name, methods))
     return [*handlers, make_health_handler(Health(app_state, services))], runners
 
 
 def make_method_handler(method: Any, runner: CallRunner) -> Any:
-    """Return the handler of a method; `method` is its descriptor."""
-    codecs = {"response_serializer": GetMessageClass(method.output_type).SerializeToString}
-    if not method.client_streaming:
-        return grpc.unary_unary_rpc_method_handler(runner.run_unary, **codecs)
+    """Return the handler of a method, of which `method` is the descriptor.
+
+    gRPC receives the message of a unary call before its handler runs, and sends the response when it has returned. To
+    it every call is a stream, so that the handler decides when to receive, and knows when the response was sent.
+    """
+    run = runner.run_stream
     if not method.server_streaming:
-        return grpc.stream_unary_rpc_method_handler(runner.run_client_stream, **codecs)
-    return grpc.stream_stream_rpc_method_handler(runner.run_stream, **codecs)
+        run = runner.run_client_stream if method.client_streaming else runner.run_unary
+    serialize = GetMessageClass(method.output_type).SerializeToString
+    return grpc.stream_stream_rpc_method_handler(run, response_serializer=serialize)
 
 
 def make_health_handler(health: Health) -> Any:
