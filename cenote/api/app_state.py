@@ -91,12 +91,13 @@ class AppState(ServerContext):
         return any(model.model_info is not None for model in self.models)
 
     def find_final_error(self) -> PoolingError | None:
-        """Return why the server should be restarted: no model answers and all have failed by themselves, or whoever
-        starts engines cannot act. Both may end without a restart.
+        """Return why the server should be restarted: whoever starts engines cannot act, or nobody does.
+
+        A model that fails is no reason: the supervisor tries it again, and a restart would end those that answer.
         """
         if reason := self.find_control_error():
             return EngineStopped(f"{reason}: engines that exit are not replaced")
-        errors = [model.error for model in self.models if model.status in ("failed", "stopped")]
+        errors = [model.error for model in self.models if model.status == "stopped"]
         return errors[0] if len(errors) == len(self.models) else None
 
     def check_ready(self) -> None:

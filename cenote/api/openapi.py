@@ -43,7 +43,7 @@ DOCS_SUMMARY = "Documentation page, from which requests can be sent"
 PING_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
 SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
     "/health": SystemOperation("Return 200 when the server is ready, 503 otherwise", HealthCheck),
-    "/health/live": SystemOperation("Liveness: return 200 unless the engine fails again and again", Health),
+    "/health/live": SystemOperation("Liveness: return 200 unless nobody can replace engines that exit", Health),
     "/health/ready": SystemOperation("Readiness: return 200 when the server accepts requests for the model", Health),
     "/ping": SystemOperation(PING_SUMMARY, media_type="text/plain", methods=("get", "post")),
     "/v1/models": SystemOperation("List the served model names and adapters", ModelList),

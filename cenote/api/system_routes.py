@@ -131,7 +131,7 @@ def make_system_routes(app_state: AppState) -> list[BaseRoute]:
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
     async def live(http: Request) -> Reply:
-        """Return 200 unless all models have failed by themselves, or nobody can replace engines that exit."""
+        """Return 200 unless nobody can replace engines that exit."""
         error = app_state.find_final_error()
         return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
 

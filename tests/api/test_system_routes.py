@@ -108,6 +108,18 @@ def test_a_model_that_does_not_answer_says_why_and_since_when() -> None:
     assert client.get("/health/live").status_code == 200
 
 
+def test_a_server_is_alive_while_all_its_models_fail() -> None:
+    app_state = AppState(ServerConfig())
+    model = ServedModel("failed")
+    model.report("failed", "5 engine processes failed within 60 s", None)
+    app_state.models.set([model])
+    client = TestClient(build_app(app_state))
+
+    statuses = {path: client.get(path).status_code for path in ("/health", "/health/ready", "/health/live")}
+
+    assert statuses == {"/health": 503, "/health/ready": 503, "/health/live": 200}
+
+
 def test_a_server_whose_supervisor_cannot_act_is_ready_but_not_alive(llm: LLM) -> None:
     app_state = make_app_state(llm)
     app_state.find_control_error = lambda: "the supervisor gave no sign of life for 9.0 s"
