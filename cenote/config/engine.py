@@ -52,7 +52,7 @@ DEFAULT_MAX_IMAGES = 999
 class HubAccess:
     """How files are downloaded from the hub."""
 
-    token: str | None = None  # None: HF_TOKEN
+    token: bool | str | None = None  # None: HF_TOKEN; True: it, or that of `hf auth login`, must exist
     download_dir: str | None = None
 
     @property
@@ -80,7 +80,10 @@ class EngineConfig:
     tokenizer: str | None = option("hub name or folder of the tokenizer; the model's if unset", default=None)
     tokenizer_revision: str | None = option("branch, tag or commit of the tokenizer on the hub", default=None)
     revision: str | None = option("branch, tag or commit of the model on the hub", default=None)
-    hf_token: str | None = option("access token for the hub; the variable HF_TOKEN if unset", default=None)
+    hf_token: bool | str | None = option(
+        "access token for the hub; HF_TOKEN or that of `hf auth login` if unset, and without a value required",
+        default=None,
+    )
     download_dir: str | None = option(
         "folder for files of the hub, in the layout of its cache; the variable HF_HUB_CACHE if unset", default=None
     )

@@ -96,6 +96,8 @@ def _argument_options(option: Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": clean_errors(option.metadata["parse"]), "help": text, "metavar": "N"}
     if types in ([int], [float]):
         return {"type": types[0], "help": text, "metavar": "N"}
+    if types == [bool, str]:  # a flag that may stand alone, which means True
+        return {"nargs": "?", "const": True, "help": text, "metavar": option.name.rpartition("_")[2].upper()}
     if types == [str]:
         return {"help": text, "metavar": option.name.rpartition("_")[2].upper()}
     return {"type": parse_json_object, "help": text, "metavar": "JSON"}

@@ -19,7 +19,7 @@ class EngineOptions(TypedDict, total=False):
     tokenizer: str | None
     tokenizer_revision: str | None
     revision: str | None
-    hf_token: str | None
+    hf_token: bool | str | None
     download_dir: str | None
     dtype: DType | Any  # a torch.dtype as well
     quantization: Quantization | None

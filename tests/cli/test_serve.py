@@ -195,6 +195,8 @@ def test_vllm_names_set_the_same_options() -> None:
     assert server_config("--log-level", "NOTSET").log_level == "debug"
     assert engine_config("--device-ids", "1,3", "-tp", "2").devices == ("cuda:1", "cuda:3")
     assert engine_config("--download-dir", "/models").hub.cache_dir == "/models"
+    assert engine_config("--hf-token").hub.token is True
+    assert engine_config("--hf-token", "x").hub.token == "x"
 
 
 @pytest.mark.parametrize("flag", ["--disable-prompt-embeds", "--no-enable-prompt-embeds"])
