@@ -12,6 +12,7 @@ import grimp
 import pytest
 
 import cenote
+from cenote.inputs.images.image_processor import IMAGE_PROCESSORS
 
 SOURCES = sorted(Path(cenote.__file__).parent.rglob("*.py"))
 PEERS = ("transformers", "sentence_transformers")
@@ -29,6 +30,10 @@ def run_code(code: str) -> str:
         "cenote",
         "cenote.config.engine, cenote.protocol.requests, cenote.errors, cenote.utils.registry",
         "cenote.cli.main",
+        "cenote.protocol, cenote.inputs.renderer_settings, cenote.inputs.prompt_parsing, "
+        "cenote.inputs.model_tokenizer, "
+        "cenote.inputs.media.loader, cenote.inputs.images.multimodal_processor, "
+        + ", ".join(f"cenote.inputs.images.{path.split(':')[0]}" for path in IMAGE_PROCESSORS.values()),
     ],
 )
 def test_modules_that_need_no_model_do_not_import_torch(modules: str) -> None:

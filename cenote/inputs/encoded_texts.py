@@ -7,7 +7,6 @@ from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import tokenizers
-import torch
 
 from cenote.errors import BadRequest
 
@@ -83,4 +82,8 @@ def to_tensor(column: Sequence[Any], kind: str) -> Any:
             "Unable to create tensor, you should probably activate truncation and/or padding with 'padding=True' "
             "'truncation=True' to have batched tensors with the same length."
         ) from None
-    return torch.from_numpy(array) if kind == "pt" else array
+    if kind == "np":
+        return array
+    import torch
+
+    return torch.from_numpy(array)

@@ -44,7 +44,7 @@ from cenote.protocol.input_types import (
 )
 from cenote.protocol.params import Role, TokenizationParams
 
-if TYPE_CHECKING:  # imports torch, which front-ends do without
+if TYPE_CHECKING:  # imports Pillow, which models of texts do without
     from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 
 # vLLM plugins send this token id together with tensors

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from cenote.errors import BadRequest
 from cenote.inputs.token_vocabulary import to_list
 from cenote.protocol.params import TruncationSide
+from cenote.utils.tensors import is_tensor
 
 Columns = dict[str, Any]
 # padding of each column; columns with other names, such as labels, stay as they are
@@ -30,7 +30,7 @@ def collect_columns(encoded: Any) -> tuple[Columns, str | None]:
         raise BadRequest("pad needs an encoding, or a list of encodings, with input_ids")
     ids = encoded["input_ids"]
     sample = ids[0] if len(ids) else ids
-    kind = "pt" if isinstance(sample, torch.Tensor) else "np" if isinstance(sample, np.ndarray) else None
+    kind = "pt" if is_tensor(sample) else "np" if isinstance(sample, np.ndarray) else None
     return {name: to_list(column) for name, column in encoded.items()}, kind
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.images import ImageSource
 from cenote.protocol.input_types import ChunkedDocument, Input, MultimodalPrompt, PromptEmbeds, TensorInput
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.scheduling import hash_cache_salt
+from cenote.utils.tensors import is_tensor
 
 logger = logging.getLogger("cenote")
 
@@ -82,9 +82,9 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
     if prompt.get("multi_modal_data"):
         return _parse_multimodal(prompt)
     if (embeds := prompt.get("prompt_embeds")) is not None:
-        if not isinstance(embeds, torch.Tensor):
+        if not is_tensor(embeds):
             raise BadRequest(f"prompt_embeds must be a tensor [tokens, hidden], got {type(embeds).__name__}")
-        return PromptEmbeds(embeds)
+        return PromptEmbeds(_to_array(embeds))
     if (ids := prompt.get("prompt_token_ids")) is not None:
         if isinstance(ids, str | Mapping) or not isinstance(ids, Sequence | np.ndarray):
             raise BadRequest("Token prompt should be a list of integers")
@@ -119,11 +119,21 @@ def _parse_multimodal(prompt: Mapping[str, Any]) -> Input:
 
 
 def _parse_tensors(tensors: Mapping[str, Any]) -> TensorInput:
-    values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in tensors.items()}
-    for name, item in values.items():
-        if not isinstance(item, torch.Tensor):
+    for name, item in tensors.items():
+        if not isinstance(item, np.ndarray) and not is_tensor(item):
             raise BadRequest(f"{name} of multi_modal_data.image must be a tensor, got {type(item).__name__}")
-    return TensorInput(values)
+    return TensorInput({name: _to_array(item) for name, item in tensors.items()})
+
+
+def _to_array(values: Any) -> np.ndarray[Any, Any]:
+    """Return an array, of float32 for the types of floats that NumPy does not have."""
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach().cpu()
+    try:
+        return values.numpy()  # type: ignore[no-any-return]
+    except TypeError:
+        return values.float().numpy()  # type: ignore[no-any-return]
 
 
 def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None) -> TokenizationParams:

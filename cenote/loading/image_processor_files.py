@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cenote.loading.checkpoint import Checkpoint
-from cenote.models.vision_spec import ProcessorFiles
+from cenote.models.image_spec import ProcessorFiles
 
 
 def read_processor_files(checkpoint: Checkpoint) -> ProcessorFiles:

@@ -50,7 +50,7 @@ from cenote.loading.tokenizer_files import (
 from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weights import CheckpointWeights
-from cenote.models.vision_spec import ProcessorFiles
+from cenote.models.image_spec import ProcessorFiles
 from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan

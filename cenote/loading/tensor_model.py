@@ -7,6 +7,7 @@ from itertools import groupby
 from math import prod
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from cenote.plugins.discovery import (
 
 # sizes of the dimensions of each tensor; None is any size
 TensorShapes: TypeAlias = Mapping[str, Sequence[int | None]]
+TensorArrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 # a tensor input counts as one token in the scheduler
 SINGLE_TOKEN_LENGTH = Sourced(1, "tensor inputs, one token each")
@@ -119,7 +121,7 @@ class TensorModel(nn.Module):
         # follows the device and dtype of the model
         self.register_buffer("_dtype_reference", torch.zeros(0), persistent=False)
 
-    def check(self, values: Mapping[str, Tensor]) -> None:
+    def check(self, values: TensorArrays) -> None:
         """Raise BadRequest for tensors with other names or shapes than the model takes."""
         missing = [name for name in self.shapes if name not in values]
         unknown = [name for name in values if name not in self.shapes]
@@ -135,11 +137,14 @@ class TensorModel(nn.Module):
                 expected = ", ".join("any" if size is None else str(size) for size in sizes)
                 raise BadRequest(f"{name} has shape {list(found)}, {self.name} requires [{expected}]")
 
-    def forward(self, inputs: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+    def forward(self, inputs: Sequence[TensorArrays]) -> list[Tensor]:
         """Return one tensor per input."""
         outputs: list[Tensor] = []
         for group in _group_by_shape(inputs):
-            stacked = {name: self._to_device(torch.stack([values[name] for values in group])) for name in self.shapes}
+            stacked = {
+                name: self._to_device(torch.from_numpy(np.stack([values[name] for values in group])))
+                for name in self.shapes
+            }
             try:
                 output = self.model(**stacked)
             except PoolingError:
@@ -159,11 +164,11 @@ class TensorModel(nn.Module):
         return values.to(reference.device, reference.dtype if values.is_floating_point() else values.dtype)
 
 
-def _group_by_shape(inputs: Sequence[Mapping[str, Tensor]]) -> Iterator[list[Mapping[str, Tensor]]]:
+def _group_by_shape(inputs: Sequence[TensorArrays]) -> Iterator[list[TensorArrays]]:
     """Yield consecutive inputs with equal shapes, at most MAX_ELEMENTS elements at a time."""
 
-    def shape_key(values: Mapping[str, Tensor]) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-        return [(name, tuple(value.shape), value.dtype) for name, value in sorted(values.items())]
+    def shape_key(values: TensorArrays) -> list[tuple[str, tuple[int, ...], str]]:
+        return [(name, tuple(value.shape), str(value.dtype)) for name, value in sorted(values.items())]
 
     for tensors, run in groupby(inputs, shape_key):
         group = list(run)

@@ -11,7 +11,8 @@ from cenote.layers.spec import BackboneSpec
 from cenote.layers.two_towers import TwoTowers
 from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.image_spec import ImageSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # defaults of keys that config.json may leave out

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
+from cenote.models.image_spec import with_page_prompt
 from cenote.models.qwen2_5_vl import qwen2_5_vl
 from cenote.models.qwen2_vl import qwen2_vl
-from cenote.models.vision_spec import with_page_prompt
 
 NUM_QUERY_SUFFIX_TOKENS = 10
 PAGE_START, PAGE_TEXT, PAGE_END = "<|im_start|>user\n", "Describe the image.", "<|im_end|><|endoftext|>"

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
+from cenote.models.image_spec import ImageSpec, with_page_prompt
 from cenote.models.llama import llama
 from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec, with_page_prompt
+from cenote.models.vision_spec import VisionSpec
 
 IMAGE_TOKEN = "<image>"
 MODEL_PREFIXES = ("model.", "", "model.model.")

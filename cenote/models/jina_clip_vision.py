@@ -16,7 +16,8 @@ from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import HFConfig
 from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, center_crop_options
 from cenote.models.eva import check_values, image_rope
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.image_spec import ImageSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
 NORM_EPS = 1e-6  # of the image encoder; not in config.json

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection, TaskAdapters
+from cenote.models.image_spec import with_page_prompt
 from cenote.models.qwen2_5_vl import qwen2_5_vl
-from cenote.models.vision_spec import with_page_prompt
 
 TASKS = ("retrieval", "text-matching", "code")
 PROMPTS = {"query": "Query: ", "passage": "Passage: "}

@@ -13,8 +13,9 @@ from cenote.layers.backbone import VisionFeatures, VisionTower
 from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_patches
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
+from cenote.models.image_spec import ImageSpec
 from cenote.models.llama import llama, mistral
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.packed_batch import PackedImages
 
 # defaults of text_config keys that config.json may leave out

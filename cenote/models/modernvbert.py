@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection
+from cenote.models.image_spec import ImageSpec
 from cenote.models.modernbert import modernbert
 from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
 IMAGE_TOKEN = "<image>"

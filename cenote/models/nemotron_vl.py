@@ -10,9 +10,10 @@ from cenote.layers.norm import LayerNorm
 from cenote.layers.tiled_vision import VisionProjector, merge_patches
 from cenote.layers.vision import pack_patches, patch_grids
 from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.image_spec import ImageSpec
 from cenote.models.llama import bidirectional_llama
 from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 from cenote.packed_batch import PackedImages
 

@@ -15,7 +15,8 @@ from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE
 from cenote.models.eva import check_values, image_rope
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.image_spec import ImageSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # values of both published models; the code of the authors does something else for others

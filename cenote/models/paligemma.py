@@ -11,9 +11,10 @@ from dataclasses import replace
 from cenote.layers.projected_tower import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.gemma import gemma, gemma2
+from cenote.models.image_spec import ImageSpec, page_chat_template
 from cenote.models.llama import bidirectional
 from cenote.models.siglip import PIXEL_NORMALIZATION, VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec, page_chat_template
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
 IMAGE_TOKEN = "<image>"

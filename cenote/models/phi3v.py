@@ -13,9 +13,10 @@ from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_pat
 from cenote.layers.vision import patch_grids
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
+from cenote.models.image_spec import ImageSpec
 from cenote.models.llava_next import num_vision_layers, unused_layers_above
 from cenote.models.phi3 import phi3
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight
 from cenote.packed_batch import PackedImages
 

@@ -16,8 +16,9 @@ from cenote.layers.vision import (
     patch_positions,
 )
 from cenote.models.architecture import Architecture, Head, HFConfig, StoredProjection
+from cenote.models.image_spec import ImageSpec
 from cenote.models.qwen import qwen2
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 from cenote.packed_batch import PackedImages
 

@@ -13,8 +13,9 @@ from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.layers.vision import Grid, PatchMerger, conv3d_to_linear, pack_patches, patch_grids, patch_positions
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection, rope_from_config
+from cenote.models.image_spec import ImageSpec
 from cenote.models.qwen import qwen3
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 from cenote.packed_batch import PackedImages
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.models.image_spec import with_page_prompt
 from cenote.models.modernvbert import PROMPT_END, PROMPT_START, modernvbert
 from cenote.models.static_embedding import token_weights
-from cenote.models.vision_spec import with_page_prompt
 from cenote.models.weight_table import DerivedWeight
 
 # [UNK], [CLS], [SEP], [PAD], [MASK]: the authors' code sets their weights to zero

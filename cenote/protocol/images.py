@@ -1,13 +1,13 @@
-"""Image types: as sent by callers, and preprocessed for a vision tower; imports no torch at runtime."""
+"""Image types: as sent by callers, and preprocessed for a vision tower; imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+import numpy as np
+
+Patches: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # uint8, or float32 where they are pixel values already
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class PixelNormalization:
 class ProcessedImage:
     """An image split into patches, with the tokens that represent it in a prompt."""
 
-    patches: Tensor  # [patches, 3 * height * width], uint8, the tiles concatenated
+    patches: Patches  # [patches, 3 * height * width], the tiles concatenated
     patch_grids: tuple[tuple[int, int], ...]  # rows and columns of patches of every tile
     token_ids: np.ndarray[Any, np.dtype[np.int32]]  # they replace the image placeholder in the prompt
     is_embed: np.ndarray[Any, np.dtype[np.bool_]]  # [token_ids], which of them get a row of the vision tower's output

@@ -1,16 +1,15 @@
-"""The types of one input of a request; imports no torch at runtime."""
+"""The types of one input of a request; imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from cenote.errors import PoolingError
 from cenote.protocol.images import ImageSource, ProcessedImage
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VALUE_CHARS = 4  # of a number, or of the punctuation of a list
 
@@ -114,14 +113,14 @@ class InvalidInput:
 class PromptEmbeds:
     """A prompt given as token embeddings, [tokens, hidden]."""
 
-    embeds: Tensor
+    embeds: np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInput:
     """Input of a model without a tokenizer: named tensors made by an IO processor plugin."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, np.ndarray[Any, Any]]
 
 
 # a text, a prompt of token ids, a pair or list of texts encoded together, a document in chunks, a conversation, any of

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cenote.engine.dedup import make_input_keys
 from cenote.engine.engine import PoolingEngine
@@ -246,5 +245,5 @@ def test_input_keys_differ_in_everything_the_model_receives() -> None:
 def make_input_images(*keys: bytes) -> InputImages:
     """Return images with the given cache keys."""
     ids, mask = np.zeros(1, dtype=np.int32), np.ones(1, dtype=bool)
-    images = tuple(ProcessedImage(torch.zeros(1, 1), ((1, 1),), ids, mask, (1, 1), key) for key in keys)
+    images = tuple(ProcessedImage(np.zeros((1, 1)), ((1, 1),), ids, mask, (1, 1), key) for key in keys)
     return InputImages(images, np.arange(len(keys)))

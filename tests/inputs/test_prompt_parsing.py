@@ -47,13 +47,16 @@ def test_every_form_of_prompt_is_parsed(prompts: Any, inputs: list[Any]) -> None
     assert parse_prompts(prompts) == inputs
 
 
-def test_prompt_embeds_are_parsed() -> None:
-    rows = torch.zeros(3, 8)
+@pytest.mark.parametrize(
+    ("dtype", "parsed"), [(torch.float32, "float32"), (torch.bfloat16, "float32"), (torch.float16, "float16")]
+)
+def test_prompt_embeds_become_arrays(dtype: torch.dtype, parsed: str) -> None:
+    rows = torch.linspace(-3, 3, 24, dtype=dtype, requires_grad=True).view(3, 8)
 
     (prompt,) = parse_prompts({"prompt_embeds": rows})
 
     assert isinstance(prompt, PromptEmbeds)
-    assert prompt.embeds is rows
+    assert prompt.embeds.dtype == parsed and prompt.embeds.tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from transformers import (
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from cenote import LLM, PoolingParams
+from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.images.llava_next import LlavaNextImageProcessor
-from cenote.inputs.images.transforms import normalize_patches
 from cenote.models.architecture import HFConfig
+from cenote.models.image_spec import ProcessorFiles
 from cenote.models.llava_next import llava_next
-from cenote.models.vision_spec import ProcessorFiles
 from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, randomize, save_tokenizer
 
@@ -140,7 +140,7 @@ def test_tiles_have_the_pixels_and_the_tokens_of_transformers(size: tuple[int, i
 
     expected = llama.processor(text="<image>", images=image, return_tensors="pt")
     assert_close(
-        normalize_patches(read.patches, read.normalization),
+        normalize_patches(torch.from_numpy(read.patches), read.normalization),
         torch.cat([F.unfold(tile[None], PATCH, stride=PATCH)[0].T for tile in expected["pixel_values"][0]]),
         atol=1e-5,
         rtol=0,

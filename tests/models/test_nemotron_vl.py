@@ -20,9 +20,9 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 from cenote import LLM
+from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.images.nemotron import NemotronImageProcessor, find_closest_aspect_ratio
-from cenote.inputs.images.transforms import normalize_patches
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.hf_config import read_config
 from cenote.loading.image_processor_files import read_processor_files
@@ -260,7 +260,7 @@ def test_tiles_have_the_pixels_of_transformers(size: tuple[int, int], reference:
     read = reader.preprocess(image, {}, "image")
 
     expected = torch.cat([as_columns(tile_pixels(tile)) for tile in tiles(image, MOST)])
-    assert_close(normalize_patches(read.patches, read.normalization), expected, atol=1e-6, rtol=0)
+    assert_close(normalize_patches(torch.from_numpy(read.patches), read.normalization), expected, atol=1e-6, rtol=0)
     assert read.num_embeds == len(expected) // 4
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.packed_batch import PackedBatch, PackedImages
-from cenote.protocol.images import InputImages, ProcessedImage
+from cenote.protocol.images import InputImages, PixelNormalization, ProcessedImage
 
 Column = np.ndarray[Any, Any]
 
@@ -88,7 +88,7 @@ def concat_columns(columns: dict[str, Column], *, pin_memory: bool) -> tuple[Ten
 
 
 def _concat_embeds(embeds: Many[Any], device: torch.device) -> Tensor:
-    return torch.cat([rows for rows in embeds if rows is not None]).to(device)
+    return torch.cat([torch.as_tensor(rows) for rows in embeds if rows is not None]).to(device)
 
 
 def _pack_images(inputs_images: Many[InputImages | None], offsets: Column, device: torch.device) -> PackedImages:
@@ -113,18 +113,25 @@ def _pack_images(inputs_images: Many[InputImages | None], offsets: Column, devic
 
 def _pack_patches(images: Many[ProcessedImage], device: torch.device) -> Tensor:
     """Return the normalized patches of all images; they are copied as bytes and normalized on the device."""
-    from cenote.inputs.images.transforms import normalize_patches  # with Pillow, which models of texts do not need
-
     if device.type == "cpu":  # image by image, which stays in the CPU cache
-        return torch.cat([normalize_patches(image.patches, image.normalization) for image in images])
+        return torch.cat([normalize_patches(torch.from_numpy(image.patches), image.normalization) for image in images])
     groups = [[*group] for _, group in groupby(images, lambda image: image.normalization)]  # mostly a single one
-    patches = [torch.cat([image.patches for image in group]).to(device) for group in groups]
+    patches = [torch.from_numpy(np.concatenate([image.patches for image in group])).to(device) for group in groups]
     return torch.cat(
         [
             normalize_patches(group_patches, group[0].normalization)
             for group_patches, group in zip(patches, groups, strict=True)
         ]
     )
+
+
+def normalize_patches(patches: Tensor, normalization: PixelNormalization | None) -> Tensor:
+    """Rescale and normalize uint8 patches; without a normalization, the patches are pixel values already."""
+    if normalization is None:
+        return patches
+    mean, std = torch.tensor([normalization.mean, normalization.std], device=patches.device)[..., None]
+    values = patches.reshape(len(patches), 3, -1).to(torch.float32, copy=True)
+    return values.mul_(normalization.rescale_factor).sub_(mean).div_(std).flatten(1)
 
 
 def _build_mrope_positions(

@@ -340,7 +340,7 @@ class TokenizerWorker:
         chunks = TokenizedInputs.from_ids(text.token_ids, lengths, lengths)
         chunks.metadata["num_unpooled"][0] = min(int(text.metadata["num_unpooled"][0]), self.max_model_len - 1)
         if text.inputs_embeds is not None:
-            chunks = replace(chunks, inputs_embeds=text.inputs_embeds[0].split(self.max_model_len))
+            chunks = replace(chunks, inputs_embeds=np.split(text.inputs_embeds[0], np.cumsum(lengths)[:-1]))
         receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
         indices = np.arange(len(chunks))  # the receiver sums chunks in order
         return SequenceGroup(

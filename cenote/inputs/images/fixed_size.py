@@ -9,7 +9,7 @@ from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
-from cenote.inputs.images.transforms import BICUBIC, center_crop, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import BICUBIC, center_crop, patchify, pil_to_array, resize, resolve_normalization
 from cenote.protocol.images import ProcessedImage
 
 # resizing the short edge of a longer image would make a huge image, of which only the center is used
@@ -81,7 +81,7 @@ class FixedSizeImageProcessor(ImageProcessor):
                 param="mm_processor_kwargs",
             )
         grid = (expected_size[0] // patch, expected_size[1] // patch)
-        patches = patchify(pil_to_tensor(resized)[:, : grid[0] * patch, : grid[1] * patch], patch)
+        patches = patchify(pil_to_array(resized)[:, : grid[0] * patch, : grid[1] * patch], patch)
         token_ids, is_embed = repeat_token(0, len(patches) + 1)
         # hash the resized image: it determines the result and is smaller than the original
         size, key = (image.height, image.width), self.compute_cache_key(resized, options)

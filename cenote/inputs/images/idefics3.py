@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor
-from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_array, resize, resolve_normalization
 from cenote.protocol.images import ProcessedImage
 
 LANCZOS = 1
@@ -51,9 +50,9 @@ class Idefics3ImageProcessor(ImageProcessor):
         )
         resample = options.get("resample") or LANCZOS
         tiles = _split_with_thumbnail(resize(image, height, width, resample), rows, columns, tile, resample)
-        patches = [patchify(pil_to_tensor(pixels), self.spec.patch_size) for pixels in tiles]
+        patches = [patchify(pil_to_array(pixels), self.spec.patch_size) for pixels in tiles]
         return ProcessedImage(
-            torch.cat(patches),
+            np.concatenate(patches),
             ((patches_per_side, patches_per_side),) * len(patches),
             token_ids,
             is_embed,

@@ -15,7 +15,7 @@ from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.images.processor_options import SIZE_OPTIONS, validate_options
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.inputs.tokenizer import TokenIds
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 from cenote.protocol.images import ProcessedImage
 from cenote.utils.text import short_repr
 

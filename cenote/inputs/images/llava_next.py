@@ -7,14 +7,13 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.fixed_size import parse_size, resize_and_crop
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
 from cenote.inputs.images.tiling import MAX_TILES, append_line_ends, make_patch_indices, pad_to_size, split_into_tiles
-from cenote.inputs.images.transforms import BICUBIC, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import BICUBIC, patchify, pil_to_array, resize, resolve_normalization
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.protocol.images import ProcessedImage
 
@@ -49,7 +48,7 @@ class LlavaNextImageProcessor(ImageProcessor):
             thumbnail,
             *split_into_tiles(pad_to_size(scaled, height, width, "black"), self._parse_tile_size(options)),
         ]
-        pixels = [pil_to_tensor(resize_and_crop(tile, options)) for tile in tiles]
+        pixels = [pil_to_array(resize_and_crop(tile, options)) for tile in tiles]
         if invalid_shapes := [tile.shape for tile in pixels if tile.shape[1:] != (side, side)]:
             raise BadRequest(
                 f"{param_path}: with these options a tile has {tuple(invalid_shapes[0][1:])} pixels, but this model "
@@ -58,7 +57,7 @@ class LlavaNextImageProcessor(ImageProcessor):
             )
         token_ids, is_embed = repeat_token(self.require_token_id(self.spec.placeholder_token), len(row_order))
         return ProcessedImage(
-            torch.cat([patchify(tile[:, : per_side * patch, : per_side * patch], patch) for tile in pixels]),
+            np.concatenate([patchify(tile[:, : per_side * patch, : per_side * patch], patch) for tile in pixels]),
             ((per_side, per_side),) * len(tiles),
             token_ids,
             is_embed,

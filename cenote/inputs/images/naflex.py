@@ -10,7 +10,7 @@ from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
-from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_array, resize, resolve_normalization
 from cenote.protocol.images import ProcessedImage
 
 BILINEAR = 2
@@ -54,7 +54,7 @@ class NaFlexImageProcessor(ImageProcessor):
             fitted = image.crop((0, 0, grid[1] * patch_size, grid[0] * patch_size))
         else:
             fitted = resize(image, grid[0] * patch_size, grid[1] * patch_size, options.get("resample", BILINEAR))
-        patches = patchify(pil_to_tensor(fitted), patch_size)
+        patches = patchify(pil_to_array(fitted), patch_size)
         token_ids, is_embed = repeat_token(0, len(patches) + 1)
         original_size, key = (image.height, image.width), self.compute_cache_key(fitted, options)
         return ProcessedImage(

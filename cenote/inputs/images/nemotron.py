@@ -7,12 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image as pil
 
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
 from cenote.inputs.images.tiling import MAX_TILES, split_into_tiles
-from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_array, resize, resolve_normalization
 from cenote.protocol.images import ProcessedImage
 
 # tile grids that cover more than this fraction of the image's area count as equal
@@ -46,7 +45,7 @@ class NemotronImageProcessor(ImageProcessor):
         inner, is_embed = repeat_token(self.require_token_id(self.spec.prompt_token), num_embeds)
         start_id, end_id = (self.require_token_id(token) for token in ("<img>", "</img>"))
         return ProcessedImage(
-            torch.cat([patchify(pil_to_tensor(tile), patch) for tile in tiles]),
+            np.concatenate([patchify(pil_to_array(tile), patch) for tile in tiles]),
             ((per_side, per_side),) * num_tiles,
             np.array([start_id, *inner, end_id], dtype=np.int32),
             np.array([False, *is_embed, False]),

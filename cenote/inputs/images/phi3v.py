@@ -8,20 +8,20 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image as pil
-from torch.nn import functional as F
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor
 from cenote.inputs.images.tiling import MAX_TILES, append_line_ends, make_patch_indices, pad_to_size
-from cenote.inputs.images.transforms import patchify, resize, to_pixel_values
+from cenote.inputs.images.transforms import patchify, pil_to_array, resize, resolve_normalization
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.images import ProcessedImage
+from cenote.protocol.images import Patches, ProcessedImage
 from cenote.utils.text import short_repr
 
 NUMBERED_PLACEHOLDER = re.compile(r"<\|image_([0-9]{1,4})\|>")
+# of the four pixels nearest to a point in the middle of two, for torch's bicubic kernel
+EVEN_WEIGHTS = np.array((-0.09375, 0.59375, 0.59375, -0.09375), np.float32)
 LINE_END_ROW, SEPARATOR_ROW = -1, -2  # indices of learned embeddings: end of a row; between tiles and thumbnail
 
 
@@ -50,13 +50,13 @@ class Phi3VImageProcessor(ImageProcessor):
         scaled = resize(transpose(image) if is_portrait else image, height, width, pil.Resampling.BILINEAR)
         padded = pad_to_size(scaled, num_down * side, width, "white")
         pixels = to_pixel_values(transpose(padded) if is_portrait else padded, options)
-        thumbnail = F.interpolate(pixels[None], size=(side, side), mode="bicubic")[0]
-        tiles = pixels.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        thumbnail = shrink(shrink(pixels, 1, rows), 2, columns)
+        tiles = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
         # the original tokenizes the text after an image separately, so it has its own first token
         token_ids = np.full(len(row_order) + 1, self.placeholder_id, dtype=np.int32)
         token_ids[-1] = self.require_token_id(options["first_token"])
         return ProcessedImage(
-            torch.cat([patchify(tile, patch) for tile in (thumbnail, *tiles)]),
+            np.concatenate([patchify(tile, patch) for tile in (thumbnail, *tiles)]),
             ((side // patch, side // patch),) * (1 + len(tiles)),
             token_ids,
             np.arange(len(token_ids)) < len(row_order),
@@ -85,6 +85,27 @@ def fit_landscape_size(height: int, width: int, tile_size: int, max_tiles: int) 
     ratio = width / height
     num_across = max(count for count in range(1, max_tiles + 1) if count * ceil(count / ratio) <= max_tiles)
     return int(num_across * tile_size / ratio), num_across * tile_size
+
+
+def to_pixel_values(image: pil.Image, options: Mapping[str, Any]) -> Patches:
+    """Return the normalized image [3, height, width]: the thumbnail is made of normalized pixels."""
+    normalization = resolve_normalization(options)
+    values = pil_to_array(image).astype(np.float32, order="C")
+    mean, std = np.array([normalization.mean, normalization.std], np.float32)[..., None, None]
+    values *= normalization.rescale_factor
+    values -= mean
+    values /= std
+    return values
+
+
+def shrink(pixels: Patches, axis: int, factor: int) -> Patches:
+    """Divide the length of an axis by a whole number, as torch.nn.functional.interpolate does with mode="bicubic"."""
+    centers = np.arange((factor - 1) // 2, pixels.shape[axis], factor)
+    if factor % 2:
+        return pixels.take(centers, axis)
+    taps = [weight * pixels.take(centers + offset, axis, mode="clip") for offset, weight in enumerate(EVEN_WEIGHTS, -1)]
+    shrunk: Patches = taps[0] + taps[1] + taps[2] + taps[3]
+    return shrunk
 
 
 def transpose(image: pil.Image) -> pil.Image:

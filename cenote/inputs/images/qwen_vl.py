@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
-from cenote.inputs.images.transforms import BICUBIC, flatten_rows, pil_to_tensor, resize, resolve_normalization
+from cenote.inputs.images.transforms import BICUBIC, flatten_rows, pil_to_array, resize, resolve_normalization
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.images import ProcessedImage
+from cenote.protocol.images import Patches, ProcessedImage
 from cenote.utils.text import short_repr
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class QwenVLImageProcessor(ImageProcessor):
         resized = resize(image, height, width, options.get("resample", BICUBIC))
         token_ids, is_embed = repeat_token(self._image_token_id(), num_tokens)
         return ProcessedImage(
-            patchify_merged(pil_to_tensor(resized), patch, merge),
+            patchify_merged(pil_to_array(resized), patch, merge),
             ((rows, columns),),
             token_ids,
             is_embed,
@@ -123,11 +122,11 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return max(factor, new_height), max(factor, new_width)
 
 
-def patchify_merged(pixels: Tensor, patch_size: int, merge_size: int) -> Tensor:
+def patchify_merged(pixels: Patches, patch_size: int, merge_size: int) -> Patches:
     """Return [patches, 3 * size * size], patches of a token adjacent, each in the layout of a convolution weight."""
     channels, height, width = pixels.shape
     rows, columns = height // patch_size // merge_size, width // patch_size // merge_size
-    blocks = pixels.numpy().reshape(channels, rows, merge_size, patch_size, columns, merge_size, patch_size)
+    blocks = pixels.reshape(channels, rows, merge_size, patch_size, columns, merge_size, patch_size)
     return flatten_rows(blocks.transpose(1, 4, 2, 5, 0, 3, 6), channels * patch_size * patch_size)
 
 

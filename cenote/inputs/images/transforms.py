@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image as pil
-from torch import Tensor
 
 from cenote.errors import BadRequest
-from cenote.protocol.images import PixelNormalization
+from cenote.protocol.images import Patches, PixelNormalization
 
 BILINEAR, BICUBIC = 2, 3
 MAX_RESIZED_PIXELS = 40_000_000  # limit for resize and crop options, also of trusted callers
@@ -44,9 +42,9 @@ def _check_size(height: int, width: int) -> None:
         )
 
 
-def pil_to_tensor(image: pil.Image) -> Tensor:
+def pil_to_array(image: pil.Image) -> Patches:
     """Return [3, height, width], uint8."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return np.asarray(image).transpose(2, 0, 1)
 
 
 def resolve_normalization(
@@ -64,28 +62,13 @@ def resolve_normalization(
     return PixelNormalization(factor, mean, std)
 
 
-def patchify(pixels: Tensor, patch_size: int) -> Tensor:
+def patchify(pixels: Patches, patch_size: int) -> Patches:
     """Return [patches, 3 * size * size] in row order, each patch in the layout of a convolution weight."""
     channels, height, width = pixels.shape
-    blocks = pixels.numpy().reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
+    blocks = pixels.reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
     return flatten_rows(blocks.transpose(1, 3, 0, 2, 4), channels * patch_size * patch_size)
 
 
-def flatten_rows(values: np.ndarray[Any, Any], width: int) -> Tensor:
-    """Return contiguous [rows, width]. With numpy: torch would start its own threads in every image worker."""
-    return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, width))
-
-
-def normalize_patches(patches: Tensor, normalization: PixelNormalization | None) -> Tensor:
-    """Rescale and normalize uint8 patches; without a normalization, the patches are pixel values already."""
-    if normalization is None:
-        return patches
-    mean, std = torch.tensor([normalization.mean, normalization.std], device=patches.device)[..., None]
-    values = patches.reshape(len(patches), 3, -1).to(torch.float32, copy=True)
-    return values.mul_(normalization.rescale_factor).sub_(mean).div_(std).flatten(1)
-
-
-def to_pixel_values(image: pil.Image, options: Mapping[str, Any]) -> Tensor:
-    """Return the normalized image [3, height, width], for processors that transform it before patchifying."""
-    pixels = pil_to_tensor(image)
-    return normalize_patches(pixels.flatten()[None], resolve_normalization(options)).view(pixels.shape)
+def flatten_rows(values: Patches, width: int) -> Patches:
+    """Return contiguous [rows, width]."""
+    return np.ascontiguousarray(values).reshape(-1, width)

@@ -116,7 +116,7 @@ def test_mrope_positions_equal_positions_where_there_is_no_image() -> None:
 
 
 def test_pixel_bytes_are_normalized_per_channel() -> None:
-    bright = replace(make_image(1, b"bright"), patches=torch.tensor([[255, 0, 255, 51, 51, 0]], dtype=torch.uint8))
+    bright = replace(make_image(1, b"bright"), patches=np.array([[255, 0, 255, 51, 51, 0]], np.uint8))
     images = pack_batch(
         make_input(
             [9, 9],
@@ -140,4 +140,4 @@ def with_normalization(other: ProcessedImage, white: float, key: bytes = b"key")
 def make_image(num_rows: int, key: bytes = b"key") -> ProcessedImage:
     """Return an image of `num_rows` patches whose values are `num_rows`."""
     ids, mask = np.full(num_rows, 9, dtype=np.int32), np.ones(num_rows, dtype=bool)
-    return ProcessedImage(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, mask, (1, num_rows), key)
+    return ProcessedImage(np.full((num_rows, 4), num_rows, np.float32), ((1, num_rows),), ids, mask, (1, num_rows), key)

@@ -12,6 +12,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
+from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest
 from cenote.inputs.images.fixed_size import resize_and_crop
 from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
@@ -19,11 +20,10 @@ from cenote.inputs.images.transforms import (
     CLIP_MEAN,
     CLIP_STD,
     IMAGENET_STANDARD,
-    normalize_patches,
-    pil_to_tensor,
+    pil_to_array,
     resolve_normalization,
 )
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 
 # width and height: portrait, landscape, the target size, tiny, one pixel wide, much larger
 SIZES = [(37, 91), (120, 53), (56, 56), (3, 5), (1, 40), (301, 211)]
@@ -40,7 +40,7 @@ def make_processor(kind: str, *, files: dict[str, Any] | None = None, **options:
 
 def pixels(image: Image.Image, options: dict[str, Any], mean: Any = CLIP_MEAN, std: Any = CLIP_STD) -> torch.Tensor:
     """Return the normalized pixels of a resized image."""
-    resized = pil_to_tensor(resize_and_crop(image, options))
+    resized = torch.from_numpy(np.ascontiguousarray(pil_to_array(resize_and_crop(image, options))))
     return normalize_patches(resized[None].flatten(1), resolve_normalization(options, mean, std)).reshape(resized.shape)
 
 
@@ -83,9 +83,9 @@ def test_patches_are_in_row_order_followed_by_the_pooled_row() -> None:
     options = {"image_size": 56, "size": {"height": 56, "width": 56}}
     processed = make_processor("resized", **options).preprocess(image := noise(60, 80), {}, "here")
 
-    pixel_values = pil_to_tensor(resize_and_crop(image, options))
+    pixel_values = pil_to_array(resize_and_crop(image, options))
     assert processed.patch_grids == ((4, 4),) and processed.original_size == (80, 60)
-    assert torch.equal(processed.patches[6].reshape(3, 14, 14), pixel_values[:, 14:28, 28:42])
+    assert np.array_equal(processed.patches[6].reshape(3, 14, 14), pixel_values[:, 14:28, 28:42])
     assert len(processed.token_ids) == processed.num_embeds == 17
 
 
@@ -122,7 +122,7 @@ def test_grids_and_patches_match_siglip2s_processor(size: tuple[int, int], max_p
 
     count = grid[0] * grid[1]
     assert processed.patch_grids == (grid,) and count <= max_patches
-    values = normalize_patches(processed.patches, processed.normalization)
+    values = normalize_patches(torch.from_numpy(processed.patches), processed.normalization)
     channels_last = values.reshape(count, 3, 14, 14).permute(0, 2, 3, 1).flatten(1)
     torch.testing.assert_close(channels_last, expected["pixel_values"][0][:count], rtol=0, atol=1e-5)
 

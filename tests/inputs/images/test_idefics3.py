@@ -10,10 +10,11 @@ import torch
 from tokenizers import Tokenizer
 from torch.testing import assert_close
 
+from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest, InputTooLong
 from cenote.inputs.images.idefics3 import Idefics3ImageProcessor
-from cenote.inputs.images.transforms import normalize_patches, patchify
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.inputs.images.transforms import patchify
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 from tests.models.modernvbert import FACTOR, IMAGE_FILE, PATCH, SPECIAL, TILE, make_image, processor, tiny_tokenizer
 
 SPEC = ImageSpec(
@@ -45,8 +46,8 @@ def test_pixels_and_tokens_match_transformers(size: tuple[int, int], changes: di
 
     ours = make_processor(tokenizer, **changes).preprocess(image, {}, "image")
 
-    pixels = torch.cat([patchify(tile, PATCH) for tile in theirs["pixel_values"][0]])
-    assert_close(normalize_patches(ours.patches, ours.normalization), pixels, atol=1e-5, rtol=0)
+    pixels = torch.from_numpy(np.concatenate([patchify(tile.numpy(), PATCH) for tile in theirs["pixel_values"][0]]))
+    assert_close(normalize_patches(torch.from_numpy(ours.patches), ours.normalization), pixels, atol=1e-5, rtol=0)
     assert ours.token_ids.tolist() == theirs["input_ids"][0, 1:-1].tolist()
     assert ours.num_embeds == int((theirs["input_ids"] == SPEC.image_token_id).sum())
     assert len(ours.patch_grids) == len(theirs["pixel_values"][0]) and set(ours.patch_grids) == {

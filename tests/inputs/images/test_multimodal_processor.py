@@ -11,7 +11,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import tokenizers
-import torch
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings
@@ -22,7 +21,7 @@ from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 from cenote.protocol.images import ImageSource, ProcessedImage
 from cenote.protocol.input_types import ContentParts, Conversation, Input, MultimodalPair, MultimodalPrompt, TextPair
 from cenote.protocol.params import TokenizationParams
@@ -46,7 +45,7 @@ class RowImageProcessor(ImageProcessor):
         self.check_num_tokens(count, image, param_path)
         ids, is_embed = repeat_token(IMAGE, count)
         key = self.compute_cache_key(image, options)
-        return ProcessedImage(torch.zeros(count, 3), ((1, count),), ids, is_embed, (image.height, image.width), key)
+        return ProcessedImage(np.zeros((count, 3)), ((1, count),), ids, is_embed, (image.height, image.width), key)
 
 
 def load(image: ImageSource) -> PIL.Image.Image:

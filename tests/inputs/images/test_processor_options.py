@@ -11,7 +11,7 @@ from PIL import Image
 
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 
 SQUARE = {"image_size": 28, "size": {"height": 28, "width": 28}, "crop_size": {"height": 28, "width": 28}}
 TILES = {"min_dynamic_patch": 1, "max_dynamic_patch": 4, "dynamic_image_size": True, "use_thumbnail": True}

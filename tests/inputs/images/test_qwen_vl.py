@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest, InputTooLong
 from cenote.inputs.images.image_processor import make_image_processor
 from cenote.inputs.images.qwen_vl import QwenVLImageProcessor
-from cenote.inputs.images.transforms import normalize_patches
-from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 from cenote.protocol.images import ProcessedImage
 
 PAD = 7
@@ -60,7 +60,7 @@ def test_patches_match_transformers(files: str, shape: tuple[int, int]) -> None:
     processed = preprocess(FILES[files], *shape)
 
     assert [1, *processed.patch_grids[0]] == expected["image_grid_thw"][0].tolist()
-    values = normalize_patches(processed.patches, processed.normalization)
+    values = normalize_patches(torch.from_numpy(processed.patches), processed.normalization)
     for frame in (
         expected["pixel_values"].unflatten(1, (3, 2, -1)).unbind(2)
     ):  # Transformers repeats a still image to two frames
