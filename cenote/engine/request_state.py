@@ -11,13 +11,14 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from cenote.engine.request_future import RequestFuture
 from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
+from cenote.inputs.chunk_mean import WeightedMean
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
-from cenote.pooling.chunk_mean import WeightedMean
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.params import Task
@@ -281,20 +282,20 @@ class ChunkedInput:
         self.state = state
         self.index = index
         self.full_input = full_input
-        self.num_chunks = self.num_remaining = num_chunks
+        self.has_failed = False
         self.normalize = normalize
-        self.chunk_mean = WeightedMean()
+        self.mean = WeightedMean(num_chunks)
 
     @property
     def is_aborted(self) -> bool:
-        return self.state.is_aborted or self.num_remaining < 0
+        return self.state.is_aborted or self.has_failed
 
     def drop_cancelled(self, indices: Int64Array) -> BoolArray:
         return np.zeros(len(indices), dtype=bool)
 
     @property
     def isolated_indices(self) -> Collection[int]:
-        return range(self.num_chunks) if self.index in self.state.isolated_indices else ()
+        return range(self.mean.num_chunks) if self.index in self.state.isolated_indices else ()
 
     def get_call_refs(self, indices: Int64Array) -> CallRefs:
         return self.state.get_call_refs(np.full(len(indices), self.index))
@@ -308,16 +309,15 @@ class ChunkedInput:
         for chunks in results:
             indices, lengths = chunks.indices.tolist(), chunks.inputs.lengths.tolist()
             for chunk, vector, num_tokens in zip(indices, chunks.rows[0].unbind(), lengths, strict=True):
-                self.chunk_mean.add(chunk, vector, num_tokens)
-            self.num_remaining -= len(chunks.inputs)
-        if self.num_remaining == 0:
-            vector = self.chunk_mean.result(normalize=self.normalize)
+                self.mean.add(chunk, vector.float().numpy(), num_tokens)
+        if self.mean.is_complete:
+            vector = torch.from_numpy(self.mean.result(normalize=self.normalize))
             rows = (RaggedRows(vector[None]),)
             self.state.receive([GroupResult(self.full_input, np.array([self.index]), rows, results[-1].times)])
 
     def fail(self, index: int, error: PoolingError) -> None:
         if not self.is_aborted:
-            self.num_remaining = -1  # a failed chunk fails its input, once
+            self.has_failed = True  # a failed chunk fails its input, once
             self.state.fail(self.index, error)
 
     def expire(self, now: float) -> None:

@@ -3,10 +3,45 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+import numpy as np
+
+from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 
 logger = logging.getLogger("cenote")
+
+
+def find_long(inputs: TokenizedInputs, max_tokens: int) -> BoolArray:
+    """Return which inputs are split; one with images never is, and may be longer than texts."""
+    long: BoolArray = inputs.lengths > max_tokens
+    if inputs.images is not None:
+        long &= np.array([images is None for images in inputs.images])
+    return long
+
+
+def split_long(inputs: TokenizedInputs, max_tokens: int) -> tuple[TokenizedInputs, Int64Array]:
+    """Return the inputs with their chunks in place of those that are too long, and the number of the input of each."""
+    long = find_long(inputs, max_tokens)
+    parts = [
+        split_text(inputs.slice(index, index + 1), max_tokens) if is_long else inputs.slice(index, index + 1)
+        for index, is_long in enumerate(long.tolist())
+    ]
+    return TokenizedInputs.concat(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+
+def split_text(text: TokenizedInputs, max_tokens: int) -> TokenizedInputs:
+    """Return the chunks of one input; their token counts sum up to those of the text."""
+    lengths = np.array([len(chunk) for chunk in split_into_chunks(text.token_ids, max_tokens)])
+    chunks = TokenizedInputs.from_ids(text.token_ids, lengths, lengths.copy())
+    length, _, num_input_tokens, num_unpooled, _, is_exact = text.only_record
+    chunks.metadata["num_input_tokens"][-1] += num_input_tokens - length
+    chunks.metadata["is_exact"][-1] = is_exact
+    chunks.metadata["num_unpooled"][0] = min(num_unpooled, max_tokens - 1)
+    if text.inputs_embeds is not None:
+        return replace(chunks, inputs_embeds=np.split(text.inputs_embeds[0], np.cumsum(lengths)[:-1]))
+    return chunks
 
 
 def split_into_chunks(token_ids: TokenIds, max_tokens: int) -> list[TokenIds]:

@@ -65,7 +65,10 @@ class TokenLink:
         if len(self.options) > MAX_OPTIONS:
             del self.options[next(iter(self.options))]
         limits = options.limits
-        return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, limits.is_chunked)
+        chunk_tokens = self.batcher.intake.engine.max_model_len if limits.is_chunked else 0
+        normalizes = options.input_options.specs[0].options.use_activation
+        padded = limits.max_padded_tokens
+        return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, padded, chunk_tokens, normalizes)
 
     def on_refused_requests(self, message: RefusedRequests) -> None:
         for outcome, num_requests in message.outcomes.items():

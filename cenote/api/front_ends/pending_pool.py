@@ -17,7 +17,9 @@ from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import Cancel
 from cenote.api.wire.token_messages import BatchTimesTuple
 from cenote.errors import DeadlineExceeded, PoolingError
-from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
+from cenote.inputs.chunk_mean import WeightedMean
+from cenote.inputs.chunks import find_long, split_long
+from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
 
@@ -43,19 +45,36 @@ class TokenCounts(NamedTuple):
             (metadata["is_exact"] != 0).tolist(),
         )
 
+    def of_row(self, row: int) -> tuple[int, int, bool]:
+        return self.num_tokens[row], self.num_input_tokens[row], self.is_exact[row]
+
+    def of_chunks(self, row: int, long: LongText) -> tuple[int, int, bool]:
+        """Return those of a text whose first chunk is in `row`."""
+        end = row + long.mean.num_chunks
+        return sum(self.num_tokens[row:end]), sum(self.num_input_tokens[row:end]), all(self.is_exact[row:end])
+
     def extend(self, other: TokenCounts) -> None:
         self.num_tokens.extend(other.num_tokens)
         self.num_input_tokens.extend(other.num_input_tokens)
         self.is_exact.extend(other.is_exact)
 
 
+class LongText(NamedTuple):
+    """An input that is sent as several chunks."""
+
+    first_row: int
+    mean: WeightedMean
+
+
 class PendingPool(ReplayableCall):
     """Results arrive in any order; they are stored by the index of their input.
 
     It outlives engine processes: results that have arrived are kept, inputs without a result are sent again. The
-    number of an input is its row among those that could be rendered.
+    number of an input is its row among those that could be rendered; the chunks of a long text have a row each.
     """
 
+    chunk_tokens = 0  # longer texts are split into chunks of so many; 0: none are
+    normalizes = False  # the mean of the chunks
     parts: Sequence[PendingPart] = ()  # what was sent last, if it was not all inputs as one call
 
     def __init__(self, request: PoolRequest) -> None:
@@ -79,6 +98,7 @@ class PendingPool(ReplayableCall):
         self._start = 0  # of its own in `_inputs` and `_counts`
         self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
         self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
+        self._long: dict[int, LongText] = {}  # by index
         self._num_open = self.num_inputs
 
     @property
@@ -140,7 +160,7 @@ class PendingPool(ReplayableCall):
 
     def on_exit(self, numbers: Sequence[int], exited: EngineExited) -> list[bytes]:
         """Take what was on the device when the engine process exited; return the digests of inputs to blame."""
-        missing = [row for row in numbers if self._data[self._indices[row]] is None]
+        missing = [row for row in numbers if self._is_missing(row)]
         poison = self.find_poison(missing, exited)
         for row in poison:
             self.refuse(row, exited.reason)
@@ -158,7 +178,13 @@ class PendingPool(ReplayableCall):
 
     def find_missing(self) -> list[int]:
         """Return the rows of the inputs without a result."""
-        return [row for row, index in enumerate(self._indices) if self._data[index] is None]
+        return [row for row in range(self.num_sent) if self._is_missing(row)]
+
+    def _is_missing(self, row: int) -> bool:
+        index = self._indices[row]
+        if self._data[index] is not None:
+            return False
+        return (long := self._long.get(index)) is None or not long.mean.has(row - long.first_row)
 
     def mark_rendered(self, started_at: float, ended_at: float) -> None:
         """Record the time until the first inputs are sent: with other requests of the same turn, or a slice alone."""
@@ -180,24 +206,37 @@ class PendingPool(ReplayableCall):
             num_tokens, num_inputs = counts.num_tokens, self.num_inputs
             on_tokenized(num_tokens[start] if num_inputs == 1 else sum(num_tokens[start : start + num_inputs]))
 
-    def add_rendered(self, rendered: RenderResult, first_index: int = 0) -> bool:
-        """Add rendered inputs, the first of which is `first_index`; return whether there is something to send."""
+    def add_rendered(self, rendered: RenderResult, first_index: int = 0) -> TokenizedInputs | None:
+        """Add rendered inputs, the first of which is `first_index`; return what there is to send."""
         if self.future.done():
-            return False
+            return None
         if first_index == 0:
             self._indices = []
-        self._indices += (rendered.indices + first_index).tolist()
-        self._num_rendered = first_index + len(rendered.inputs) + len(rendered.errors)
-        if len(rendered.inputs):
-            self._slices.append(rendered.inputs)
-        self._counts.extend(TokenCounts.of_inputs(rendered.inputs))
+        inputs, indices = rendered.inputs, rendered.indices + first_index
+        if self.chunk_tokens and find_long(inputs, self.chunk_tokens).any():
+            inputs, numbers = split_long(inputs, self.chunk_tokens)
+            indices = indices[numbers]
+            self._add_long(indices)
+        self._indices += indices.tolist()
+        self._num_rendered = first_index + len(rendered)
+        if len(inputs):
+            self._slices.append(inputs)
+        self._counts.extend(TokenCounts.of_inputs(inputs))
         if self.is_rendered and self.request.on_tokenized is not None:
             self.request.on_tokenized(sum(self._counts.num_tokens))
         for index, error in rendered.errors.items():
             self._add_error(first_index + index, error)
-        has_inputs = not self.future.done() and len(rendered.inputs) > 0
-        self._is_sent = self._is_sent or has_inputs
-        return has_inputs
+        if self.future.done() or not len(inputs):
+            return None
+        self._is_sent = True
+        return inputs
+
+    def _add_long(self, indices: Int64Array) -> None:
+        """Note the inputs that have several of the next rows; `indices`: of the input of each row."""
+        found, starts, counts = np.unique(indices, return_index=True, return_counts=True)
+        for index, start, count in zip(found.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            if count > 1:
+                self._long[index] = LongText(len(self._indices) + start, WeightedMean(count))
 
     def add_result(
         self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
@@ -205,12 +244,19 @@ class PendingPool(ReplayableCall):
         if self.future.done():
             return
         index = self._indices[input_number]
+        if self.num_sent > 1 and (self._first_times is None or times < self._first_times):
+            self._first_times = times
+        if (long := self._long.get(index)) is not None:
+            if self._data[index] is not None:  # the error of another chunk
+                return
+            long.mean.add(input_number - long.first_row, data, self._counts.num_tokens[input_number])
+            if not long.mean.is_complete:
+                return
+            data = long.mean.result(normalize=self.normalizes)
         self._data[index] = data
         if extra:
             self._extra[index] = extra
         self._num_open -= 1
-        if self.num_inputs > 1 and (self._first_times is None or times < self._first_times):
-            self._first_times = times
         if self._num_open == 0:
             self._record_times(times, arrived_at)
             self.future.set_result(self._make_results())
@@ -252,6 +298,8 @@ class PendingPool(ReplayableCall):
         self.parts, self._is_sent, self._sent_at = parts, True, time.monotonic()
 
     def _add_error(self, index: int, error: PoolingError) -> None:
+        if self._data[index] is not None:  # the error of another chunk
+            return
         if error.index is None:
             error.index = index
         if not self.request.return_exceptions:
@@ -267,12 +315,13 @@ class PendingPool(ReplayableCall):
         data, counts, start = self._data, self._counts, self._start
         vectors = []
         for row, index in enumerate(self._indices, start):
-            if isinstance(vector := data[index], PoolingError):
+            if isinstance(vector := data[index], PoolingError | PoolResult):  # the latter for the next chunk of a text
                 continue
             vectors.append(vector)
-            result = PoolResult(
-                vector, NO_IDS, counts.num_tokens[row], counts.num_input_tokens[row], counts.is_exact[row]
+            num_tokens, num_input_tokens, is_exact = (
+                counts.of_row(row) if (long := self._long.get(index)) is None else counts.of_chunks(row, long)
             )
+            result = PoolResult(vector, NO_IDS, num_tokens, num_input_tokens, is_exact)
             if extra := self._extra.get(index):
                 result.extra_data = dict(zip(self.request.extra_tasks, extra, strict=True))
             data[index] = result

@@ -21,6 +21,11 @@ MAX_REGISTERED = 4096
 OptionsKey = tuple[Any, ...]
 
 
+def make_limits(reply: OptionsRegistered) -> Limits:
+    is_chunked = reply.chunk_tokens > 0
+    return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, is_chunked, reply.max_padded_tokens)
+
+
 class RegisteredOptions:
     """The number and the limits of options that the engine knows, or the error with which it refused them."""
 
@@ -28,14 +33,14 @@ class RegisteredOptions:
         self.options_id = options_id
         self.future = future
 
-    async def get_limits(self) -> Limits:
+    async def get_reply(self) -> OptionsRegistered:
         if not self.future.done():
             await asyncio.wait([self.future])
         if (error := self.future.exception()) is not None:
             raise copy(error)  # raising the one that is kept would keep this request with its texts as well
         reply: OptionsRegistered
         reply, _ = self.future.result()
-        return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, reply.is_chunked)
+        return reply
 
 
 class OptionsRegistry:

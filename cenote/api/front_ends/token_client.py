@@ -17,7 +17,7 @@ import numpy as np
 
 from cenote.api.front_ends.pending_pool import PendingPart, PendingPool, TokenCounts
 from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
-from cenote.api.front_ends.registered_options import OptionsRegistry
+from cenote.api.front_ends.registered_options import OptionsRegistry, make_limits
 from cenote.api.front_ends.replay import EngineLost
 from cenote.api.front_ends.text_model import TextModel
 from cenote.api.wire.channel import Channel
@@ -112,13 +112,13 @@ class TokenClient:
         )
 
     async def pool(self, pending: PendingPool, model_info: ModelInfo) -> list[Any]:
-        """Return the results in the order of the inputs; raises NeedsEngine if only the engine can tokenize them.
+        """Return the results in the order of the inputs.
 
         Raises EngineLost if the engine process or the link to it is gone; the next client takes the same `pending`,
         which stays in the table of calls until then.
         """
         try:
-            options_id, key, num_chars = await self._prepare(pending.request, model_info)
+            options_id, key, num_chars = await self._prepare(pending, model_info)
             pending.check_deadline()
         except PoolingError as error:
             self._count_refused(error)
@@ -143,17 +143,18 @@ class TokenClient:
             pending.cancel(self._channel)
             raise
 
-    async def _prepare(self, request: PoolRequest, model_info: ModelInfo) -> tuple[int, RenderKey, int]:
+    async def _prepare(self, pending: PendingPool, model_info: ModelInfo) -> tuple[int, RenderKey, int]:
         """Check a request; return the number of its options, the settings of rendering and the characters to render."""
+        request = pending.request
         selection = select_prompt(request, model_info)
         options = self.options.find(request, selection)
         try:
-            limits = await options.get_limits()
+            reply = await options.get_reply()
         except EngineStopped as error:
             self._on_engine_stopped(str(error))
             raise EngineLost from None
-        if limits.is_chunked:
-            raise NeedsEngine
+        limits = make_limits(reply)
+        pending.chunk_tokens, pending.normalizes = reply.chunk_tokens, reply.normalizes
         check_tokenization_params(request.tokenization, limits)
         await self._channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it
@@ -232,17 +233,17 @@ class TokenClient:
             ended_at = time.monotonic()
             for pending in calls:
                 pending.mark_rendered(started_at, ended_at)
-            if rendered.errors:
+            if rendered.errors or calls[0].chunk_tokens:
                 self._send_one_by_one(calls, rendered)
             else:
                 self._send_rendered(calls, rendered.inputs)
 
     def _send_one_by_one(self, calls: Sequence[PendingPool], rendered: RenderResult) -> None:
-        """Give every call its errors, and send the inputs without."""
+        """Give every call its errors, and send the inputs without, long texts as chunks."""
         start = 0
         for pending in calls:
             part = rendered.slice(start, start + pending.num_inputs)
-            if pending.add_rendered(part):
+            if pending.add_rendered(part) is not None:
                 self._send_one(pending)
             start += pending.num_inputs
 
@@ -286,8 +287,9 @@ class TokenClient:
             if start == 0:
                 pending.mark_rendered(started_at, time.monotonic())
             num_sent = pending.num_sent if start else 0
-            if pending.add_rendered(rendered, start) and is_sent_in_parts:
-                self._send(pending.options_id, [pending], rendered.inputs, num_sent, is_last=end >= len(inputs))
+            ready = pending.add_rendered(rendered, start)
+            if ready is not None and is_sent_in_parts:
+                self._send(pending.options_id, [pending], ready, num_sent, is_last=end >= len(inputs))
                 await self._channel.wait_writable()
             start = end
         if not is_sent_in_parts and not pending.future.done():

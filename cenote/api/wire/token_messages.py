@@ -25,7 +25,9 @@ class OptionsRegistered(Message):
     max_tokens: int
     limit_name: str
     is_bounded: bool
-    is_chunked: bool
+    max_padded_tokens: int | None
+    chunk_tokens: int  # longer texts are split into chunks of so many; 0: none are
+    normalizes: bool  # the mean of the chunks
 
 
 class RegisterOptions(Call[OptionsRegistered]):

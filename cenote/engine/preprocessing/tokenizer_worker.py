@@ -23,7 +23,7 @@ from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.request_state import ChunkedInput, InputOptions, RequestState
 from cenote.engine.sequence_group import SequenceGroup
 from cenote.errors import make_internal_error
-from cenote.inputs.chunks import split_into_chunks
+from cenote.inputs.chunks import find_long, split_text
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
@@ -312,9 +312,7 @@ class TokenizerWorker:
             yield SequenceGroup(inputs, indices, specs, receiver, scheduling, adapter, state.request.deadline_at)
             return
         indices = indices + first_index
-        long = inputs.lengths > self.max_model_len
-        if inputs.images is not None:  # inputs with images are not chunked and may be longer than texts
-            long &= np.array([images is None for images in inputs.images])
+        long = find_long(inputs, self.max_model_len)
         for options, offsets in state.group_by_options(indices):
             for offset in offsets[long[offsets]].tolist():
                 yield self._make_chunk_group(state, int(indices[offset]), inputs.slice(offset, offset + 1), options)
@@ -336,11 +334,7 @@ class TokenizerWorker:
     def _make_chunk_group(
         self, state: RequestState, index: int, text: TokenizedInputs, options: InputOptions
     ) -> SequenceGroup:
-        lengths = np.array([len(chunk) for chunk in split_into_chunks(text.token_ids, self.max_model_len)])
-        chunks = TokenizedInputs.from_ids(text.token_ids, lengths, lengths)
-        chunks.metadata["num_unpooled"][0] = min(int(text.metadata["num_unpooled"][0]), self.max_model_len - 1)
-        if text.inputs_embeds is not None:
-            chunks = replace(chunks, inputs_embeds=np.split(text.inputs_embeds[0], np.cumsum(lengths)[:-1]))
+        chunks = split_text(text, self.max_model_len)
         receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
         indices = np.arange(len(chunks))  # the receiver sums chunks in order
         return SequenceGroup(
