@@ -13,10 +13,10 @@ from cenote.engine.request_state import InputOptions, RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
-from cenote.inputs.listwise_prompt import parse_listwise_input
+from cenote.inputs.listwise_prompt import join_listwise
 from cenote.loading.model_description import ModelDescription
 from cenote.pooling.pooler import PoolingSpec
-from cenote.protocol.input_types import ChunkedDocument, ListwiseInput
+from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.late_chunking import check_late_chunking
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Task
@@ -56,10 +56,8 @@ class Admission:
             self.check_task(task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
-        if self.scoring_model.preferred_score_type == "listwise" and not all(
-            isinstance(item, ListwiseInput) for item in request.inputs
-        ):
-            request = replace(request, inputs=[parse_listwise_input(request.inputs, model_info.architecture)])
+        if self.scoring_model.preferred_score_type == "listwise":
+            request = join_listwise(request, model_info.architecture)
         check_documents(request)
         check_late_chunking(request)
         limits = self.resolve_request_limits(request)

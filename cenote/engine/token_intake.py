@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
-from cenote.errors import BadRequest, Unsupported
+from cenote.errors import BadRequest
 from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.protocol.params import Role
 from cenote.protocol.requests import PoolRequest
 
 if TYPE_CHECKING:
@@ -27,16 +29,21 @@ class TokenIntake:
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options of a request without inputs."""
-        if self.engine.routes:
-            raise Unsupported("queries and documents of this model are encoded by different modules")
-        return self.engine.admission.resolve_options(request)
+        return replace(self._find_engine(request.role).admission.resolve_options(request), role=request.role)
 
-    def check(self, inputs: TokenizedInputs) -> None:
+    def _find_engine(self, role: Role | None) -> PoolingEngine:
+        return self.engine if role is None else self.engine.routes.get(role, self.engine)
+
+    def get_max_tokens(self, options: ResolvedOptions) -> int:
+        return self._find_engine(options.role).max_model_len
+
+    def check(self, inputs: TokenizedInputs, options: ResolvedOptions) -> None:
         """Raise if arrays are not valid for the model: the device would read outside of its tables."""
+        engine = self._find_engine(options.role)
         lengths, ids = inputs.lengths, inputs.token_ids
-        max_model_len, vocab_size = self.engine.max_model_len, self.engine.renderer.vocab_size
+        max_model_len, vocab_size = engine.max_model_len, engine.renderer.vocab_size
         shortest, longest = (len(ids), len(ids)) if len(lengths) == 1 else (lengths.min(), lengths.max())
-        least = 0 if self.engine.renderer.accepts_empty else 1
+        least = 0 if engine.renderer.accepts_empty else 1
         if shortest < least or longest > max_model_len:
             raise BadRequest(f"each input must have between {least} and {max_model_len} tokens")
         if ids.view(np.uint32).max(initial=0) >= vocab_size:  # negative ids are the largest as unsigned numbers
@@ -44,7 +51,7 @@ class TokenIntake:
 
     def submit(self, batch: TokenizedBatch) -> None:
         """Queue a batch whose inputs have been checked; its receiver gets the results."""
-        engine = self.engine
+        engine = self._find_engine(batch.options.role)
         if (adapter := batch.options.input_options.adapter) is not None:
             engine.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
         engine.admit_batch(batch)

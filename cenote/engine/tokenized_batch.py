@@ -15,6 +15,7 @@ from cenote.engine.sequence_group import CallRefs, GroupResult, SequenceGroup
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
+from cenote.protocol.params import Role
 from cenote.protocol.scheduling import SchedulingParams
 
 
@@ -25,6 +26,7 @@ class ResolvedOptions:
     input_options: InputOptions
     limits: Limits
     scheduling: SchedulingParams = SchedulingParams()
+    role: Role | None = None  # of models with different modules for queries and documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import Conversation, Input, ListwiseInput
+from cenote.protocol.requests import PoolRequest
 
 DOCUMENT_TOKEN, QUERY_TOKEN = "<|embed_token|>", "<|rerank_token|>"
 MARKERS, MARKER_END = (DOCUMENT_TOKEN.encode(), QUERY_TOKEN.encode()), b">"
@@ -48,6 +50,13 @@ def strip_special_tokens(text: str) -> str:
             if kept.endswith(marker):
                 del kept[-len(marker) :]
     return (kept + rest).decode("utf-8", "surrogatepass")
+
+
+def join_listwise(request: PoolRequest, architecture: str) -> PoolRequest:
+    """Return a request whose texts are one input, unless its inputs are lists already."""
+    if all(isinstance(item, ListwiseInput) for item in request.inputs):
+        return request
+    return replace(request, inputs=[parse_listwise_input(request.inputs, architecture)])
 
 
 def parse_listwise_input(inputs: Sequence[Input], architecture: str) -> ListwiseInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,11 @@ from cenote.cli.main import main
 from cenote.engine.token_intake import TokenIntake
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.protocol.engine import Engine
+from cenote.protocol.params import Role
+from cenote.protocol.requests import PoolRequest
 from tests.api.app_client import make_client
+from tests.api.front_ends.test_remote_engine import call_both
 from tests.layouts.builders import st_formats
 from tests.models.two_towers import IMAGES
 from tests.tiny import TEXTS, change_config, tiny_bert
@@ -222,6 +227,11 @@ def test_a_file_with_a_blank_line_has_a_static_embedding_of_every_line(tmp_path:
     assert_close(torch.from_numpy(np.load(output)).norm(dim=1), torch.tensor([1.0, 0.0, 1.0]))
 
 
+def check_in_engine(llm: LLM, inputs: TokenizedInputs) -> None:
+    intake = TokenIntake(llm.engine)
+    intake.check(inputs, intake.resolve_options(PoolRequest(task="embed", inputs=())))
+
+
 def test_only_a_static_model_takes_texts_without_tokens_from_front_ends(tmp_path: Path) -> None:
     ids, lengths = np.array([], dtype=np.int32), np.zeros(2, dtype=np.int64)
     blank = TokenizedInputs.from_ids(ids, lengths, lengths)
@@ -231,9 +241,9 @@ def test_only_a_static_model_takes_texts_without_tokens_from_front_ends(tmp_path
     tiny_bert(tmp_path / "bert")
 
     with loaded(tmp_path / "static") as llm:
-        TokenIntake(llm.engine).check(blank)
+        check_in_engine(llm, blank)
     with loaded(tmp_path / "bert") as llm, pytest.raises(BadRequest, match="between 1 and"):
-        TokenIntake(llm.engine).check(blank)
+        check_in_engine(llm, blank)
 
 
 def test_a_static_text_without_tokens_has_no_first_token(tmp_path: Path) -> None:
@@ -294,6 +304,24 @@ def test_a_router_encodes_queries_and_documents_with_different_modules(tmp_path:
         plain = torch.from_numpy(reference.encode_query(TEXTS, prompt=""))
         assert_close(score(llm, TEXTS, TEXTS), (plain * documents).sum(dim=1), atol=1e-5, rtol=1e-5)
     assert not llm.engine.routes["query"].is_running
+
+
+def test_a_front_end_renders_and_sends_each_role_to_its_modules(tmp_path: Path) -> None:
+    st_formats.static_query_router(tmp_path)
+    roles: list[Role | None] = ["query", "document", None]
+    requests = [PoolRequest(task="embed", inputs=TEXTS, role=role) for role in roles]
+
+    async def pool_all(engine: Engine) -> list[Any]:
+        return await asyncio.gather(*map(engine.pool, requests))
+
+    with loaded(tmp_path) as llm:
+        local, remote = call_both(llm.engine, pool_all)
+
+    for one, other in zip(local, remote, strict=True):
+        for result, expected in zip(other, one, strict=True):
+            assert np.array_equal(np.asarray(result.data), np.asarray(expected.data))
+            assert result.num_tokens == expected.num_tokens
+    assert not np.array_equal(remote[0][0].data, remote[1][0].data)
 
 
 def test_the_input_type_of_a_request_selects_the_route(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ from cenote.api.wire.messages import (
     ModelInfoUpdate,
     RpcRequest,
 )
-from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, TokenBatch
+from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, RouteInfo, TokenBatch
 from cenote.protocol.engine import Engine
+from cenote.protocol.params import Role
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -242,26 +243,33 @@ def make_renderer_info(engine: Engine) -> RendererInfo | None:
     if not hasattr(engine, "renderer_settings"):
         return None
     pooling_engine = cast("PoolingEngine", engine)
-    model = pooling_engine.model
+    roles: dict[PoolingEngine, list[Role]] = {pooling_engine: []}
+    for role, route in pooling_engine.routes.items():
+        roles.setdefault(route, []).append(role)
+    routes = [make_route_info(route, route_roles) for route, route_roles in roles.items()]
+    return RendererInfo(routes, to_json(pooling_engine.task_settings), can_front_end_render(pooling_engine))
+
+
+def make_route_info(engine: PoolingEngine, roles: list[Role]) -> RouteInfo:
+    model = engine.model
     try:
-        tokenizer = pooling_engine.tokenizer.raw.to_str()
+        tokenizer = engine.tokenizer.raw.to_str()
     except Exception as error:  # a part written in Python, such as a word segmenter for Japanese
         logger.info("the tokenizer cannot be sent to front-ends, they load it from its files: %s", error)
         tokenizer = ""
-    return RendererInfo(
+    return RouteInfo(
+        roles,
         tokenizer.encode(),
         msgspec.json.encode(model.tokenizer.checkpoint, enc_hook=str),
         model.description.sentence_transformers.text_suffix,
-        to_json(pooling_engine.tokenizer_settings),
-        to_json(pooling_engine.renderer_settings),
-        to_json(pooling_engine.task_settings),
-        can_front_end_render(pooling_engine),
+        to_json(engine.tokenizer_settings),
+        to_json(engine.renderer_settings),
     )
 
 
 def can_front_end_render(engine: PoolingEngine) -> bool:
-    """Whether inputs need neither images, nor tensors, nor the tokenizers of several modules."""
-    return not engine.routes and not engine.model_info.supports_images and engine.renderer.check_tensors is None
+    """Whether inputs need neither images nor tensors."""
+    return not engine.model_info.supports_images and engine.renderer.check_tensors is None
 
 
 class FrontEndLink:

@@ -65,7 +65,7 @@ class TokenLink:
         if len(self.options) > MAX_OPTIONS:
             del self.options[next(iter(self.options))]
         limits = options.limits
-        chunk_tokens = self.batcher.intake.engine.max_model_len if limits.is_chunked else 0
+        chunk_tokens = self.batcher.intake.get_max_tokens(options) if limits.is_chunked else 0
         normalizes = options.input_options.specs[0].options.use_activation
         padded = limits.max_padded_tokens
         return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, padded, chunk_tokens, normalizes)
@@ -155,6 +155,7 @@ class TokenBatcher:
             adapter=message.adapter,
             scheduling=message.scheduling,
             operands=() if message.has_operands else None,
+            role=message.role,
         )
         options = self.intake.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:
@@ -163,7 +164,7 @@ class TokenBatcher:
 
     def add(self, options: ResolvedOptions, group: CallGroup) -> None:
         """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
-        self.intake.check(group.inputs)
+        self.intake.check(group.inputs, options)
         message = group.message
         is_part = message.start > 0 or not message.is_last
         is_large = len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS

@@ -32,7 +32,9 @@ from cenote.api.wire.messages import (
 )
 from cenote.engine.tasks.engine_calls import EngineCalls as TaskCalls
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.inputs.listwise_prompt import join_listwise
+from cenote.protocol.input_types import Input, compute_input_size, compute_inputs_size
+from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.async_utils import run_inline
@@ -51,6 +53,10 @@ class EngineCalls(ABC):
     availability: Availability
     text_models: TextModelCache
 
+    @property
+    @abstractmethod
+    def model_info(self) -> ModelInfo: ...
+
     @abstractmethod
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
 
@@ -59,6 +65,15 @@ class EngineCalls(ABC):
         self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
     ) -> tuple[ResponseT, ArrayBytes]:
         """Send a call until it is answered, or only once if it must not be repeated."""
+
+    async def _join_lists(self, request: PoolRequest) -> PoolRequest:
+        """Return a request whose texts are one input if the model reads lists of texts."""
+        if not self.availability.is_available and self.text_models.last is None:
+            await self.availability.wait(request.deadline_at, None, compute_inputs_size(request.inputs))
+        texts = self.text_models.last
+        if texts is not None and texts.tasks.scoring.model.preferred_score_type == "listwise":
+            return join_listwise(request, self.model_info.architecture)
+        return request
 
     async def _pool_in_engine(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         """Send the inputs as they are: the engine tokenizes them."""

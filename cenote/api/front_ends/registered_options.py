@@ -12,7 +12,7 @@ import msgspec
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.token_messages import OptionsRegistered, RegisterOptions
 from cenote.inputs.limits import Limits
-from cenote.protocol.params import PoolingParams
+from cenote.protocol.params import PoolingParams, Role
 from cenote.protocol.prompt_selection import PromptSelection
 from cenote.protocol.requests import PoolRequest
 
@@ -51,22 +51,25 @@ class OptionsRegistry:
         self._options_ids = itertools.count(1)
         self._registered: dict[OptionsKey, RegisteredOptions] = {}
 
-    def find(self, request: PoolRequest, selection: PromptSelection) -> RegisteredOptions:
-        """Return the options of a request; they are registered if no request before had them."""
+    def find(self, request: PoolRequest, selection: PromptSelection, role: Role | None) -> RegisteredOptions:
+        """Return the options of a request; they are registered if no request before had them.
+
+        `role`: of its texts, if other modules encode those of other roles.
+        """
         adapter = selection.adapter if request.adapter is None else request.adapter
         assert adapter is None or isinstance(adapter, str), "checked by can_render"
         params = request.params
         assert params is None or isinstance(params, PoolingParams), "checked by can_render"
         encoded_params = None if params is None else msgspec.msgpack.encode(params)
         has_operands = request.operands is not None
-        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling, has_operands)
+        key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling, has_operands, role)
         if (registered := self._registered.get(key)) is not None:
             return registered
         options_id = next(self._options_ids)
         task, extra_tasks, scheduling = request.task, request.extra_tasks, request.scheduling
         # raises if a value cannot be encoded: then nothing is registered
         future = self._channel.start_call(
-            RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling, has_operands)
+            RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling, has_operands, role)
         )
         self._registered[key] = registered = RegisteredOptions(options_id, future)
         if len(self._registered) > MAX_REGISTERED:

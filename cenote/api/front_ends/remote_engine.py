@@ -187,6 +187,7 @@ class RemoteEngine(EngineCalls):
         if not self.availability.is_available:
             num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
             await self.availability.wait(request.deadline_at, None, num_chars)
+        request = await self._join_lists(request)
         if self.can_render(request):
             try:
                 return await self._pool_tokens(request)

@@ -82,6 +82,7 @@ class ReplicaSet(EngineCalls):
     # requests
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
+        request = await self._join_lists(request)
         parts = self._divide(request.inputs, request.adapter)
         if len(parts) < 2:
             return await self._pool_whole(request)

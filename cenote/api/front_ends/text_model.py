@@ -7,18 +7,25 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from cenote.api.wire.token_messages import RendererInfo
+from cenote.api.wire.token_messages import RendererInfo, RouteInfo
 from cenote.engine.tasks.text_tasks import TaskSettings, TextTasks
+from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
+from cenote.protocol.params import Role
 from cenote.utils.bounded_executor import BoundedExecutor
 
 
 class TextModel:
     def __init__(self, info: RendererInfo) -> None:
-        settings = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings)
-        tokenizer = settings.make_tokenizer(load_tokenizer(info))
-        self.renderer = msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
+        default, *others = info.routes
+        self.renderer = make_renderer(default)
+        self.renderers = {
+            role: renderer for route in others for renderer in [make_renderer(route)] for role in route.roles
+        }
         self.tasks = TextTasks(msgspec.json.decode(info.task_settings, type=TaskSettings), self.renderer)
+
+    def get_renderer(self, role: Role | None) -> Renderer:
+        return self.renderer if role is None else self.renderers.get(role, self.renderer)
 
 
 class TextModelCache:
@@ -36,7 +43,13 @@ class TextModelCache:
         return self.last
 
 
-def load_tokenizer(info: RendererInfo) -> tokenizers.Tokenizer:
+def make_renderer(info: RouteInfo) -> Renderer:
+    settings = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings)
+    tokenizer = settings.make_tokenizer(load_tokenizer(info))
+    return msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
+
+
+def load_tokenizer(info: RouteInfo) -> tokenizers.Tokenizer:
     if info.tokenizer:
         return tokenizers.Tokenizer.from_str(info.tokenizer.decode())
     # imported on use: hardly any model needs it

@@ -75,8 +75,7 @@ class TokenClient:
         self, texts: TextModel, channel: Channel[EngineMessage], calls: TokenCalls, on_engine_stopped: OnStopped
     ) -> None:
         """`on_engine_stopped` is called with the reason when the engine has stopped by itself."""
-        self.renderer = texts.renderer
-        self.reads_lists = texts.tasks.scoring.model.preferred_score_type == "listwise"
+        self.texts = texts
         self._channel = channel
         self._next_call_id = calls.next_call_id
         self._pending = calls.pending
@@ -100,8 +99,6 @@ class TokenClient:
     def can_render(self, request: PoolRequest) -> bool:
         """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
         inputs = request.inputs
-        if self.reads_lists and not all(isinstance(item, ListwiseInput) for item in inputs):
-            return False  # all texts of the request become one input
         return (
             bool(inputs)
             and (request.params is None or isinstance(request.params, PoolingParams))
@@ -147,7 +144,8 @@ class TokenClient:
         """Check a request; return the number of its options, the settings of rendering and the characters to render."""
         request = pending.request
         selection = select_prompt(request, model_info)
-        options = self.options.find(request, selection)
+        role = selection.role if model_info.has_routes else None
+        options = self.options.find(request, selection, role)
         try:
             reply = await options.get_reply()
         except EngineStopped as error:
@@ -321,7 +319,7 @@ class TokenClient:
     def _render(self, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
         _, tokenization, limits, prompt, role, _ = key
         try:
-            return self.renderer.render(inputs, tokenization, limits, prompt, role)
+            return self.texts.get_renderer(role).render(inputs, tokenization, limits, prompt, role)
         except BaseException as error:  # also panics of the tokenizers library, which are no subclass of Exception
             if len(inputs) > 1:  # of several requests perhaps: only the input that causes the error fails
                 return RenderResult.concat([self._render(key, [item]) for item in inputs])

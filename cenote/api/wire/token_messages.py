@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cenote.api.wire.messages import Call, JSONBytes, Message, Operands, SerializedError, Shapes
-from cenote.protocol.params import PoolingParams, Task
+from cenote.protocol.params import PoolingParams, Role, Task
 from cenote.protocol.scheduling import SchedulingParams
 
 # monotonic: the batch was received, started, packed, computed (results on the host), passed on to be sent, and sent
@@ -40,6 +42,7 @@ class RegisterOptions(Call[OptionsRegistered]):
     adapter: str | None
     scheduling: SchedulingParams
     has_operands: bool = False
+    role: Role | None = None  # of models with different modules for queries and documents
 
 
 class TokenBatch(Message):
@@ -88,14 +91,21 @@ class TokenErrors(Message):
     errors: list[tuple[int, int, SerializedError]]  # call id, input number, error
 
 
-class RendererInfo(Message):
-    """Sent before EngineReady: how the renderer of the engine and its tasks are made."""
+class RouteInfo(msgspec.Struct, array_like=True):
+    """How the renderer of a model is made, or of some of its modules."""
 
+    roles: list[Role]  # of the texts that it renders; none: of all that no other one does
     tokenizer: bytes  # tokenizer.json; empty if a part of it is written in Python
     tokenizer_checkpoint: JSONBytes  # whose files make it then
     text_suffix: str | None  # that ends every text then
     tokenizer_settings: JSONBytes
     renderer_settings: JSONBytes
+
+
+class RendererInfo(Message):
+    """Sent before EngineReady: how the renderers of the engine and its tasks are made."""
+
+    routes: list[RouteInfo]  # first the default one
     task_settings: JSONBytes
     is_complete: bool  # the front-end can render all inputs without images, not only count and cut texts
 

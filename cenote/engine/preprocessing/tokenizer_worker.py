@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 

@@ -18,7 +18,7 @@ from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from tests.api.front_ends.test_remote_engine import connect_remote
 from tests.api.front_ends.test_replay import Machine
-from tests.engine.conftest import MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # make_engine is a fixture
+from tests.engine.conftest import MakeEngine, raise_on_tokens
 
 LONG = [number % 7 + 1000 for number in range(600)]
 SHORT = [1001, 1002, 1003]

@@ -33,10 +33,10 @@ class BlockedRenderer:
     """A renderer that waits until it is allowed to go on, and counts its calls."""
 
     def __init__(self, client: TokenClient) -> None:
-        self.renderer = client.renderer
+        self.renderer = client.texts.renderer
         self.started, self.allowed = threading.Event(), threading.Event()
         self.threads: list[str] = []
-        client.renderer = self  # type: ignore[assignment]
+        client.texts.renderer = self  # type: ignore[assignment]
 
     def render(self, *arguments: Any) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -207,14 +207,14 @@ def test_an_input_that_the_tokenizer_cannot_process_fails_alone(make_engine: Mak
     async def panic() -> None:
         async with connect_remote(make_engine()) as (remote, _):
             client = get_client(remote)
-            render = client.renderer.render
+            render = client.texts.renderer.render
 
             def render_or_panic(inputs: Sequence[Any], *arguments: Any) -> Any:
                 if [13] in inputs:
                     raise Panic("not a digit")
                 return render(inputs, *arguments)
 
-            client.renderer.render = render_or_panic  # type: ignore[method-assign,assignment]
+            client.texts.renderer.render = render_or_panic  # type: ignore[method-assign,assignment]
             await embed(remote, [[7]])  # registers the options, so that the next requests are rendered together
             first, bad, last = embed(remote, [[7], [8]]), embed(remote, [[9], [13]]), embed(remote, [[10]])
             assert [np.asarray(result.data).tolist() for result in await asyncio.wait_for(first, 5)] == [[7], [8]]
@@ -319,7 +319,7 @@ def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_engine: 
     async def call() -> None:
         async with connect_remote(engine) as (remote, link):
             client = get_client(remote)
-            render, num_calls = client.renderer.render, 0
+            render, num_calls = client.texts.renderer.render, 0
 
             def fail_later(inputs: Any, *arguments: Any) -> Any:
                 nonlocal num_calls
@@ -328,7 +328,7 @@ def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_engine: 
                     raise RuntimeError("broken")
                 return render(inputs, *arguments)
 
-            client.renderer.render = fail_later  # type: ignore[method-assign]
+            client.texts.renderer.render = fail_later  # type: ignore[method-assign]
             with pytest.raises(PoolingError, match="broken"):
                 await embed(remote, texts)
             assert link._token_link is not None
