@@ -163,7 +163,7 @@ class RequestContext(SelectedModel):
 
         def call(ticket: Ticket) -> Awaitable[list[Any]]:
             completed = self._complete(request.scheduling, ticket)
-            return self.engine.score(replace(request, adapter=adapter, **completed))
+            return self.engine.score(replace(request, adapter=adapter, on_tokenized=ticket.set_tokens, **completed))
 
         results = self._record_usage(await self._run_admitted(cost, call, request.scheduling))
         self.num_tokens -= sum([result.num_repeated_tokens for result in results])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, ScoreType, Task, TokenizationParams
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.protocol.scheduling import Lane, SchedulingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # what a result is computed from besides the tokens of its input: for token_embed the rows of a query [tokens, d], whose
 # MaxSim score is returned; for token_classify where the words and labels of a span head are
 Operand: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+# in a front-end: called with the tokens of all inputs before they are computed, returns the lane for so many
+OnTokenized: TypeAlias = "Callable[[int], Lane]"
 
 # return the errors of inputs in the list instead of failing the request; "computed": only those of inputs that the
 # engine could not compute, while an invalid input fails the request at once
@@ -112,8 +115,7 @@ class PoolRequest:
     timing: Timing = field(default_factory=Timing)
     operands: Sequence[Operand | None] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
-    # in a front-end that tokenizes: called with the tokens of all inputs, once they are known
-    on_tokenized: Callable[[int], None] | None = None
+    on_tokenized: OnTokenized | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,7 @@ class ScoreRequest:
     return_exceptions: ReturnExceptions = False
     call: CallRef | None = None
     timing: Timing = field(default_factory=Timing)
+    on_tokenized: OnTokenized | None = None
 
     @property
     def template_variables(self) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ async def score_late_interaction(
     """Encode the queries, then the documents; MaxSim runs on the device, so only scores are copied back."""
     if request.params is not None and request.params.late_chunking_params is not None:
         raise BadRequest("Late chunking cannot be combined with late-interaction scoring", param="late_chunking_params")
+    request = replace(request, on_tokenized=None)  # of queries or documents alone
     try:
         queries = await context.pool(replace(make_pool_request(request, "token_embed", request.queries), role="query"))
     except PoolingError as error:

@@ -115,7 +115,7 @@ def _warn_template_ignored(model: str, score_type: ScoreType) -> None:
 
 
 def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolRequest:
-    """Return a pool request for the inputs with the settings of the score request."""
+    """Return a pool request for all inputs with the settings of the score request."""
     return PoolRequest(
         task=task,
         inputs=inputs,
@@ -128,6 +128,7 @@ def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]
         return_exceptions=request.return_exceptions,
         call=request.call,
         timing=request.timing,
+        on_tokenized=request.on_tokenized,
     )
 
 

@@ -55,6 +55,7 @@ async def _encode(
     """Return the results of queries and documents: of one request, unless different modules encode them."""
     if not model.has_routes:
         return await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
+    request = replace(request, on_tokenized=None)  # of a part of the inputs
     queries = await context.pool(replace(make_pool_request(request, task, request.queries), role="query"))
     documents = replace(make_pool_request(request, task, request.documents), role="document", timing=Timing())
     try:

@@ -22,15 +22,12 @@ from cenote.api.admission.counters import (
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
-from cenote.api.admission.ticket import Ticket
+from cenote.api.admission.ticket import MAX_INTERACTIVE_TOKENS, Ticket
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.scheduling import Lane
 
-# a request up to this size delays others by one small batch: some texts of full length, or a query with tens of
-# passages
-MAX_INTERACTIVE_TOKENS = 4096
 # size classes of bulk requests: the first up to 4 times the interactive size, then 4 times as much each
 CLASS_FACTOR = 4
 UNLIMITED = 2**62
@@ -129,7 +126,7 @@ class AdmissionController:
                 own[self.requests] += 1
                 if not num_queued:
                     own[self.waits_since] = now
-                return Ticket(self, tokens, 0, 0, now, not num_queued)
+                return Ticket(self, tokens, 0, 0, now, is_first=not num_queued, is_by_size=True)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
         num_queued = self._check_queue(tokens, size_class, key, column, now, num_inputs)
@@ -148,7 +145,7 @@ class AdmissionController:
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
-        return Ticket(self, tokens, size_class, column, now, not num_queued)
+        return Ticket(self, tokens, size_class, column, now, is_first=not num_queued, is_by_size=lane is None)
 
     def check_open(self, num_bytes: int, lane: Lane | None, key: KeySettings, keys: Sequence[KeySettings]) -> None:
         """Raise before a body is read if the request would be refused whatever is in it."""

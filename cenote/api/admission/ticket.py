@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 from cenote.protocol.scheduling import Lane
 
+# a request up to this size delays others by one small batch: some texts of full length, or a query with tens of
+# passages
+MAX_INTERACTIVE_TOKENS = 4096
+
 if TYPE_CHECKING:
     from cenote.api.admission.controller import AdmissionController
 
@@ -13,10 +17,17 @@ if TYPE_CHECKING:
 class Ticket:
     """Tokens that one request has in flight, until `release`."""
 
-    __slots__ = ("admitted_at", "column", "controller", "is_first", "is_released", "size_class", "tokens")
+    __slots__ = ("admitted_at", "column", "controller", "is_by_size", "is_first", "is_released", "size_class", "tokens")
 
     def __init__(
-        self, controller: AdmissionController, tokens: int, size_class: int, column: int, now: float, is_first: bool
+        self,
+        controller: AdmissionController,
+        tokens: int,
+        size_class: int,
+        column: int,
+        now: float,
+        is_first: bool,
+        is_by_size: bool,
     ) -> None:
         self.controller = controller
         self.tokens = tokens
@@ -24,24 +35,32 @@ class Ticket:
         self.column = column  # of its tenant; 0: none
         self.admitted_at = now
         self.is_first = is_first  # the lane was empty
+        self.is_by_size = is_by_size  # the lane was chosen by the estimated tokens
         self.is_released = False
 
     @property
     def lane(self) -> Lane:
         return "bulk" if self.size_class else "interactive"
 
-    def set_tokens(self, tokens: int) -> None:
-        """Replace the estimate by the tokens of the inputs, once they are tokenized."""
+    def set_tokens(self, tokens: int) -> Lane:
+        """Replace the estimate by the tokens of the inputs, once they are tokenized; return the lane that they take."""
         difference = tokens - self.tokens
         if self.is_released or not difference:
-            return
-        self.tokens = tokens
+            return self.lane
         controller = self.controller
         own = controller.own
-        own[controller.queued + self.size_class] += difference
+        own[controller.queued + self.size_class] -= self.tokens
         if self.column:
-            own[self.column + (1 if self.size_class else 0)] += difference
+            own[self.column + (1 if self.size_class else 0)] -= self.tokens
             controller.tenants.correct_minute(self.column, difference, self.admitted_at)
+        if self.size_class and self.is_by_size and tokens <= MAX_INTERACTIVE_TOKENS:  # the estimate was too high
+            self.size_class, self.is_first = 0, False
+            own[controller.requests] += 1
+        self.tokens = tokens
+        own[controller.queued + self.size_class] += tokens
+        if self.column:
+            own[self.column + (1 if self.size_class else 0)] += tokens
+        return self.lane
 
     def release(self, *, is_completed: bool) -> None:
         controller, tokens, size_class = self.controller, self.tokens, self.size_class

@@ -75,6 +75,7 @@ class PendingPool(ReplayableCall):
 
     chunk_tokens = 0  # longer texts are split into chunks of so many; 0: none are
     normalizes = False  # the mean of the chunks
+    interactive_id = 0  # of its options in the interactive lane, which its number of tokens may lead to
     parts: Sequence[PendingPart] = ()  # what was sent last, if it was not all inputs as one call
 
     def __init__(self, request: PoolRequest) -> None:
@@ -93,6 +94,7 @@ class PendingPool(ReplayableCall):
         self._indices: Any = range(self.num_inputs)  # or a list: of the inputs that were sent, in the request
         self._inputs: TokenizedInputs | None = None  # rendered, perhaps with those of other requests
         self._slices: list[TokenizedInputs] = []  # rendered since, if it is rendered in parts
+        self._is_small = False  # its number of tokens leads to the interactive lane
         self._num_rendered = 0  # inputs, those with an error as well
         self._counts = TokenCounts([], [], [])
         self._start = 0  # of its own in `_inputs` and `_counts`
@@ -143,6 +145,8 @@ class PendingPool(ReplayableCall):
         self.call_id, self.options_id, self.parts = call_id, options_id, ()
         if not self.is_rendered and not self.is_decided:
             self._reset()
+        if self._is_small:
+            self.options_id = self.interactive_id
         if self.future.done():  # lost, or refused because the engine was overloaded
             self.future = asyncio.get_running_loop().create_future()
             self._is_sent = False
@@ -223,7 +227,9 @@ class PendingPool(ReplayableCall):
             self._slices.append(inputs)
         self._counts.extend(TokenCounts.of_inputs(inputs))
         if self.is_rendered and self.request.on_tokenized is not None:
-            self.request.on_tokenized(sum(self._counts.num_tokens))
+            self._is_small = self.request.on_tokenized(sum(self._counts.num_tokens)) == "interactive"
+            if self._is_small:
+                self.options_id = self.interactive_id
         for index, error in rendered.errors.items():
             self._add_error(first_index + index, error)
         if self.future.done() or not len(inputs):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,6 +40,7 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Role, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
+from cenote.protocol.scheduling import Lane
 
 logger = logging.getLogger("cenote")
 
@@ -47,6 +48,8 @@ logger = logging.getLogger("cenote")
 RENDERED_TYPES = (str, list, tuple, np.ndarray, TextPair, ListwiseInput, ChunkedDocument)
 # requests up to this size are rendered in the event loop, which takes less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
+# a bulk request up to this size may have few enough tokens for the interactive lane: it is sent when all is rendered
+MAX_UNSENT_CHARS = 32 * 1024
 # a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take
 # about this long, within these limits
 SLICE_S = 0.004
@@ -145,20 +148,24 @@ class TokenClient:
         request = pending.request
         selection = select_prompt(request, model_info)
         role = selection.role if model_info.has_routes else None
-        options = self.options.find(request, selection, role)
+        num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
+        num_chars += len(selection.prompt or "") * len(request.inputs)
+        options = interactive = self.options.find(request, selection, role)
+        if may_change_lane(request, num_chars):
+            interactive = self.options.find(with_lane(request, "interactive"), selection, role)
         try:
             reply = await options.get_reply()
+            await interactive.get_reply()
         except EngineStopped as error:
             self._on_engine_stopped(str(error))
             raise EngineLost from None
         limits = make_limits(reply)
         pending.chunk_tokens, pending.normalizes = reply.chunk_tokens, reply.normalizes
+        pending.interactive_id = interactive.options_id
         check_tokenization_params(request.tokenization, limits)
         await self._channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it
             raise EngineLost
-        num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
-        num_chars += len(selection.prompt or "") * len(request.inputs)
         bucket = get_deadline_bucket(request.deadline_at)
         key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role, bucket)
         return options.options_id, key, num_chars
@@ -270,11 +277,12 @@ class TokenClient:
         """Render a large request slice by slice in the tokenizer thread, and send every slice when it is rendered.
 
         With suspects, all of it is sent at the end: some of its inputs may have to run alone. Also with
-        `return_exceptions`: the inputs of a part may all have errors, which leaves nothing to send.
+        `return_exceptions`: the inputs of a part may all have errors, which leaves nothing to send; and if its number
+        of tokens decides its lane.
         """
         inputs, operands, start = pending.request.inputs, pending.request.operands, 0
-        keeps_errors = bool(pending.request.return_exceptions)
-        is_sent_in_parts = self._quarantine.is_empty and not pending.suspects and not keeps_errors
+        is_whole = bool(pending.request.return_exceptions) or may_change_lane(pending.request, num_chars)
+        is_sent_in_parts = self._quarantine.is_empty and not pending.suspects and not is_whole
         started_at = time.monotonic()
         while start < len(inputs):
             end = start + max(1, len(inputs) * self._slice_chars // max(1, num_chars))
@@ -385,6 +393,15 @@ class TokenClient:
             encode_operands(inputs.operands),
         )
         self._channel.send(message, encode_inputs(inputs))
+
+
+def may_change_lane(request: PoolRequest, num_chars: int) -> bool:
+    """Whether the tokens of a bulk request may be few enough for the other lane."""
+    return request.on_tokenized is not None and request.scheduling.lane == "bulk" and num_chars <= MAX_UNSENT_CHARS
+
+
+def with_lane(request: PoolRequest, lane: Lane) -> PoolRequest:
+    return replace(request, scheduling=replace(request.scheduling, lane=lane))
 
 
 class NeedsEngine(Exception):

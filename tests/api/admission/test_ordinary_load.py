@@ -204,6 +204,29 @@ def test_single_short_texts_of_few_clients_may_fill_more_than_a_second(
     assert len(tickets) == pytest.approx(num_admitted, abs=1)
 
 
+def test_a_request_changes_its_lane_when_its_tokens_are_fewer_than_estimated() -> None:
+    server = SimulatedServer(2000, 0.02)
+    (key,) = keys = parse_key_lines([b"a"])
+    controller = server.controller
+    own, column = controller.counters.own, controller.tenants.find_column(key, keys)
+    ticket = controller.admit(5000, None, key, keys)
+    assert (ticket.lane, own[MODELS + QUEUED + 1], own[column + 1]) == ("bulk", 5000, 5000)
+
+    assert ticket.set_tokens(4096) == "interactive"
+
+    assert (own[MODELS + QUEUED], own[MODELS + QUEUED + 1]) == (4096, 0)
+    assert (own[column], own[column + 1], own[controller.requests]) == (4096, 0, 1)
+    ticket.release(is_completed=True)
+    assert (own[MODELS + QUEUED], own[column], own[controller.requests]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("lane", "tokens"), [("bulk", 100), (None, 4097)])
+def test_a_request_keeps_the_lane_that_it_names_or_needs(lane: Any, tokens: int) -> None:
+    ticket = SimulatedServer(2000, 0.02).controller.admit(5000, lane)
+
+    assert ticket.set_tokens(tokens) == "bulk"
+
+
 def test_true_counts_replace_estimates_as_soon_as_they_are_known() -> None:
     server = SimulatedServer(2000, 0.02)
     (key,) = keys = parse_key_lines([b"a max-tokens-per-minute=1000"])

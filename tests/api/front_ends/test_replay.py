@@ -345,7 +345,7 @@ def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
         await wait_until(renderer.started.is_set)
         await machine.crash()
         renderer.allowed.set()
-        machine.remote._renderers = TextModelCache()  # the next link makes its own
+        machine.remote.text_models = TextModelCache()  # the next link makes its own
         await machine.start()
         for call in calls:
             assert len(await call) == 80

@@ -16,6 +16,7 @@ from cenote.api.engine_process.token_batcher import MergedCalls
 from cenote.api.front_ends import token_client
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.token_client import TokenClient
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import BadRequest, DeadlineExceeded, PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Conversation
@@ -433,3 +434,26 @@ def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engine(
             assert len(await asyncio.wait_for(embed(remote, [[7]]), 5)) == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("max_tokens", "lane"), [(500, "interactive"), (499, "bulk")])
+def test_the_tokens_of_a_request_decide_its_lane_before_any_is_sent(
+    make_engine: MakeEngine,  # noqa: F811
+    max_tokens: int,
+    lane: str,
+) -> None:
+    seen = set[str]()
+
+    def record(batch: ScheduledBatch) -> None:
+        seen.update(part.group.scheduling.lane for part in batch.slices)
+
+    def choose(num_tokens: int) -> str:
+        return "interactive" if num_tokens <= max_tokens else "bulk"
+
+    async def send() -> None:
+        async with connect_remote(make_engine(fault=record)) as (remote, _):
+            scheduling = SchedulingParams(lane="bulk")
+            await embed(remote, ["one two three"] * 100, scheduling=scheduling, on_tokenized=choose)
+
+    asyncio.run(send())
+    assert seen == {lane}
