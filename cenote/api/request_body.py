@@ -152,11 +152,13 @@ def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw, *, is_partial: 
     """Parse a body; raise for misspelt fields, unless the type has only a part of the fields (`is_partial`)."""
     if not is_partial and issubclass(body_type, msgspec.Struct):
         try:
-            return decode(get_strict_decoder(body_type), raw)
+            strict: BodyT = decode(get_strict_decoder(body_type), raw)
+            return strict
         except (msgspec.DecodeError, RecursionError):
             check_field_names(body_type, raw)  # an unknown field, or an error that is raised below
     try:
-        return decode(get_decoder(body_type), raw)  # type: ignore[arg-type]  # classes are hashable
+        body: BodyT = decode(get_decoder(body_type), raw)  # type: ignore[arg-type]  # classes are hashable
+        return body
     except msgspec.ValidationError as error:
         raise to_invalid_body(body_type, str(error), raw) from None
     except msgspec.DecodeError as error:

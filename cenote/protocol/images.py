@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-Patches: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # uint8, or float32 where they are pixel values already
+Patches: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # uint8, or float32 where they are pixel values already
 
 
 @dataclass(frozen=True, slots=True, eq=False)

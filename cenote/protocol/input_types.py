@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cenote.errors import PoolingError
 from cenote.protocol.images import ImageSource, ProcessedImage
+
+if TYPE_CHECKING:
+    import numpy as np
 
 VALUE_CHARS = 4  # of a number, or of the punctuation of a list
 

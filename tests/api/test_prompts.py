@@ -14,9 +14,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.wire.codec_requests import decode_pool, encode_pool, to_json
+from cenote.api.wire.codec_requests import decode_pool, encode_pool
 from cenote.api.wire.codec_results import decode_model_info
-from cenote.api.wire.messages import EngineReady, PoolCall
+from cenote.api.wire.messages import EngineReady, PoolCall, to_json
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
 from tests.api.front_ends.test_remote_engine import call_both

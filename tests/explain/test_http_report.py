@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,6 @@ def test_the_report_has_every_stage_and_process() -> None:
 
     text = to_text(results, advice)
     assert "1,000 requests/s, latency p50 10.00 ms, p99 12.00 ms" in text
-    for line in ("wire        1.000    10%  front-end and engine", "engine                      2   0.60", *advice):
-        assert line in text
+    for line in ("wire 1.000 10% front-end and engine", "engine 2 0.60", *advice):
+        assert line in re.sub(" +", " ", text)
     assert json.loads(to_json(results, advice))["processes"][1]["role"] == "engine"

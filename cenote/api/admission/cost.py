@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-import numpy as np
-
 from cenote.protocol.input_types import (
     ChunkedDocument,
     Conversation,
@@ -92,8 +90,8 @@ def _count_prompt_chars(request: PoolRequest, model_info: ModelInfo) -> int:
 
 def count_tokens(item: Input) -> int:
     """Return the tokens of an input: exact for token ids, estimated for texts and images."""
-    if isinstance(item, list | np.ndarray):
-        return len(item)
+    if isinstance(item, list) or hasattr(item, "dtype"):  # an array: NumPy is not imported before the server listens
+        return len(item)  # type: ignore[arg-type]
     if isinstance(item, str):
         return len(item) // CHARS_PER_TOKEN + 1
     if isinstance(item, Conversation):

@@ -19,7 +19,6 @@ from cenote.api.engine_process.rpc_server import EngineRpcServer
 from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
 from cenote.api.wire.channel import Channel, Reply
 from cenote.api.wire.codec_errors import encode_error
-from cenote.api.wire.codec_requests import to_json
 from cenote.api.wire.control_messages import (
     ChangeAdapter,
     EngineFailed,
@@ -43,6 +42,7 @@ from cenote.api.wire.messages import (
     MetricsResponse,
     ModelInfoUpdate,
     RpcRequest,
+    to_json,
 )
 from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, RouteInfo, TokenBatch
 from cenote.protocol.engine import Engine

@@ -14,8 +14,6 @@ from cenote.api.wire.codec_requests import (
     decode_plugin,
     decode_pool,
     decode_token_ids,
-    from_json,
-    to_json,
 )
 from cenote.api.wire.codec_results import (
     encode_pool_results,
@@ -34,6 +32,8 @@ from cenote.api.wire.messages import (
     RpcResponse,
     TokenizeCall,
     TokenizeResponse,
+    from_json,
+    to_json,
 )
 from cenote.errors import PoolingError
 from cenote.protocol.engine import Engine

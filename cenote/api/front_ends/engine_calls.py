@@ -15,8 +15,6 @@ from cenote.api.wire.codec_requests import (
     encode_input,
     encode_pool,
     encode_token_ids,
-    from_json,
-    to_json,
 )
 from cenote.api.wire.codec_results import decode_pool_results
 from cenote.api.wire.messages import (
@@ -29,6 +27,8 @@ from cenote.api.wire.messages import (
     ProcessResponse,
     TokenizeCall,
     TokenizeResponse,
+    from_json,
+    to_json,
 )
 from cenote.engine.tasks.engine_calls import EngineCalls as TaskCalls
 from cenote.errors import PoolingError

@@ -7,7 +7,6 @@ from typing import Any
 
 from cenote.api.model_admin import ModelRow
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_requests import to_json
 from cenote.api.wire.control_messages import (
     ChangeAdapters,
     ListModels,
@@ -18,7 +17,7 @@ from cenote.api.wire.control_messages import (
     SupervisorToFrontEnd,
     UnloadModel,
 )
-from cenote.api.wire.messages import Call
+from cenote.api.wire.messages import Call, to_json
 
 
 class ForwardedAdmin:

@@ -13,8 +13,8 @@ from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.served_models import EngineUse, ServedModel
-from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.control_messages import EngineExited, EngineState, ModelState, ModelStates, PoisonFound
+from cenote.api.wire.messages import from_json
 from cenote.protocol.model_info import ModelInfo
 
 

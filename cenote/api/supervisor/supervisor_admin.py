@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from cenote.api.supervisor.model_manager import ModelManager
 from cenote.api.supervisor.supervisor_metrics import SupervisorMetrics
-from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.control_messages import (
     AdminCall,
     ChangeAdapters,
@@ -17,7 +16,7 @@ from cenote.api.wire.control_messages import (
     ReloadModel,
     UnloadModel,
 )
-from cenote.api.wire.messages import Done, Message, MetricsCall, MetricsResponse
+from cenote.api.wire.messages import Done, Message, MetricsCall, MetricsResponse, from_json
 
 logger = logging.getLogger("cenote")
 

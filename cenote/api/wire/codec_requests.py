@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-import msgspec
-
 from cenote.api.wire.messages import (
     EncodedConversation,
     EncodedDocument,
@@ -16,6 +14,8 @@ from cenote.api.wire.messages import (
     OutOfRangeIds,
     PoolCall,
     ProcessCall,
+    from_json,
+    to_json,
 )
 from cenote.api.wire.token_codec import decode_operands, encode_operands
 from cenote.protocol.input_types import (
@@ -36,9 +36,6 @@ from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import CallRef, PluginRequest, PoolRequest, Timing
 
 MAX_INT64 = 2**63 - 1
-
-to_json = msgspec.json.encode
-from_json = msgspec.json.decode
 
 
 def encode_pool(call_id: int, request: PoolRequest, isolated: Sequence[int] = ()) -> PoolCall:

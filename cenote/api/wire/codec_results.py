@@ -10,7 +10,6 @@ import numpy as np
 
 from cenote.api.encoding import Float32Array, to_float32_array
 from cenote.api.wire.codec_errors import decode_error, encode_error
-from cenote.api.wire.codec_requests import from_json
 from cenote.api.wire.messages import (
     ArrayBytes,
     EngineReady,
@@ -20,6 +19,7 @@ from cenote.api.wire.messages import (
     Shapes,
     TimingTuple,
     TokenLengths,
+    from_json,
 )
 from cenote.api.wire.token_codec import split_arrays
 from cenote.errors import PoolingError

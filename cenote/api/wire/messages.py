@@ -73,6 +73,9 @@ class SerializedError(msgspec.Struct, array_like=True):
     index: int | None = None
 
 
+to_json = msgspec.json.encode
+from_json = msgspec.json.decode
+
 ReplyT = TypeVar("ReplyT")
 
 
