@@ -76,7 +76,7 @@ def check_media_type(content_type: str | None, content_encoding: str | None, ori
 
 
 def check_raw_body(raw: bytes) -> int:
-    """Return about how many bytes the objects of a body will take besides its texts.
+    """Return about how many bytes the objects of a body will take besides its texts; 0 for a small body.
 
     Raises if it is not UTF-8, even in unused fields, or has so many values that they would take very long to make.
     """
@@ -84,9 +84,11 @@ def check_raw_body(raw: bytes) -> int:
         raise invalid_json_error("the body starts with a byte order mark, which is invalid in JSON")
     if not raw.isascii():
         check_utf8(raw)
+    if len(raw) <= SMALL_BYTES:
+        return 0
     counts = count_chars(raw)
     num_bytes = estimate_objects(counts)
-    if len(raw) <= SMALL_BYTES or (num_bytes <= 2 * len(raw) and find_excess(counts) is None):
+    if num_bytes <= 2 * len(raw) and find_excess(counts) is None:
         return num_bytes
     counts = count_chars(strip_strings(raw))  # texts may have as many of these characters
     if (excess := find_excess(counts)) is not None:
