@@ -6,14 +6,17 @@ processes of the machine had them. Linux counts it for every thread (schedstat).
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http.client import HTTPConnection
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .server_process import ServerProcess
+if TYPE_CHECKING:
+    from .server_process import ServerProcess
 
 POLL_S = 0.02
 ANSWER_TIMEOUT_S = 60
@@ -67,7 +70,7 @@ def poll(connection: HTTPConnection, pid: int) -> float:
         return float("inf")
     elapsed_s = time.monotonic() - started_at
     own_s, server_s = [
-        max(wait_s - before.get(thread, 0.0) for thread, wait_s in after.items())
+        max((wait_s - before.get(thread, 0.0) for thread, wait_s in after.items()), default=0.0)
         for before, after in zip(waits, (read_core_waits("self"), read_core_waits(pid)), strict=True)
     ]
     return elapsed_s - own_s - server_s if reply.status == 200 else float("inf")
@@ -76,11 +79,10 @@ def poll(connection: HTTPConnection, pid: int) -> float:
 def read_core_waits(pid: int | str) -> dict[str, float]:
     """Return the seconds that each thread of a process has waited for a core so far."""
     waits = {}
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            waits[file.parent.name] = int(file.read_text().split()[1]) / NANOSECONDS
-        except OSError:
-            continue  # the thread has exited in the meantime
+    with suppress(OSError):  # a thread has exited in the meantime, or the process: no answer comes then
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                waits[thread] = int(file.read().split()[1]) / NANOSECONDS
     return waits
 
 
