@@ -254,6 +254,14 @@ class RequestContext(SelectedModel):
         if moves:
             await TO_THREAD
 
+    async def hold_echo(self, num_copies: int = 1) -> None:
+        """Count the texts of the body that the answer repeats; called before the request is admitted.
+
+        Nothing but the body is held then, whose size bounds that of its texts.
+        """
+        if num_bytes := num_copies * self.admission.held_bytes:
+            await self.hold_answer(num_bytes)
+
     async def _run_admitted(
         self,
         cost: RequestCost,

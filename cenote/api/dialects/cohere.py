@@ -106,6 +106,8 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
     await context.select_model(body.model)
     for name in ("texts", "images", "inputs"):
         context.check_num_items(len(getattr(body, name) or ()), name)
+    if body.texts:
+        await context.hold_echo()
     request = PoolRequest(
         task="embed",
         inputs=body.texts or [],

@@ -91,6 +91,7 @@ async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> Re
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported: the labels are those of the model; leave it out", param=name)
     check_not_empty(body.inputs, "inputs")
+    await context.hold_echo()
     scores = await classify(context, body.inputs, parse_truncation(body.truncate or "END", context))
     response_id = context.make_response_id("classify")
     classifications = [

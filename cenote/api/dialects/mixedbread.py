@@ -48,6 +48,8 @@ async def reranking(body: RerankingBody, context: RequestContext) -> Reply:
     await context.select_model(body.model)
     check_not_empty(body.input, "input")
     context.check_num_items(len(body.input), "input")
+    if body.return_input:
+        await context.hold_echo()
     request = ScoreRequest(
         queries=[body.query],
         documents=[

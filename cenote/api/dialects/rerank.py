@@ -119,6 +119,8 @@ async def _rerank(
     if not documents:
         raise BadRequest("documents is empty; expected at least one document", param="documents")
     context.check_num_items(len(documents), "documents")
+    if body.return_documents is not False:
+        await context.hold_echo(2 if has_voyage_data and body.return_documents else 1)
     inputs = [
         make_document_input(document, body.rank_fields, index, context.model_info)
         for index, document in enumerate(documents)

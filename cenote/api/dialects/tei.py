@@ -178,6 +178,8 @@ async def compute_ranks(body: TeiRerankBody, context: RequestContext) -> list[Ra
     check_not_empty([body.query], "query")
     check_not_empty([body.texts], "texts")
     context.check_num_items(len(body.texts), "texts")
+    if body.return_text:
+        await context.hold_echo()
     tokenization = body.make_tokenization_params(context)
     request = ScoreRequest(queries=[body.query], documents=body.texts, tokenization=tokenization)
     results = await score_as(request, bool(body.raw_scores), context)

@@ -95,6 +95,7 @@ async def rerank(body: WeaviateRerankBody, context: RequestContext) -> Reply:
     await context.select_model(None)
     if not body.documents:
         raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
+    await context.hold_echo()
     tokenization = TokenizationParams(truncate_prompt_tokens=-1)
     request = ScoreRequest(queries=[body.query], documents=body.documents, tokenization=tokenization)
     results = await score_as(request, None, context)

@@ -132,6 +132,8 @@ async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: Re
     for index, message in enumerate(requests):
         if not message.query:
             raise BadRequest(f"message {index} of the stream has no query; every message needs one", param="query")
+    if requests[0].return_text:
+        await context.hold_echo()
     scores = await score_messages(requests, context)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = [message.text if requests[0].return_text else None for message in requests]
