@@ -264,6 +264,18 @@ def test_refused_calls_leave_nothing_in_memory(llm: LLM) -> None:
 # health
 
 
+def test_watches_without_a_key_leave_calls_to_others(llm: LLM) -> None:
+    async def use(channel: grpc.aio.Channel) -> None:
+        watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT_S) for _ in range(4)]
+        replies = await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
+        assert replies.count(b"\x08\x01") == 2
+
+        message = tei.EmbedRequest(inputs="the cat").SerializeToString()
+        assert await send(channel, "/tei.v1.Embed/Embed", message, KEY) == ("OK", "")
+
+    run_with_server(make_state(llm, api_key=("sesame",), max_connections=4), use)
+
+
 def test_watches_without_a_key_are_limited(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "MAX_WATCHES", 2)
 

@@ -18,7 +18,8 @@ Status = HealthCheckResponse.ServingStatus
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 WATCH_INTERVAL_S = 0.2
-MAX_WATCHES = 512  # of clients without an API key: each looks at the status from time to time
+# Of clients without an API key: each looks at the status from time to time, and is one of the calls that may be open.
+MAX_WATCHES, MAX_WATCH_SHARE = 512, 0.5
 
 
 class Health:
@@ -27,6 +28,7 @@ class Health:
         self.app_state = app_state
         self.services = services
         self.num_watches = 0
+        self.max_watches = min(MAX_WATCHES, int(MAX_WATCH_SHARE * app_state.settings.max_connections))
 
     async def check(self, request: HealthCheckRequest, grpc_context: Any) -> HealthCheckResponse:
         if (status := self.get_status(request.service)) == SERVICE_UNKNOWN:
@@ -38,10 +40,10 @@ class Health:
 
     async def watch(self, request: HealthCheckRequest, grpc_context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Send the status, and again whenever it changes; ends when the server drains."""
-        if self.num_watches >= MAX_WATCHES and not self._has_key(grpc_context):
+        if self.num_watches >= self.max_watches and not self._has_key(grpc_context):
             await grpc_context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self.num_watches} watches are open, limit {MAX_WATCHES} without an API key; call Check instead",
+                f"{self.num_watches} watches are open, limit {self.max_watches} without an API key; call Check instead",
             )
         self.num_watches += 1
         try:

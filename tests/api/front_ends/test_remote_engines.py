@@ -49,3 +49,30 @@ def test_admission_knows_a_device_whose_model_is_loaded_after_the_front_end_has_
         return before, after
 
     assert asyncio.run(load()) == (16384, 2_000_000)
+
+
+def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_error(llm: LLM) -> None:
+    """The supervisor waits for some minutes, and gives up then."""
+
+    async def unload() -> bool:
+        app_state = AppState(ServerConfig())
+        engines = RemoteEngines(app_state, NoReports())
+        engines.set_models(ModelStates([make_loading_state(1)]))
+        link = await attach_engine(engines._engines[1], llm.engine)
+        use = app_state.models.first.use
+        assert use is not None
+        use.num_users += 1  # a request
+        engines.set_models(ModelStates([]))
+        released = asyncio.get_running_loop().create_future()
+        engines.release(1, released)
+        assert not released.done()
+        released.cancel()
+
+        use.release()
+
+        is_closed = not engines._engines
+        link.channel.close()
+        await asyncio.sleep(0.01)
+        return is_closed
+
+    assert asyncio.run(unload())
