@@ -119,7 +119,8 @@ audit: ## list what an install brings in dist/cenote.cdx.json; fails if a vulner
 	$(AUDITED)/tools/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	mkdir -p dist
 	$(AUDITED)/tools/bin/python -m cyclonedx_py environment $(AUDITED) --output-file dist/cenote.cdx.json
-	$(AUDITED)/tools/bin/python -m pip_audit --path "$$($(AUDITED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	$(AUDITED)/bin/python -m pip uninstall --quiet --yes cenote
+	$(AUDITED)/tools/bin/python -m pip_audit --strict --path "$$($(AUDITED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 
 lock: setup ## write the versions and hashes of the packages in the images: deploy/docker/requirements
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
