@@ -14,7 +14,7 @@ from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult
 from tests.api.app_client import assert_refused, load_llm, make_client, null_fields
-from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.front_ends.remote_link import call_both
 from tests.tiny import tiny_bert_token_classifier
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

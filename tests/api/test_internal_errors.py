@@ -15,7 +15,7 @@ from cenote.api.wire.codec_errors import decode_error, encode_error
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import EngineStopped, PoolingError, make_internal_error
-from tests.api.front_ends.test_remote_engine import connect_remote
+from tests.api.front_ends.remote_link import connect_remote
 from tests.engine.conftest import MakeEngine, make_engine, make_request  # noqa: F401  # a fixture
 
 SECRET = "/srv/models/secret.bin"

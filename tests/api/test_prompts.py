@@ -19,7 +19,7 @@ from cenote.api.wire.codec_results import decode_model_info
 from cenote.api.wire.messages import EngineReady, PoolCall, to_json
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
-from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.front_ends.remote_link import call_both
 from tests.api.wire.test_messages import roundtrip
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade

@@ -16,7 +16,7 @@ from cenote.protocol.params import TASKS
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
-from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.front_ends.remote_link import call_both
 from tests.api.test_openapi import assert_documented, get_document
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
 

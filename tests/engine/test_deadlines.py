@@ -12,7 +12,7 @@ from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import DeadlineExceeded
 from cenote.protocol.scheduling import SchedulingParams
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
-from tests.engine.test_engine_metrics import get_value
+from tests.engine.metric_values import get_value
 
 BULK = SchedulingParams(lane="bulk")
 

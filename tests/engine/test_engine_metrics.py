@@ -7,21 +7,11 @@ import time
 
 import pytest
 
-from cenote.engine.engine import PoolingEngine
 from cenote.errors import PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import ScoreRequest, Timing
-from cenote.utils.metrics import MetricSeries
 from tests.engine.conftest import BatchGate, MakeEngine, make_request, raise_on_tokens, wait_until
-
-
-def get_series(engine: PoolingEngine, name: str) -> list[MetricSeries]:
-    (family,) = [family for family in engine.metrics.registry.snapshot() if family.name == name]
-    return family.series
-
-
-def get_value(engine: PoolingEngine, name: str, *labels: str) -> float:
-    return sum(series.value for series in get_series(engine, name) if series.labels == labels)
+from tests.engine.metric_values import get_series, get_value
 
 
 def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine) -> None:

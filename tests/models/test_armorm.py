@@ -18,7 +18,7 @@ from cenote.errors import BadRequest
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.layouts.builders import text_families
-from tests.models.test_published_text_models import reference
+from tests.models.published_reference import reference
 from tests.tiny import compute_hidden_states
 
 CONVERSATIONS = [

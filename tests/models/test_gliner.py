@@ -19,7 +19,7 @@ from cenote.errors import BadRequest, LoadError
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import Entity
 from tests.api.app_client import assert_refused, make_client
-from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.front_ends.remote_link import call_both
 from tests.engine.tasks.test_entities import SENTENCES
 from tests.layouts.builders.gliner import PROMPT_TOKENS, add_own_files, save_gliner
 from tests.tiny import tiny_bert_token_classifier

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from cenote import LLM, LoadError
 from tests.layouts.builders import text_families
-from tests.models.test_published_text_models import reference
+from tests.models.published_reference import reference
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states
 
 

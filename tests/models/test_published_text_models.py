@@ -25,19 +25,10 @@ from cenote.models.registry import supports_float16
 from cenote.packed_batch import pack_sequences
 from tests.layouts.builders import load_builders, text_families
 from tests.layouts.registry import BUILDERS
+from tests.models.published_reference import reference
 from tests.tiny import SEQUENCES, TEXTS, change_config, compute_hidden_states, save_tiny
 
 TOLERANCE = 1e-4
-
-
-def reference(folder: Path, name: str, **changes: Any) -> transformers.PreTrainedModel:
-    """Load the weights into a class of Transformers, whatever config.json calls itself."""
-    model_class = getattr(transformers, name)
-    values = json.loads((folder / "config.json").read_text())
-    values = {key: value for key, value in values.items() if key not in ("auto_map", "model_type", "architectures")}
-    config = model_class.config_class(**values | changes)
-    model: transformers.PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
-    return model.eval().requires_grad_(False)
 
 
 def embed(folder: Path, inputs: Any = SEQUENCES, **options: Any) -> list[Tensor]:

@@ -16,7 +16,7 @@ from cenote import LLM, PoolingParams
 from cenote.errors import LoadError
 from tests.layouts.builders import models_2026
 from tests.layouts.tokenizers import PAIRS, TEXTS
-from tests.models.test_published_text_models import reference
+from tests.models.published_reference import reference
 from tests.tiny import change_config
 
 SUFFIX = "<|im_end|>\n"

@@ -31,7 +31,7 @@ from cenote.api.wire.link_sockets import make_link, make_link_sender, send_link
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 from tests.api.app_client import load_llm
-from tests.api.front_ends.test_remote_engine import wait_until
+from tests.api.front_ends.remote_link import wait_until
 from tests.serving.test_lora_adapters import save_model_and_adapters
 
 

@@ -12,8 +12,7 @@ from cenote.api.app_state import AppState
 from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.wire.control_messages import ModelState, ModelStates, PoisonFound
 from cenote.config.server import ServerConfig
-
-from .test_remote_engine import attach_engine
+from tests.api.front_ends.remote_link import attach_engine
 
 
 class NoReports:

@@ -24,7 +24,7 @@ from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import DeadlineExceeded, EngineStopped, InputCrashedEngine, NotReady
 from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
-from tests.api.front_ends.test_remote_engine import attach_engine, wait_until
+from tests.api.front_ends.remote_link import attach_engine, wait_until
 from tests.api.front_ends.test_token_client import BlockedRenderer, get_client
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
 

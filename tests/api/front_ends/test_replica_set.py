@@ -17,7 +17,7 @@ from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResultBatch
-from tests.api.front_ends.test_remote_engine import attach_engine, wait_until
+from tests.api.front_ends.remote_link import attach_engine, wait_until
 from tests.api.front_ends.test_replay import Machine, tokenizes, values  # noqa: F401  # a fixture
 from tests.engine.conftest import MakeEngine, make_engine  # noqa: F401  # a fixture
 

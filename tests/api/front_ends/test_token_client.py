@@ -23,10 +23,10 @@ from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import SchedulingParams
-from tests.api.front_ends.test_remote_engine import call_both, connect_remote, wait_until
+from tests.api.front_ends.remote_link import call_both, connect_remote, wait_until
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # a fixture
+from tests.engine.metric_values import get_series, get_value
 from tests.engine.test_dedup import SENDERS, SHARED
-from tests.engine.test_engine_metrics import get_series, get_value
 from tests.scoring.test_listwise import DOCUMENTS, QUERY, JinaReranker, jina  # noqa: F401  # a fixture
 
 
