@@ -9,6 +9,7 @@ from typing import Any
 from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.engine_metrics import EngineMetrics
+from cenote.engine.preprocessing.sub_requests import MAX_IN_FLIGHT_BYTES
 from cenote.engine.request_state import InputOptions, RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
@@ -24,8 +25,6 @@ from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.scoring.scorer import ScoringModel
 
-# a request with many images is queued in parts: further parts wait while this much is in flight
-MAX_PARTS_CHARS = 256 * 1024**2
 CONVERTIBLE_TASKS = ("embed", "token_embed", "classify", "token_classify")
 
 
@@ -112,7 +111,7 @@ class Admission:
     def has_capacity(self, num_chars: int) -> bool:
         """Return whether a part of a large request may be queued; it always may when nothing else is in flight."""
         num_in_flight = self.metrics.num_in_flight_chars
-        return not num_in_flight or num_in_flight + num_chars <= MAX_PARTS_CHARS
+        return not num_in_flight or num_in_flight + num_chars <= MAX_IN_FLIGHT_BYTES
 
     def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""

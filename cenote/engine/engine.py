@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -28,11 +27,12 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_media_policy,
     make_model_tokenizer,
     make_multimodal_processor,
+    make_multimodal_settings,
     make_renderer,
     make_renderer_settings,
     make_tokenizer_settings,
 )
-from cenote.engine.preprocessing.sub_requests import PoolCalls, SubRequest, run_sub_requests, split_request
+from cenote.engine.preprocessing.sub_requests import CAPACITY_POLL_S, SubRequest, run_sub_requests
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
 from cenote.engine.request_state import PoolResults, RequestState, to_pool_results
 from cenote.engine.result_cache_factory import make_result_cache
@@ -76,8 +76,6 @@ MAX_QUEUED_BATCHES = 16
 BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.06, 0.01
 # how long stop() waits for the running batch
 THREAD_JOIN_TIMEOUT_S = 5.0
-# how often a request with many images checks whether its next sub-request can be admitted
-CAPACITY_POLL_S = 0.02
 # how often unload_adapter checks for requests that still use the adapter
 ADAPTER_POLL_S = 0.02
 
@@ -122,13 +120,16 @@ class PoolingEngine:
         self.tokenizer_settings = make_tokenizer_settings(model)
         self.tokenizer = self.tokenizer_settings.make_tokenizer(model.tokenizer.tokenizer)
         self.chat_template = read_template_text(config.chat_template, "chat_template")
-        self.media_loader = MediaLoader(make_media_policy(config, trust_callers=trust_callers))
-        multimodal = make_multimodal_processor(model, config, self.tokenizer, self.media_loader)
+        media_policy = make_media_policy(config, trust_callers=trust_callers)
+        self.media_loader = MediaLoader(media_policy)
+        multimodal_settings = make_multimodal_settings(model, config, media_policy)
+        folder = str(description.checkpoint.folder)
+        multimodal = make_multimodal_processor(multimodal_settings, folder, self.tokenizer, self.media_loader)
         self.busy_stages = BusyStages()
         self.executors = EngineExecutors()
         self._adapter_tasks: set[asyncio.Task[None]] = set()
         self.image_workers = ImageWorkerPool(multimodal, self.busy_stages)
-        self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal)
+        self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal_settings)
         self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
         self.task_settings = make_task_settings(model)
         self.scoring_model = self.task_settings.scoring
@@ -243,22 +244,20 @@ class PoolingEngine:
 
     async def pool(self, request: PoolRequest) -> PoolResults:
         """Return results in the order of the inputs; cancelling the call aborts what has not run."""
+        if not (sub_requests := self.image_workers.split(request)):
+            return await self._pool_ready(request)
 
-        async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
+        async def pool(sub_request: SubRequest, ready: PoolRequest) -> PoolResults:
             if sub_request.offset:  # all parts of a large request at once could fill the memory
                 await self._wait_for_capacity(sum(map(compute_input_size, ready.inputs)))
-            return self.submit(ready)
+            return await self._pool_ready(ready)
 
-        async def collect(state: RequestState) -> PoolResults:
-            await state.future.wait()
-            return state.get_results()
+        return await run_sub_requests(sub_requests, self.image_workers.start_preprocess, pool, request.timing)
 
-        async def preprocess(first: PoolRequest) -> PoolRequest:
-            with self._counting_refusals():  # by the image workers; `submit` counts its own
-                return await self.image_workers.preprocess(first)
-
-        calls = PoolCalls(preprocess, self.image_workers.start_preprocess, submit, collect)
-        return await run_sub_requests(self._split(request), calls, request.timing)
+    async def _pool_ready(self, request: PoolRequest) -> PoolResults:
+        state = self.submit(request)
+        await state.future.wait()
+        return state.get_results()
 
     def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> PoolResults:
         """Block until all results are there; Ctrl-C aborts what has not run."""
@@ -276,23 +275,16 @@ class PoolingEngine:
 
         `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
         """
-        if not self.image_workers.find_image_indices(request):  # nothing to preprocess, and nothing to split
+        if not (sub_requests := self.image_workers.split(request)):
             state = self.submit(request, caller_waits=True)
             return state.collect(make_converter(state.num_inputs), on_progress)
 
-        async def submit(sub_request: SubRequest, ready: PoolRequest) -> RequestState:
-            return self.submit(ready)
-
-        async def collect(state: RequestState) -> list[T | PoolingError]:
+        async def pool(sub_request: SubRequest, ready: PoolRequest) -> list[T | PoolingError]:
+            state = self.submit(ready)
             return state.collect(make_converter(state.num_inputs), on_progress)
 
         start_preprocess = self.image_workers.start_preprocess_sync
-        calls = PoolCalls(start_preprocess, start_preprocess, submit, collect)
-        return run_coroutine_sync(run_sub_requests(self._split(request), calls, request.timing))
-
-    def _split(self, request: PoolRequest) -> list[SubRequest]:
-        num_with_images = len(self.image_workers.find_image_indices(request))
-        return split_request(request, num_with_images, self.image_workers.sub_request_size)
+        return run_coroutine_sync(run_sub_requests(sub_requests, start_preprocess, pool, request.timing))
 
     async def score(self, request: ScoreRequest) -> ScoreResults:
         """Return a score for every pair, in the order of the documents."""
@@ -331,12 +323,7 @@ class PoolingEngine:
 
         def run_tokenizer() -> TokenizeResult:
             with self.busy_stages.track("tokenizer"):
-                ids = self.renderer.tokenize(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-                token_strs = self.tokenizer.convert_ids_to_tokens(ids) if return_token_strs else None
-                offsets = (
-                    self.tokenizer.find_offsets(prompt, ids) if return_offsets and isinstance(prompt, str) else None
-                )
-                return TokenizeResult(ids, token_strs, offsets)
+                return self.tasks.tokenize(prompt, add_special_tokens, return_token_strs, return_offsets, max_tokens)
 
         return await self.executors.select_tokenizer(compute_input_size(prompt)).run(run_tokenizer)
 
@@ -447,14 +434,6 @@ class PoolingEngine:
                 self.metrics.on_admit_batch(batch)
         except PoolingError as error:
             self.metrics.on_refused(error, batch.num_requests)
-            raise
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except PoolingError as error:
-            self.metrics.on_refused(error)
             raise
 
     def _check_running(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -43,6 +43,7 @@ class InputOptions(NamedTuple):
 class RequestState:
     """A request in flight; filled by the tokenizer and engine threads, awaited by the caller."""
 
+    isolated_indices = ()  # no input is known to crash the process
     has_cancelled = False  # it is cancelled as a whole
     caller_waits = False  # the thread that submits it does nothing else until the results are there
     num_requests = 1
@@ -94,14 +95,8 @@ class RequestState:
         """Whether no caller waits for results: the request was cancelled or has failed."""
         return self.future.done()
 
-    @property
-    def isolated_indices(self) -> Collection[int]:
-        return () if self.request.call is None else self.request.call.isolated
-
     def get_call_refs(self, indices: Int64Array) -> CallRefs:
-        if (call := self.request.call) is None:
-            return np.zeros_like(indices), indices
-        return np.full_like(indices, call.call_id), indices + call.first_input
+        return np.zeros_like(indices), indices  # no front-end has sent it
 
     def next_slice(self, max_tokens: int) -> Many[Input]:
         """Return the next inputs to tokenize: at least one, and about `max_tokens` in total."""
@@ -274,6 +269,7 @@ def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolRe
 class ChunkedInput:
     """Receive the chunks of one long input and merge them into one result."""
 
+    isolated_indices = ()
     has_cancelled = False
 
     def __init__(
@@ -293,12 +289,8 @@ class ChunkedInput:
     def drop_cancelled(self, indices: Int64Array) -> BoolArray:
         return np.zeros(len(indices), dtype=bool)
 
-    @property
-    def isolated_indices(self) -> Collection[int]:
-        return range(self.mean.num_chunks) if self.index in self.state.isolated_indices else ()
-
     def get_call_refs(self, indices: Int64Array) -> CallRefs:
-        return self.state.get_call_refs(np.full(len(indices), self.index))
+        return self.state.get_call_refs(indices)
 
     def mark_started(self, now: float) -> None:
         self.state.mark_started(now)

@@ -44,6 +44,8 @@ class TokenIntake:
         max_model_len, vocab_size = engine.max_model_len, engine.renderer.vocab_size
         shortest, longest = (len(ids), len(ids)) if len(lengths) == 1 else (lengths.min(), lengths.max())
         least = 0 if engine.renderer.accepts_empty else 1
+        if longest > max_model_len and inputs.images is not None:  # a tower sets the length of an image, see Renderer
+            longest = lengths[[images is None for images in inputs.images]].max(initial=0)
         if shortest < least or longest > max_model_len:
             raise BadRequest(f"each input must have between {least} and {max_model_len} tokens")
         if ids.view(np.uint32).max(initial=0) >= vocab_size:  # negative ids are the largest as unsigned numbers

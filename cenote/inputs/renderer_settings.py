@@ -1,11 +1,11 @@
-"""RendererSettings: everything about a model that rendering texts needs, as plain values; imports no torch.
+"""RendererSettings: everything about a model that rendering inputs needs, as plain values; imports no torch.
 
 The engine sends them to its front-ends, which then tokenize with the same code and the same results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import tokenizers
 
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.colbert_format import RoleFormat
+from cenote.inputs.images.multimodal_processor import MultimodalProcessor, MultimodalSettings
 from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererSettings:
-    """The arguments of a Renderer for texts, pairs, conversations and token ids; see InputPlanner for their meaning."""
+    """The arguments of a Renderer; see InputPlanner for their meaning."""
 
     vocab_size: int
     hidden_size: int
@@ -63,9 +64,16 @@ class RendererSettings:
     accepts_empty: bool = False
     text_format: TextFormat | None = None
     architecture: str = "this model"
+    multimodal: MultimodalSettings | None = None  # None: text only
+    reads_tensors: bool = False  # and nothing else
 
-    def make_renderer(self, tokenizer: Tokenizer, **options: Any) -> Renderer:
-        """Return the renderer; `options` are those that need the model itself: `multimodal` and `check_tensors`."""
+    def make_renderer(
+        self,
+        tokenizer: Tokenizer,
+        multimodal: MultimodalProcessor | None = None,
+        check_tensors: Callable[[Mapping[str, Any]], None] = lambda tensors: None,
+    ) -> Renderer:
+        """Return the renderer; `multimodal`: made of the settings of that name, with a loader."""
         return Renderer(
             tokenizer,
             vocab_size=self.vocab_size,
@@ -83,7 +91,8 @@ class RendererSettings:
             accepts_empty=self.accepts_empty,
             text_format=self.text_format,
             architecture=self.architecture,
-            **options,
+            multimodal=multimodal,
+            check_tensors=check_tensors if self.reads_tensors else None,
         )
 
     def _make_instruction_mask(self, tokenizer: Tokenizer) -> InstructionMask | PromptEnd | None:

@@ -163,6 +163,12 @@ def compute_inputs_size(inputs: Sequence[Input]) -> int:
     return size if not inputs or isinstance(inputs[0], str | list) else size + count_variable_chars(inputs)
 
 
+def compute_text_size(inputs: Sequence[Input]) -> int:
+    """Return the size of all inputs without their preprocessed images."""
+    images = [image for item in inputs for image in getattr(item, "images", ()) if isinstance(image, ProcessedImage)]
+    return compute_inputs_size(inputs) - sum([image.num_bytes for image in images])
+
+
 def count_variable_chars(inputs: Sequence[object]) -> int:
     """Return the size of the template variables of all inputs; inputs of a request may share them."""
     sizes: dict[int, int] = {}

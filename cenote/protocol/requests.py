@@ -78,20 +78,6 @@ class Timing:
         return now
 
 
-@dataclass(frozen=True, slots=True)
-class CallRef:
-    """The call of a front-end that a request belongs to: it tells what was on the device when the engine crashed."""
-
-    call_id: int
-    isolated: frozenset[int] = frozenset()  # numbers of inputs that may crash the engine: each runs in a batch alone
-    first_input: int = 0  # number of the first input, in a part of a request
-
-    def slice(self, start: int, end: int) -> CallRef:
-        """Return the reference for consecutive inputs."""
-        isolated = frozenset(number - start for number in self.isolated if start <= number < end)
-        return CallRef(self.call_id, isolated, self.first_input + start)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     """Inputs and the pooling task to run on each of them."""
@@ -111,7 +97,6 @@ class PoolRequest:
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0  # monotonic time after which nobody waits for the results; 0.0: none
     return_exceptions: ReturnExceptions = False
-    call: CallRef | None = None  # in an engine process: the call of a front-end
     timing: Timing = field(default_factory=Timing)
     operands: Sequence[Operand | None] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
@@ -137,7 +122,6 @@ class ScoreRequest:
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0
     return_exceptions: ReturnExceptions = False
-    call: CallRef | None = None
     timing: Timing = field(default_factory=Timing)
     on_tokenized: OnTokenized | None = None
 

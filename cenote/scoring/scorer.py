@@ -126,7 +126,6 @@ def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]
         scheduling=request.scheduling,
         deadline_at=request.deadline_at,
         return_exceptions=request.return_exceptions,
-        call=request.call,
         timing=request.timing,
         on_tokenized=request.on_tokenized,
     )

@@ -29,7 +29,7 @@ ENGINE_MODULES = {"cenote.api.engine_process", "cenote.api.engine_launcher"}
 OFFSET = struct.Struct("<d")
 POLL_S = 0.05
 # garbage goes before a message of these kinds, which travel only between front-ends and the engine
-TO_ENGINE, TO_FRONT_END = ("TokenBatch", "PoolCall"), ("TokenResults", "PoolResponse")
+TO_ENGINE, TO_FRONT_END = "TokenBatch", "TokenResults"
 # version, bytes of the message, bytes of arrays, call id: a frame whose message is not msgpack, and no frame at all
 UNDECODABLE_FRAME = struct.pack("<IIQQ", 1, 8, 0, 0) + b"\xc1" * 8
 NOT_A_FRAME = b"\xff" * 64
@@ -149,8 +149,8 @@ def corrupt_frames(module: ModuleType, folder: Path) -> None:
     channel_class = module.Channel
     send = channel_class.send
     orders = {
-        **dict.fromkeys(TO_ENGINE, folder / FRONT_END_FRAME_FILE),
-        **dict.fromkeys(TO_FRONT_END, folder / ENGINE_FRAME_FILE),
+        TO_ENGINE: folder / FRONT_END_FRAME_FILE,
+        TO_FRONT_END: folder / ENGINE_FRAME_FILE,
     }
 
     def send_garbage_first(channel: Any, message: Any, *args: Any, **options: Any) -> None:

@@ -8,8 +8,8 @@ from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
-from cenote.protocol.requests import CallRef
 from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
+from tests.engine.submitted_batch import SubmittedBatch
 
 
 class AsyncEcho(EchoExecutor):
@@ -41,11 +41,11 @@ def submit_all(engine: PoolingEngine, gate: BatchGate) -> list[list[int]]:
     """Run isolated inputs and others that wait at the same time; return all results."""
     first = engine.submit(make_request([[1]]))
     wait_until(gate.reached.is_set)
-    isolated = engine.submit(make_request([[10], [11], [12]], call=CallRef(5, frozenset({0, 2}))))
+    isolated = SubmittedBatch(engine, [[10], [12]], is_isolated=True)
     others = [engine.submit(make_request([[20 + number] * 2])) for number in range(3)]
-    wait_until(lambda: len(engine.loop.isolated) == 2 and len(engine.loop.scheduler) == 4)
+    wait_until(lambda: len(engine.loop.isolated) == 2 and len(engine.loop.scheduler) == 3)
     gate.opened.set()
-    return [ids for state in (first, isolated, *others) for ids in echoed_token_ids(state.wait())]
+    return [*isolated.wait(), *[ids for state in (first, *others) for ids in echoed_token_ids(state.wait())]]
 
 
 def test_isolated_inputs_run_alone_in_turn_with_other_batches(make_engine: MakeEngine) -> None:
@@ -58,7 +58,7 @@ def test_isolated_inputs_run_alone_in_turn_with_other_batches(make_engine: MakeE
 
     results = submit_all(make_engine(fault=record, max_num_batched_tokens=2), gate)
 
-    assert results == [[1], [10], [11], [12], [20, 20], [21, 21], [22, 22]]
+    assert results == [[10], [12], [1], [20, 20], [21, 21], [22, 22]]
     assert [ids for ids, is_isolated in batches if is_isolated] == [[10], [12]]
     is_isolated = [flag for _, flag in batches]
     assert is_isolated.index(True) < is_isolated.index(False, 1) < is_isolated.index(True, is_isolated.index(True) + 1)
@@ -81,8 +81,7 @@ def test_an_isolated_input_that_raises_fails_alone(make_engine: MakeEngine) -> N
             raise RuntimeError("poisoned")
 
     engine = make_engine(fault=fail)
-    request = make_request([[10], [11]], return_exceptions=True, call=CallRef(5, frozenset({0, 1})))
-    error, result = echoed_token_ids(engine.submit(request).wait())
+    error, result = SubmittedBatch(engine, [[10], [11]], is_isolated=True).wait()
 
     assert "poisoned" in str(error) and result == [11]
 
@@ -92,9 +91,9 @@ def test_an_aborted_request_leaves_the_queue(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=gate)
     engine.submit(make_request([[1]]))
     wait_until(gate.reached.is_set)
-    isolated = engine.submit(make_request([[10]], call=CallRef(5, frozenset({0}))))
+    isolated = SubmittedBatch(engine, [[10]], is_isolated=True)
     wait_until(lambda: len(engine.loop.isolated) == 1)
-    isolated.future.cancel()
+    isolated.batch.abort()
     gate.opened.set()
     engine.submit(make_request([[2]])).wait()
 

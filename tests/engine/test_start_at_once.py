@@ -16,7 +16,6 @@ from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError
-from cenote.protocol.requests import CallRef
 from tests.engine.conftest import (
     TIMEOUT_S,
     BatchGate,
@@ -26,6 +25,7 @@ from tests.engine.conftest import (
     raise_on_tokens,
     wait_until,
 )
+from tests.engine.submitted_batch import SubmittedBatch
 
 SUBMITTER, ENGINE = "cenote-tokenizer", "cenote-engine"  # names of the threads
 
@@ -77,7 +77,7 @@ def test_batches_that_are_large_isolated_or_not_prepared_start_in_the_engine_thr
     large = [[7 + number] * 256 for number in range(MAX_TOKENS_AT_ONCE // 256 + 1)]
 
     assert run(engine, large) == large
-    assert run(engine, [[5]], call=CallRef(5, frozenset({0}))) == [[5]]
+    assert SubmittedBatch(engine, [[5]], is_isolated=True).wait() == [[5]]
     executor.is_ready = False
     assert run(engine, [[6]]) == [[6]]
     assert set(executor.threads) == {ENGINE}

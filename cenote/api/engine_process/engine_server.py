@@ -15,7 +15,7 @@ import msgspec
 
 from cenote.api import log_config
 from cenote.api.background_load import load_in_thread
-from cenote.api.engine_process.rpc_server import EngineRpcServer
+from cenote.api.engine_process.plugin_calls import run_plugin
 from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
 from cenote.api.wire.channel import Channel, Reply
 from cenote.api.wire.codec_errors import encode_error
@@ -41,7 +41,7 @@ from cenote.api.wire.messages import (
     MetricsCall,
     MetricsResponse,
     ModelInfoUpdate,
-    RpcRequest,
+    ProcessCall,
     to_json,
 )
 from cenote.api.wire.token_messages import RefusedRequests, RegisterOptions, RendererInfo, RouteInfo, TokenBatch
@@ -122,7 +122,7 @@ class EngineServer:
 
     async def _answer_supervisor(self, call: ChangeAdapter | MetricsCall) -> Done | MetricsResponse:
         if isinstance(call, MetricsCall):
-            return MetricsResponse([] if self.engine is None else await self.engine.collect_metrics())
+            return MetricsResponse([]) if self.engine is None else await collect_metrics(self.engine)
         await self._change_adapter(call)
         return Done()
 
@@ -247,7 +247,7 @@ def make_renderer_info(engine: Engine) -> RendererInfo | None:
     for role, route in pooling_engine.routes.items():
         roles.setdefault(route, []).append(role)
     routes = [make_route_info(route, route_roles) for route, route_roles in roles.items()]
-    return RendererInfo(routes, to_json(pooling_engine.task_settings), can_front_end_render(pooling_engine))
+    return RendererInfo(routes, to_json(pooling_engine.task_settings))
 
 
 def make_route_info(engine: PoolingEngine, roles: list[Role]) -> RouteInfo:
@@ -267,9 +267,8 @@ def make_route_info(engine: PoolingEngine, roles: list[Role]) -> RouteInfo:
     )
 
 
-def can_front_end_render(engine: PoolingEngine) -> bool:
-    """Whether inputs need neither images nor tensors."""
-    return not engine.model_info.supports_images and engine.renderer.check_tensors is None
+async def collect_metrics(engine: Engine) -> MetricsResponse:
+    return MetricsResponse(await engine.collect_metrics())
 
 
 class FrontEndLink:
@@ -280,20 +279,20 @@ class FrontEndLink:
             FrontEndMessage, self._on_message, self._on_disconnect, self._on_unhandled, self._on_call
         )
         self._on_closed = on_closed
-        self.rpc_server: EngineRpcServer | None = None
+        self.engine: Engine | None = None
         self._token_link: TokenLink | None = None  # None: the front-end does not tokenize
 
     def set_engine(self, engine: Engine, server: EngineServer) -> None:
-        if self.rpc_server is not None or not self.channel.is_open:
+        if self.engine is not None or not self.channel.is_open:
             return
-        self.rpc_server = EngineRpcServer(engine)
+        self.engine = engine
         if server.renderer_info is not None and server.token_batcher is not None:
             self._token_link = TokenLink(server.token_batcher, self.channel)
             self.channel.send(server.renderer_info)
         self.channel.send(EngineReady(to_json(engine.model_info), server.engine_number))
 
     async def update_model_info(self, message: ModelInfoUpdate) -> None:
-        if self.rpc_server is None:
+        if self.engine is None:
             return  # its EngineReady will have the current model info
         with suppress(Exception):  # it hangs or exits, or does not understand the message
             await asyncio.wait_for(self.channel.call(message), UPDATE_TIMEOUT_S)
@@ -308,12 +307,14 @@ class FrontEndLink:
             assert isinstance(message, Cancel), "all others are calls and replies"
             self._token_link.cancel(message.call_id)
 
-    def _on_call(self, call: RpcRequest | RegisterOptions, array_bytes: ArrayBytes) -> Reply | Awaitable[Reply]:
-        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
+    def _on_call(
+        self, call: RegisterOptions | ProcessCall | MetricsCall, array_bytes: ArrayBytes
+    ) -> Reply | Awaitable[Reply]:
+        assert self.engine is not None, "front-ends send requests only after EngineReady"
         if isinstance(call, RegisterOptions):
             assert self._token_link is not None, "sent only after RendererInfo"
             return self._token_link.on_register(call)
-        return self.rpc_server.answer(call)
+        return run_plugin(self.engine, call) if isinstance(call, ProcessCall) else collect_metrics(self.engine)
 
     def _on_unhandled(self, error: Exception) -> None:
         self.channel.abort()  # token batches that are not known: all of the link fail, none waits for ever

@@ -12,7 +12,6 @@ import numpy as np
 from cenote.api.front_ends.quarantine import digest_inputs
 from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_results import NO_IDS
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import Cancel
 from cenote.api.wire.token_messages import BatchTimesTuple
@@ -24,6 +23,7 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
 
 Array = np.ndarray[Any, Any]
+NO_IDS = np.zeros(0, dtype=np.int32)
 
 
 class TokenCounts(NamedTuple):

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-import msgspec
 import numpy as np
 
-from cenote.api.wire.messages import RpcRequest
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 
 # inputs that have crashed an engine process are refused for this time: clients may send them again
@@ -78,15 +76,9 @@ def digest_inputs(inputs: TokenizedInputs, rows: Iterable[int]) -> list[bytes]:
         digest.update(np.ascontiguousarray(inputs.metadata[row : row + 1]).tobytes())
         if inputs.row_mask is not None:
             digest.update(inputs.row_mask[ends[row] : ends[row + 1]].tobytes())
+        if inputs.images is not None and (images := inputs.images[row]) is not None:
+            digest.update(images.cache_key)
         if inputs.operands is not None and (operand := inputs.operands[row]) is not None:
             digest.update(operand.tobytes())
         digests.append(digest.digest())
     return digests
-
-
-def digest_call(call: RpcRequest) -> bytes:
-    """Return the digest of a call that the engine tokenizes; its id and deadline are set to 0."""
-    for name in ("call_id", "deadline_at"):
-        if hasattr(call, name):
-            setattr(call, name, 0)
-    return blake2b(msgspec.msgpack.encode(call), digest_size=DIGEST_BYTES).digest()

@@ -13,38 +13,35 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cenote.api.front_ends.availability import Availability
-from cenote.api.front_ends.engine_calls import EngineCalls, ResponseT
+from cenote.api.front_ends.front_end_engine import FrontEndEngine
 from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.quarantine import Quarantine
-from cenote.api.front_ends.replay import EngineLost, ReplayableCall, make_poison_error
-from cenote.api.front_ends.rpc_call import RpcCall
+from cenote.api.front_ends.replay import EngineLost, ReplayableCall
 from cenote.api.front_ends.text_model import TextModelCache
-from cenote.api.front_ends.token_client import NeedsEngine, TokenCalls, TokenClient
-from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_errors import decode_error
-from cenote.api.wire.codec_results import decode_model_info, set_timing
+from cenote.api.front_ends.token_client import TokenCalls, TokenClient
+from cenote.api.wire.channel import Channel, ReplyT
+from cenote.api.wire.codec_timing import set_timing
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
     ArrayBytes,
+    Call,
     Done,
     EngineDown,
     EngineReady,
-    ErrorResponse,
     MetricsCall,
-    MetricsResponse,
     ModelInfoUpdate,
-    PoolResponse,
-    ProcessResponse,
-    RpcRequest,
+    ProcessCall,
+    from_json,
+    to_json,
 )
 from cenote.api.wire.token_messages import RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.requests import PoolRequest, Timing
-from cenote.protocol.results import PoolResult
+from cenote.protocol.requests import PluginRequest, PoolRequest
+from cenote.protocol.results import IOProcessorResult, PoolResult
 from cenote.utils.metrics import MetricFamily
 
 # by then the supervisor has noticed if the link was closed because the engine process has exited
@@ -63,7 +60,7 @@ logger = logging.getLogger("cenote")
 AdapterChange = Callable[[str, str | None, bool], Awaitable[None]]
 
 
-class RemoteEngine(EngineCalls):
+class RemoteEngine(FrontEndEngine):
     """Implement Engine over a link to an engine process; `connect` is called again with the link to a new process."""
 
     def __init__(
@@ -85,7 +82,6 @@ class RemoteEngine(EngineCalls):
         self._token_client: TokenClient | None = None  # None: the engine tokenizes
         self.text_models = TextModelCache()
         self._connecting: asyncio.Task[None] | None = None
-        self._pending: dict[int, RpcCall] = {}
         self._token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
 
     def share(self, quarantine: Quarantine, text_models: TextModelCache) -> None:
@@ -150,13 +146,13 @@ class RemoteEngine(EngineCalls):
             numbers_by_call.setdefault(call_id, []).append(number)
         suspects, poison = set[ReplayableCall](), list[bytes]()
         for call_id, numbers in numbers_by_call.items():
-            call = self._token_calls.pending.get(call_id) or self._pending.get(call_id)
+            call = self._token_calls.pending.get(call_id)
             if call is not None:
                 suspects.add(call.owner)
                 self.quarantine.remove_suspects(call.owner.suspect_digests)
                 poison += call.on_exit(numbers, exited)
                 self.quarantine.add_suspects(call.owner.suspect_digests)
-        calls = {call.owner for call in (*self._token_calls.pending.values(), *self._pending.values())}
+        calls = {call.owner for call in self._token_calls.pending.values()}
         if not exited.calls and not exited.is_external:
             for call in calls:
                 call.on_unexplained_crash(exited)
@@ -167,7 +163,7 @@ class RemoteEngine(EngineCalls):
                 "the engine process has exited (%s): %d requests are sent again, %d of them with inputs that run alone "
                 "because they were on the device; %d inputs are refused",
                 exited.reason,
-                sum(call.can_replay and not call.is_decided for call in calls),
+                sum(not call.is_decided for call in calls),
                 sum(not call.is_decided for call in suspects),
                 len(poison),
             )
@@ -187,25 +183,16 @@ class RemoteEngine(EngineCalls):
         if not self.availability.is_available:
             num_chars = compute_inputs_size(request.inputs) if request.num_chars is None else request.num_chars
             await self.availability.wait(request.deadline_at, None, num_chars)
-        request = await self._join_lists(request)
-        if self.can_render(request):
-            try:
-                return await self._pool_tokens(request)
-            except NeedsEngine:
-                pass  # the engine splits long texts into chunks
-        return await self._pool_in_engine(request)
+        return await self._pool_prepared(await self._prepare(request))
 
-    def can_render(self, request: PoolRequest) -> bool:
-        """Whether a request can be tokenized here."""
-        return (client := self._token_client) is not None and client.can_render(request)
-
-    async def _pool_tokens(self, request: PoolRequest) -> list[Any]:
-        """Tokenize here, and send the inputs until all have a result."""
+    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+        """Send the inputs until all have a result."""
         pending = PendingPool(request)
         try:
             while True:
                 if not self.availability.is_available:
-                    await self.availability.wait(request.deadline_at, pending, 0)
+                    num_chars = 0 if pending.was_lost else compute_inputs_size(request.inputs)
+                    await self.availability.wait(request.deadline_at, pending, num_chars)
                 if (results := await self.try_pool(pending)) is not None:
                     return results
         finally:
@@ -221,10 +208,9 @@ class RemoteEngine(EngineCalls):
         pending.begin_attempt(self.engine_id, self.availability.engine_number)
         if pending.is_decided:  # while it waited for an engine process
             return pending.take_results()
-        if (client := self._token_client) is None:
-            raise NeedsEngine
+        assert self._token_client is not None, "RendererInfo comes before EngineReady"
         try:
-            return await client.pool(pending, self.model_info)
+            return await self._token_client.pool(pending, self.model_info)
         except EngineLost:
             pending.mark_lost()
         except Overloaded as error:
@@ -249,23 +235,45 @@ class RemoteEngine(EngineCalls):
     async def collect_metrics(self) -> list[MetricFamily]:
         if self.dead_error is not None:
             raise self.dead_error
-        call = RpcCall(lambda call_id, isolated: MetricsCall(), can_replay=False)
-        response, _ = await self._call(call, MetricsResponse)
-        return response.families
+        return (await self._call(MetricsCall())).families
+
+    async def process(self, request: PluginRequest) -> IOProcessorResult:
+        """Run the plugin; not again if its process exits: what it does besides calling the model is not known."""
+        if not self.availability.is_available:
+            await self.availability.wait(request.deadline_at, None, 0)
+        sent_at, data = time.monotonic(), to_json(request.data)
+        reply = await self._call(
+            ProcessCall(data, request.request_id, request.tokenization, request.scheduling, request.deadline_at)
+        )
+        set_timing(request.timing, reply.timing, sent_at)
+        return IOProcessorResult(from_json(reply.data), reply.num_inputs, reply.num_tokens, reply.num_truncated)
+
+    async def _call(self, call: Call[ReplyT]) -> ReplyT:
+        if (channel := self._channel) is None:
+            raise make_exited_error()
+        await channel.wait_writable()
+        try:
+            return await channel.call(call)
+        except EngineLost:
+            raise make_exited_error() from None
+        except EngineStopped as error:
+            self.availability.on_down(str(error))
+            raise make_exited_error() from None
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error
 
     def _on_message(self, channel: Channel[EngineMessage], message: EngineMessage, array_bytes: ArrayBytes) -> None:
         if channel is not self._channel:
             return  # of an engine process that has been replaced
         if isinstance(message, EngineReady):
-            self._model_info = decode_model_info(message)
+            self._model_info = from_json(message.model_info, type=ModelInfo)
             self.availability.on_ready(message.engine_number)
             self.on_ready()
         elif isinstance(message, EngineDown):
             self.availability.on_down(message.reason)
         elif isinstance(message, RendererInfo):
             texts = self.text_models.get(message)
-            if message.is_complete:
-                self._token_client = TokenClient(texts, channel, self._token_calls, self.availability.on_down)
+            self._token_client = TokenClient(texts, channel, self._token_calls, self.availability.on_down)
         else:
             assert isinstance(message, TokenResults | TokenErrors), "all others are replies"
             assert self._token_client is not None, "results come after RendererInfo"
@@ -276,7 +284,7 @@ class RemoteEngine(EngineCalls):
 
     def _on_call(self, channel: Channel[EngineMessage], update: ModelInfoUpdate) -> Done:
         if channel is self._channel:
-            self._model_info = decode_model_info(update)
+            self._model_info = from_json(update.model_info, type=ModelInfo)
             if self._token_client is not None:
                 self._token_client.options.forget()
         return Done()
@@ -286,7 +294,7 @@ class RemoteEngine(EngineCalls):
         if channel is not self._channel:
             return
         self._channel = None
-        calls = {call.owner for call in (*self._token_calls.pending.values(), *self._pending.values())}
+        calls = {call.owner for call in self._token_calls.pending.values()}
         if self._token_client is not None:
             self._token_client.lose_all()
             self._token_client.close()
@@ -295,45 +303,12 @@ class RemoteEngine(EngineCalls):
         if self._is_closed:
             self.availability.on_closed()
         else:
-            self.on_replay(ReplayStats(self.engine_id, sum(call.can_replay for call in calls), 0, 0))
+            self.on_replay(ReplayStats(self.engine_id, len(calls), 0, 0))
             asyncio.get_running_loop().call_later(RECONNECT_DELAY_S, self._report_lost_link)
 
     def _report_lost_link(self) -> None:
         if self._channel is None and not self._is_closed:
             self.on_link_lost()
-
-    async def _call(
-        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
-    ) -> tuple[ResponseT, ArrayBytes]:
-        try:
-            while True:
-                if not self.availability.is_available:
-                    await self.availability.wait(deadline_at, call, 0 if call.was_lost else call.count_chars())
-                if (answer := await self.try_call(call, expected, timing)) is not None:
-                    return answer
-        finally:
-            self.forget_call(call)
-
-    async def try_call(
-        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None
-    ) -> tuple[ResponseT, ArrayBytes] | None:
-        """Send a call; return None if it has to be sent again, because the engine process is lost or has no capacity.
-
-        `forget_call` must follow when it is not sent to this engine again.
-        """
-        call.begin_attempt(self.engine_id, self.availability.engine_number)
-        try:
-            return await self._call_once(call, expected, timing)
-        except EngineLost:
-            call.mark_lost()
-            if not call.can_replay:
-                raise make_exited_error() from None
-        except Overloaded as error:
-            await self._wait_for_capacity(call, error)
-        return None
-
-    def forget_call(self, call: RpcCall) -> None:
-        self._pending.pop(call.call_id, None)
 
     async def _wait_for_capacity(self, call: ReplayableCall, error: Overloaded) -> None:
         """Wait a moment before a call is repeated; raise the error if the engine had not admitted it before."""
@@ -342,39 +317,3 @@ class RemoteEngine(EngineCalls):
         if not call.was_lost or now > call.retry_until:
             raise error
         await asyncio.sleep(OVERLOADED_DELAY_S * (0.5 + random.random()))
-
-    async def _call_once(
-        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None
-    ) -> tuple[ResponseT, ArrayBytes]:
-        if (channel := self._channel) is None:
-            raise EngineLost
-        self._pending.pop(call.call_id, None)
-        request = call.begin(next(call_ids))
-        if call.can_replay and not self.quarantine.is_empty:
-            self._refuse_poison(call)
-        self._pending[call.call_id] = call
-        await channel.wait_writable()
-        sent_at = time.monotonic()
-        self._send(channel, call, request)
-        response, array_bytes = await call.future
-        if timing is not None and isinstance(response, PoolResponse | ProcessResponse | ErrorResponse):
-            set_timing(timing, response.timing, sent_at)
-        if isinstance(response, ErrorResponse):
-            error = decode_error(response.error)
-            if isinstance(error, EngineStopped):  # sent again to the next engine process
-                self.availability.on_down(str(error))
-                raise EngineLost
-            raise error
-        assert isinstance(response, expected), f"got {type(response).__name__} for {type(request).__name__}"
-        return response, array_bytes
-
-    def _refuse_poison(self, call: RpcCall) -> None:
-        if (reason := self.quarantine.find_poison(call.make_digest())) is not None:
-            raise make_poison_error(None, reason)
-
-    @staticmethod
-    def _send(channel: Channel[EngineMessage], call: RpcCall, request: RpcRequest) -> None:
-        try:
-            channel.start_call(request, call.call_id, call.future)
-        except (OverflowError, UnicodeEncodeError) as error:
-            raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error

@@ -25,7 +25,6 @@ class ReplayableCall:
     The numbers of its inputs are those of its first message.
     """
 
-    can_replay = True
     suspect_digests: Sequence[bytes] = ()  # of its inputs, where they are known
     was_lost = False  # it has been sent before, to an engine process or over a link that is gone
     _is_lost = False  # the last attempt has ended so

@@ -7,23 +7,20 @@ import time
 from collections.abc import Iterable, Sequence
 
 from cenote.api.front_ends.availability import Availability
-from cenote.api.front_ends.engine_calls import EngineCalls, ResponseT
+from cenote.api.front_ends.front_end_engine import FrontEndEngine
 from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import ReplayableCall
 from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
-from cenote.api.front_ends.rpc_call import RpcCall
 from cenote.api.front_ends.text_model import TextModelCache
-from cenote.api.front_ends.token_client import NeedsEngine
-from cenote.api.wire.messages import ArrayBytes
 from cenote.errors import PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.requests import PoolRequest, Timing
-from cenote.protocol.results import PoolResult
+from cenote.protocol.requests import PluginRequest, PoolRequest
+from cenote.protocol.results import IOProcessorResult, PoolResult
 from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_families
 
 # an input that may crash an engine process waits so long for a second replica, as a part of the replay timeout: the
@@ -31,7 +28,7 @@ from cenote.utils.metrics import REPLICA_LABEL, MetricFamily, add_label, merge_f
 SUSPECT_WAIT_SHARE = 0.5
 
 
-class ReplicaSet(EngineCalls):
+class ReplicaSet(FrontEndEngine):
     """Implement Engine over the engines of one model: a request goes to the one with the fewest tokens in flight.
 
     Equal inputs go to the same replica, where they are computed once or found in the result cache. The inputs of a
@@ -43,7 +40,9 @@ class ReplicaSet(EngineCalls):
         self.availability = Availability()
         self.quarantine = replicas[0].quarantine
         self.chooser = ReplicaChooser(loads)
-        self.text_models = TextModelCache()
+        # a link may be ready before the supervisor tells which engines are replicas
+        known = [replica.text_models for replica in replicas if replica.text_models.last is not None]
+        self.text_models = known[0] if known else TextModelCache()
         for replica in replicas:
             replica.share(self.quarantine, self.text_models)
             replica.availability.on_update = self._on_update
@@ -82,12 +81,12 @@ class ReplicaSet(EngineCalls):
     # requests
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
-        request = await self._join_lists(request)
+        request = await self._prepare(request)
         parts = self._divide(request.inputs, request.adapter)
         if len(parts) < 2:
-            return await self._pool_whole(request)
+            return await self._pool_prepared(request)
         requests = [take_pool_part(request, part.rows) for part in parts]
-        runs = [self._pool_whole(item, part.replica) for part, item in zip(parts, requests, strict=True)]
+        runs = [self._pool_prepared(item, part.replica) for part, item in zip(parts, requests, strict=True)]
         try:
             return await run_parts(parts, runs)
         finally:
@@ -100,8 +99,7 @@ class ReplicaSet(EngineCalls):
         candidates = self._list_candidates(adapter if isinstance(adapter, str) else None)
         return self.chooser.divide(candidates, inputs, self.model_info.device)
 
-    async def _pool_whole(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
-        """Compute a request at one replica, `first` if it is available."""
+    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         route = make_route(request.inputs, request.adapter)
         pending = PendingPool(request)
         replica: RemoteEngine | None = None
@@ -111,37 +109,21 @@ class ReplicaSet(EngineCalls):
                 if replica is not None:
                     replica.forget_pool(pending)
                 replica, first = self.replicas[index], None
-                if not pending.is_decided and not replica.can_render(request):
-                    break
                 with self.chooser.in_flight(index, route):
                     if (results := await replica.try_pool(pending)) is not None:
                         return results
-        except NeedsEngine:
-            pass  # the engine splits long texts into chunks
         finally:
             if replica is not None:
                 replica.forget_pool(pending)
             if pending.suspect_digests:
                 self.quarantine.remove_suspects(pending.suspect_digests)
-        return await self._pool_in_engine(request)
 
-    async def _call(
-        self, call: RpcCall, expected: type[ResponseT], timing: Timing | None = None, deadline_at: float = 0.0
-    ) -> tuple[ResponseT, ArrayBytes]:
-        route = make_route(call.get_inputs(), call.adapter)
-        replica: RemoteEngine | None = None
-        try:
-            while True:
-                index = await self._select(route, call, call.get_inputs(), deadline_at, replica)
-                if replica is not None:
-                    replica.forget_call(call)
-                replica = self.replicas[index]
-                with self.chooser.in_flight(index, route):
-                    if (answer := await replica.try_call(call, expected, timing)) is not None:
-                        return answer
-        finally:
-            if replica is not None:
-                replica.forget_call(call)
+    async def process(self, request: PluginRequest) -> IOProcessorResult:
+        await self.availability.wait(request.deadline_at, None, 0)
+        route = make_route(())
+        index = self.chooser.choose(self._list_candidates(None), route)
+        with self.chooser.in_flight(index, route):
+            return await self.replicas[index].process(request)
 
     async def _select(
         self,

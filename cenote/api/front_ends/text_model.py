@@ -1,4 +1,4 @@
-"""TextModel: what a front-end does with the texts of a model before and after the engine process computes."""
+"""TextModel: what a front-end does with the inputs of a model before and after the engine process computes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import msgspec
 import tokenizers
 
 from cenote.api.wire.token_messages import RendererInfo, RouteInfo
+from cenote.engine.engine_executors import EngineExecutors
+from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.tasks.text_tasks import TaskSettings, TextTasks
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.protocol.params import Role
-from cenote.utils.bounded_executor import BoundedExecutor
 
 
 class TextModel:
     def __init__(self, info: RendererInfo) -> None:
-        default, *others = info.routes
-        self.renderer = make_renderer(default)
-        self.renderers = {
-            role: renderer for route in others for renderer in [make_renderer(route)] for role in route.roles
-        }
+        self.renderer = make_renderer(info.routes[0])
+        self.renderers: dict[Role | None, Renderer] = {}  # by role, of other modules of the model
+        for route in info.routes[1:]:
+            self.renderers |= dict.fromkeys(route.roles, make_renderer(route))
+        self.image_workers = ImageWorkerPool(self.renderer.multimodal)
         self.tasks = TextTasks(msgspec.json.decode(info.task_settings, type=TaskSettings), self.renderer)
 
     def get_renderer(self, role: Role | None) -> Renderer:
-        return self.renderer if role is None else self.renderers.get(role, self.renderer)
+        return self.renderers.get(role, self.renderer)
 
 
 class TextModelCache:
@@ -34,8 +35,7 @@ class TextModelCache:
     def __init__(self) -> None:
         self.last: TextModel | None = None
         self._info: RendererInfo | None = None
-        # its threads start when they are needed, and end with it
-        self.executor = BoundedExecutor("scoring", num_threads=4, max_waiting=1024)
+        self.executors = EngineExecutors()  # their threads start when they are needed, and end with it
 
     def get(self, info: RendererInfo) -> TextModel:
         if self.last is None or self._info != info:
@@ -44,9 +44,16 @@ class TextModelCache:
 
 
 def make_renderer(info: RouteInfo) -> Renderer:
-    settings = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings)
-    tokenizer = settings.make_tokenizer(load_tokenizer(info))
-    return msgspec.json.decode(info.renderer_settings, type=RendererSettings).make_renderer(tokenizer)
+    tokenizer_settings = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings)
+    tokenizer = tokenizer_settings.make_tokenizer(load_tokenizer(info))
+    settings = msgspec.json.decode(info.renderer_settings, type=RendererSettings)
+    if settings.multimodal is None:
+        return settings.make_renderer(tokenizer)
+    from cenote.inputs.media.loader import MediaLoader  # with Pillow, which models of texts do without
+
+    return settings.make_renderer(
+        tokenizer, settings.multimodal.make_processor(tokenizer, MediaLoader(settings.multimodal.media))
+    )
 
 
 def load_tokenizer(info: RouteInfo) -> tokenizers.Tokenizer:

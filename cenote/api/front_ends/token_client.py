@@ -24,7 +24,7 @@ from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import decode_error
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
-from cenote.api.wire.token_codec import decode_results, encode_inputs, encode_operands
+from cenote.api.wire.token_codec import decode_results, encode_images, encode_inputs, encode_operands
 from cenote.api.wire.token_messages import (
     RefusedRequests,
     TokenBatch,
@@ -35,17 +35,15 @@ from cenote.api.wire.token_messages import (
 from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
-from cenote.protocol.input_types import ChunkedDocument, Conversation, ListwiseInput, TextPair, compute_inputs_size
+from cenote.protocol.input_types import Conversation, TextPair, compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.params import PoolingParams, Role, TokenizationParams
+from cenote.protocol.params import Role, TokenizationParams
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import Lane
 
 logger = logging.getLogger("cenote")
 
-# input types that need neither images nor tensors
-RENDERED_TYPES = (str, list, tuple, np.ndarray, TextPair, ListwiseInput, ChunkedDocument)
 # requests up to this size are rendered in the event loop, which takes less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # a bulk request up to this size may have few enough tokens for the interactive lane: it is sent when all is rendered
@@ -98,18 +96,6 @@ class TokenClient:
     @property
     def _quarantine(self) -> Quarantine:
         return self._calls.quarantine
-
-    def can_render(self, request: PoolRequest) -> bool:
-        """Whether a request can be tokenized here: no images, no tensors, one set of parameters."""
-        inputs = request.inputs
-        return (
-            bool(inputs)
-            and (request.params is None or isinstance(request.params, PoolingParams))
-            and (request.adapter is None or isinstance(request.adapter, str))
-            and not request.mm_processor_kwargs
-            and all(isinstance(item, RENDERED_TYPES) or is_text_conversation(item) for item in inputs)
-            and not any(isinstance(item, TextPair) and item.images for item in inputs)
-        )
 
     async def pool(self, pending: PendingPool, model_info: ModelInfo) -> list[Any]:
         """Return the results in the order of the inputs.
@@ -380,6 +366,7 @@ class TokenClient:
         is_isolated: bool = False,
     ) -> None:
         """Send inputs of calls; `start`: how many of a single call were sent before."""
+        images, image_arrays = encode_images(inputs.images)
         message = TokenBatch(
             options_id,
             [pending.call_id for pending in calls],
@@ -391,8 +378,9 @@ class TokenClient:
             is_last,
             is_isolated,
             encode_operands(inputs.operands),
+            images,
         )
-        self._channel.send(message, encode_inputs(inputs))
+        self._channel.send(message, encode_inputs(inputs) + image_arrays)
 
 
 def may_change_lane(request: PoolRequest, num_chars: int) -> bool:
@@ -404,21 +392,10 @@ def with_lane(request: PoolRequest, lane: Lane) -> PoolRequest:
     return replace(request, scheduling=replace(request.scheduling, lane=lane))
 
 
-class NeedsEngine(Exception):
-    """The engine has to tokenize this request itself."""
-
-
 def is_small(request: PoolRequest, num_chars: int) -> bool:
     """Whether a request is rendered in the event loop; a template of the request may write a text of any length."""
     return (
         num_chars <= MAX_INLINE_CHARS
         and len(request.inputs) <= MAX_INLINE_INPUTS
         and not any(isinstance(item, Conversation | TextPair) and item.template for item in request.inputs)
-    )
-
-
-def is_text_conversation(item: object) -> bool:
-    """Whether a conversation has texts only; others may have images in any format."""
-    return isinstance(item, Conversation) and all(
-        isinstance(message.get("content"), str) for message in item.messages if isinstance(message, dict)
     )

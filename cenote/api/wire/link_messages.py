@@ -7,11 +7,13 @@ from cenote.api.wire.messages import (
     Done,
     EngineDown,
     EngineReady,
+    MetricsCall,
+    MetricsResponse,
     ModelInfoUpdate,
-    RpcRequest,
-    RpcResponse,
+    ProcessCall,
+    ProcessResponse,
 )
 from cenote.api.wire.token_messages import TokenRequest, TokenResponse
 
-FrontEndMessage = RpcRequest | TokenRequest | Cancel | Done
-EngineMessage = RpcResponse | TokenResponse | EngineReady | EngineDown | ModelInfoUpdate
+FrontEndMessage = TokenRequest | Cancel | ProcessCall | MetricsCall | Done
+EngineMessage = TokenResponse | ProcessResponse | MetricsResponse | EngineReady | EngineDown | ModelInfoUpdate

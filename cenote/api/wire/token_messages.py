@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cenote.api.wire.messages import Call, JSONBytes, Message, Operands, SerializedError, Shapes
+from cenote.protocol.images import PixelNormalization
 from cenote.protocol.params import PoolingParams, Role, Task
 from cenote.protocol.scheduling import SchedulingParams
 
@@ -45,11 +46,33 @@ class RegisterOptions(Call[OptionsRegistered]):
     role: Role | None = None  # of models with different modules for queries and documents
 
 
+class ImageRecord(msgspec.Struct, array_like=True):
+    """A preprocessed image, without its arrays."""
+
+    dtype: str  # of the patches
+    shape: tuple[int, int]
+    patch_grids: tuple[tuple[int, int], ...]
+    num_embeds: int
+    original_size: tuple[int, int]
+    cache_key: bytes
+    normalization: PixelNormalization | None
+    has_row_order: bool
+
+
+class BatchImages(msgspec.Struct, array_like=True):
+    """The images of inputs, each of which several may share."""
+
+    indices: list[list[int]]  # of each input, among the records, in the order of their tokens
+    num_axes: int  # of the M-RoPE positions of inputs with images; 0: they have none
+    records: list[ImageRecord]
+
+
 class TokenBatch(Message):
     """Tokenized inputs of one or more calls with equal options and about the same deadline.
 
-    Arrays: token ids as int32, metadata records as int64, then a row mask of one byte per token if there is one. Each
-    array is padded to 8 bytes.
+    Arrays: token ids as int32, metadata records as int64, then a row mask of one byte per token if there is one. For
+    each input with images the indices of their tokens and the M-RoPE positions as int64; for each image the row order
+    as int64 and the patches. Each array is padded to 8 bytes.
     """
 
     options_id: int
@@ -63,6 +86,7 @@ class TokenBatch(Message):
     is_last: bool
     is_isolated: bool = False  # each input may crash the engine process and runs in a batch of its own
     operands: Operands | None = None
+    images: BatchImages | None = None
 
 
 class RefusedRequests(Message):
@@ -92,7 +116,7 @@ class TokenErrors(Message):
 
 
 class RouteInfo(msgspec.Struct, array_like=True):
-    """How the renderer of a model is made, or of some of its modules."""
+    """How the renderer of a model is made, or of some of its modules; with its image processor."""
 
     roles: list[Role]  # of the texts that it renders; none: of all that no other one does
     tokenizer: bytes  # tokenizer.json; empty if a part of it is written in Python
@@ -107,7 +131,6 @@ class RendererInfo(Message):
 
     routes: list[RouteInfo]  # first the default one
     task_settings: JSONBytes
-    is_complete: bool  # the front-end can render all inputs without images, not only count and cut texts
 
 
 TokenRequest = RegisterOptions | TokenBatch | RefusedRequests

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cenote.engine.preprocessing.sub_requests import compute_sub_request_size
+from cenote.engine.preprocessing.sub_requests import SubRequest, compute_sub_request_size, split_request
 from cenote.errors import EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor, has_images
 from cenote.protocol.input_types import (
@@ -48,6 +48,11 @@ class ImageWorkerPool:
     def num_waiting(self) -> int:
         """The number of inputs that wait for a worker thread."""
         return self._executor._work_queue.qsize()
+
+    def split(self, request: PoolRequest) -> list[SubRequest]:
+        """Return the parts of a request whose images are preprocessed together; none if it has no images."""
+        indices = self.find_image_indices(request)
+        return split_request(request, len(indices), self.sub_request_size) if indices else []
 
     @property
     def sub_request_size(self) -> int:

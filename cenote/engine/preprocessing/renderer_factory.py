@@ -10,8 +10,8 @@ from cenote.config.engine import EngineConfig
 from cenote.engine.preprocessing.colbert_formats import make_role_formats
 from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.chat import ChatSettings
-from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
-from cenote.inputs.images.multimodal_processor import MultimodalProcessor
+from cenote.inputs.images.image_processor import ImageProcessor
+from cenote.inputs.images.multimodal_processor import MultimodalProcessor, MultimodalSettings
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.model_tokenizer import ModelTokenizer
@@ -66,10 +66,10 @@ def make_media_policy(config: EngineConfig, *, trust_callers: bool) -> MediaPoli
     )
 
 
-def make_multimodal_processor(
-    model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, loader: MediaLoader
-) -> MultimodalProcessor | None:
-    """Return the multimodal processor; None for a model without a vision tower."""
+def make_multimodal_settings(
+    model: LoadedModel, config: EngineConfig, policy: MediaPolicy
+) -> MultimodalSettings | None:
+    """Return how images are preprocessed; None for a model without a vision tower."""
     description = model.description
     if (vision := description.architecture.vision) is None:
         return None
@@ -78,15 +78,25 @@ def make_multimodal_processor(
         raise LoadError(
             f"{description.config.source}: invalid image_token_id {token_id!r}; the model has {vocab_size} tokens"
         )
-    processor = make_image_processor(
-        vision.image_spec,
-        model.processor_files,
-        tokenizer.raw.token_to_id,
-        description.max_length.value,
-        config.mm_processor_kwargs or {},
+    return MultimodalSettings(
+        image_spec=vision.image_spec,
+        files=model.processor_files,
+        max_tokens=description.max_length.value,
+        max_images=config.max_images_per_prompt,
+        options=config.mm_processor_kwargs or {},
+        media=policy,
     )
-    _check_image_processor(processor, str(description.checkpoint.folder))
-    return MultimodalProcessor(processor, loader.load, config.max_images_per_prompt)
+
+
+def make_multimodal_processor(
+    settings: MultimodalSettings | None, folder: str, tokenizer: Tokenizer, loader: MediaLoader
+) -> MultimodalProcessor | None:
+    """Return the multimodal processor, after it has preprocessed an image; `folder`: of the model, in errors."""
+    if settings is None:
+        return None
+    multimodal = settings.make_processor(tokenizer, loader)
+    _check_image_processor(multimodal.image_processor, folder)
+    return multimodal
 
 
 def _check_image_processor(processor: ImageProcessor, folder: str) -> None:
@@ -116,7 +126,7 @@ def make_renderer_settings(
     model: LoadedModel,
     config: EngineConfig,
     chat_template: str | None,
-    multimodal: MultimodalProcessor | None = None,
+    multimodal: MultimodalSettings | None = None,
 ) -> RendererSettings:
     description = model.description
     architecture = description.architecture
@@ -138,7 +148,7 @@ def make_renderer_settings(
             content_format=config.chat_template_content_format,
             template_kwargs=config.default_chat_template_kwargs or {},
             special_tokens=model.tokenizer.special_tokens,
-            image_placeholder=None if multimodal is None else multimodal.placeholder,
+            image_placeholder=None if multimodal is None else multimodal.image_spec.placeholder,
         ),
         role_formats=make_role_formats(model),
         pooling_start_token=architecture.pooling_start_token,
@@ -148,14 +158,17 @@ def make_renderer_settings(
         accepts_empty=architecture.is_static and description.plan.seq_pooling_types.value == ("MEAN",),
         text_format=architecture.text_format,
         architecture=description.entry.name,
+        multimodal=multimodal,
+        reads_tensors=isinstance(model.backbone, TensorModel),
     )
 
 
 def make_renderer(
     model: LoadedModel, settings: RendererSettings, tokenizer: Tokenizer, multimodal: MultimodalProcessor | None
 ) -> Renderer:
-    check_tensors = model.backbone.check if isinstance(model.backbone, TensorModel) else None
-    return settings.make_renderer(tokenizer, multimodal=multimodal, check_tensors=check_tensors)
+    if isinstance(model.backbone, TensorModel):
+        return settings.make_renderer(tokenizer, check_tensors=model.backbone.check)
+    return settings.make_renderer(tokenizer, multimodal)
 
 
 def _get_vocab_size(model: LoadedModel) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from cenote.engine.request_state import RequestState
 from cenote.errors import PoolingError
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest, Timing
@@ -18,6 +17,10 @@ T = TypeVar("T")
 MIN_SUB_REQUEST_INPUTS = 8
 # models whose preprocessed images have a small known size get larger sub-requests, up to these limits
 MAX_SUB_REQUEST_BYTES, MAX_SUB_REQUEST_INPUTS = 32 << 20, 256
+# sub-requests after the first wait while this much is in flight
+MAX_IN_FLIGHT_BYTES = 256 * 1024**2
+# and check so often whether they may go on
+CAPACITY_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,6 @@ class PendingRequest(Protocol):
     def cancel(self) -> object: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PoolCalls(Generic[T]):
-    """The steps of pooling a sub-request; coroutines that block instead of awaiting make a synchronous call."""
-
-    preprocess: Callable[[PoolRequest], Awaitable[PoolRequest]]
-    start_preprocess: Callable[[PoolRequest], PendingRequest]
-    submit: Callable[[SubRequest, PoolRequest], Awaitable[RequestState]]
-    collect: Callable[[RequestState], Awaitable[list[T | PoolingError]]]
-
-
 def compute_sub_request_size(max_input_bytes: int | None) -> int:
     """Return the inputs per sub-request, given the size of a preprocessed input; None: unknown."""
     if not max_input_bytes:
@@ -79,25 +72,27 @@ def split_request(
 
 
 async def run_sub_requests(
-    sub_requests: Sequence[SubRequest], calls: PoolCalls[T], timing: Timing
-) -> list[T | PoolingError]:
+    sub_requests: Sequence[SubRequest],
+    start_preprocess: Callable[[PoolRequest], PendingRequest],
+    pool: Callable[[SubRequest, PoolRequest], Awaitable[list[T]]],
+    timing: Timing,
+) -> list[T]:
     """Return the results of all sub-requests in the order of the inputs; add their times to `timing`.
 
-    The images of the next sub-request are preprocessed while one is computed.
+    The images of the next sub-request are preprocessed while `pool` computes one, whose second argument has its images
+    preprocessed. Functions that block instead of awaiting make a synchronous call.
     """
-    request = await calls.preprocess(sub_requests[0].request)
     if len(sub_requests) == 1:  # holds the whole request and its timing
-        return await calls.collect(await calls.submit(sub_requests[0], request))
-    results: list[T | PoolingError] = []
-    pending: PendingRequest | None = None
+        return await pool(sub_requests[0], await start_preprocess(sub_requests[0].request))
+    results: list[T] = []
+    pending: PendingRequest | None = start_preprocess(sub_requests[0].request)
     try:
         for sub_request, following in zip(sub_requests, (*sub_requests[1:], None), strict=True):
             with sub_request.error_index_scope():
-                if pending is not None:
-                    request = await pending
-                state = await calls.submit(sub_request, request)
-                pending = None if following is None else calls.start_preprocess(following.request)
-                part = await calls.collect(state)
+                assert pending is not None, "started before"
+                request = await pending
+                pending = None if following is None else start_preprocess(following.request)
+                part = await pool(sub_request, request)
             for result in part:
                 sub_request.shift_error_index(result)
             results += part
@@ -115,7 +110,13 @@ def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:
     if adapter is not None and not isinstance(adapter, str):
         adapter = adapter[indices]
     inputs, operands = request.inputs[indices], request.operands and request.operands[indices]
-    call = request.call and request.call.slice(indices.start, indices.start + len(inputs))
     return replace(
-        request, inputs=inputs, params=params, adapter=adapter, operands=operands, call=call, timing=Timing()
+        request,
+        inputs=inputs,
+        params=params,
+        adapter=adapter,
+        operands=operands,
+        timing=Timing(),
+        num_chars=None,
+        on_tokenized=None,  # no part knows the tokens of all
     )

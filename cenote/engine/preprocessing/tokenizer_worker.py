@@ -118,8 +118,7 @@ class TokenizerWorker:
             self._enqueue_job(self._make_job(state))
 
     def _make_job(self, state: RequestState) -> TokenizeJob:
-        # no other request may wait for an input that may crash the process
-        return TokenizeJob(state, state if state.isolated_indices else self.dedup.make_receiver(state))
+        return TokenizeJob(state, self.dedup.make_receiver(state))
 
     def _try_render_inline(self, state: RequestState) -> bool:
         """Render a short text in the calling thread; return False if it is not one, or another item is in work."""

@@ -10,9 +10,11 @@ import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.content_parts import is_image_part, parse_part
-from cenote.inputs.images.image_processor import ImageProcessor
+from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
+from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.tokenized_inputs import TokenizedInput
-from cenote.inputs.tokenizer import TokenIds
+from cenote.inputs.tokenizer import TokenIds, Tokenizer
+from cenote.models.image_spec import ImageSpec, ProcessorFiles
 from cenote.protocol.images import ImageSource, InputImages, ProcessedImage
 from cenote.protocol.input_types import (
     ContentParts,
@@ -24,8 +26,27 @@ from cenote.protocol.input_types import (
     TextPair,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # with Pillow
     import PIL.Image
+
+    from cenote.inputs.media.loader import MediaLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultimodalSettings:
+    """Everything about a model that preprocessing its images needs, as plain values; front-ends get them as well."""
+
+    image_spec: ImageSpec
+    files: ProcessorFiles
+    max_tokens: int  # the model length
+    max_images: int  # in one input
+    options: Mapping[str, Any]  # of the image processor, set by the server
+    media: MediaPolicy
+
+    def make_processor(self, tokenizer: Tokenizer, loader: MediaLoader) -> MultimodalProcessor:
+        token_to_id = tokenizer.raw.token_to_id
+        processor = make_image_processor(self.image_spec, self.files, token_to_id, self.max_tokens, self.options)
+        return MultimodalProcessor(processor, loader.load, self.max_images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.api.engine_process import engine_server
 from cenote.api.front_ends.remote_engine import RECONNECT_DELAY_S, RemoteEngine
 from cenote.api.wire.link_sockets import make_link
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError
@@ -25,13 +24,6 @@ from tests.api.front_ends.remote_link import call_both, connect_remote, wait_unt
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
 
 TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
-
-
-@pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"], autouse=True)
-def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if not request.param:
-        monkeypatch.setattr(engine_server, "can_front_end_render", lambda engine: False)
-    return bool(request.param)
 
 
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
@@ -220,15 +212,15 @@ def test_an_internal_error_of_the_engine_is_returned_and_logged(llm: LLM, caplog
     class FailingEngine:
         model_info = llm.engine.model_info
 
-        async def tokenize(self, item: Any, **options: Any) -> Any:
+        async def process(self, request: PluginRequest) -> Any:
             raise KeyError("lost")
 
-    async def tokenize() -> None:
+    async def process() -> None:
         async with connect_remote(FailingEngine()) as (remote, _):  # type: ignore[arg-type]
             with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
-                await remote.tokenize("a")
+                await remote.process(PluginRequest(data={}, request_id="r"))
 
-    asyncio.run(tokenize())
+    asyncio.run(process())
     assert "KeyError" in caplog.text
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cenote.api.engine_process import engine_server
 from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.front_ends import availability
 from cenote.api.front_ends.remote_engine import RemoteEngine
@@ -29,13 +28,6 @@ from tests.api.front_ends.test_token_client import BlockedRenderer, get_client
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
 
 THREE = 2093  # the token id of "three"
-
-
-@pytest.fixture(params=[True, False], ids=["front-end tokenizes", "engine tokenizes"])
-def tokenizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if not request.param:
-        monkeypatch.setattr(engine_server, "can_front_end_render", lambda engine: False)
-    return bool(request.param)
 
 
 class HangOn:
@@ -98,7 +90,7 @@ async def machine_of(make: MakeEngine) -> AsyncIterator[Machine]:
     machine = Machine(make)
     try:
         yield machine
-        assert not machine.remote._pending and not machine.remote._token_calls.pending
+        assert not machine.remote._token_calls.pending
         assert not machine.remote.quarantine._suspects
     finally:
         for hang in machine.hangs:
@@ -122,7 +114,6 @@ def values(results: Sequence[PoolResult]) -> list[list[int]]:
 
 def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,
 ) -> None:
     async def crash(machine: Machine) -> None:
         hang = await machine.start(7)
@@ -157,7 +148,7 @@ def test_results_that_have_arrived_are_kept(make_engine: MakeEngine) -> None:  #
     run(make_engine, crash)
 
 
-def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine, tokenizes: bool) -> None:  # noqa: F811
+def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine) -> None:  # noqa: F811
     async def crash(machine: Machine) -> None:
         hang = await machine.start(7, max_num_batched_tokens=4)
         calls = [machine.embed([[7], [1], [2], [3]]), machine.embed([[4], [5], [6], [9]])]
@@ -176,7 +167,6 @@ def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine, token
 
 def test_an_input_that_crashes_two_engines_gets_an_error_and_the_others_their_results(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,
 ) -> None:
     async def crash(machine: Machine) -> None:
         hang = await machine.start(7)
@@ -285,7 +275,6 @@ def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains
 
 def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,
 ) -> None:
     async def lose(machine: Machine) -> None:
         await machine.start()
@@ -384,7 +373,6 @@ def test_a_request_whose_options_are_being_registered_is_answered(make_engine: M
 
 def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,
 ) -> None:
     async def crash(machine: Machine) -> None:
         hang = await machine.start(7)
@@ -404,7 +392,7 @@ def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
     run(make_engine, crash)
 
 
-def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine, tokenizes: bool) -> None:  # noqa: F811
+def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine) -> None:  # noqa: F811
     async def stop(machine: Machine) -> None:
         hang = await machine.start(7)
         call = machine.embed([[7]])

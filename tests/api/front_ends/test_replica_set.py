@@ -18,7 +18,7 @@ from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResultBatch
 from tests.api.front_ends.remote_link import attach_engine, wait_until
-from tests.api.front_ends.test_replay import Machine, tokenizes, values  # noqa: F401  # a fixture
+from tests.api.front_ends.test_replay import Machine, values
 from tests.engine.conftest import MakeEngine, make_engine  # noqa: F401  # a fixture
 
 POISON = 7
@@ -55,7 +55,7 @@ def run(make: MakeEngine, test: Callable[[Replicas], Any], count: int = 2) -> No
         try:
             await asyncio.wait_for(test(replicas), 30)
             for machine in replicas.machines:
-                assert not machine.remote._pending and not machine.remote._token_calls.pending
+                assert not machine.remote._token_calls.pending
             assert not replicas.engine.quarantine._suspects
             assert not any(replicas.engine.chooser.loads.read())
         finally:
@@ -70,7 +70,7 @@ def run(make: MakeEngine, test: Callable[[Replicas], Any], count: int = 2) -> No
     asyncio.run(with_replicas())
 
 
-def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine, tokenizes: bool) -> None:  # noqa: F811
+def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine) -> None:  # noqa: F811
     async def spread(replicas: Replicas) -> None:
         await replicas.start()
         results = await asyncio.gather(*(replicas.embed([[number]]) for number in range(100, 140)))
@@ -83,7 +83,6 @@ def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine, tokenize
 
 def test_a_large_request_is_divided_and_its_results_are_in_order(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,  # noqa: F811
 ) -> None:
     async def divide(replicas: Replicas) -> None:
         await replicas.start()
@@ -102,7 +101,6 @@ def test_a_large_request_is_divided_and_its_results_are_in_order(
 
 def test_an_error_in_a_divided_request_has_the_index_in_the_whole(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,  # noqa: F811
 ) -> None:
     async def divide(replicas: Replicas) -> None:
         await replicas.start()
@@ -143,7 +141,6 @@ def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
 
 def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,  # noqa: F811
 ) -> None:
     async def crash(replicas: Replicas) -> None:
         await replicas.start(POISON)
@@ -182,7 +179,6 @@ def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_eng
 
 def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,  # noqa: F811
 ) -> None:
     async def crash(replicas: Replicas) -> None:
         await replicas.start(POISON)
@@ -246,7 +242,6 @@ def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(
 
 def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(
     make_engine: MakeEngine,  # noqa: F811
-    tokenizes: bool,  # noqa: F811
 ) -> None:
     async def crash(replicas: Replicas) -> None:
         await replicas.start()

@@ -6,8 +6,8 @@ import threading
 
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
-from cenote.protocol.requests import CallRef
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine, make_request, wait_until  # noqa: F401
+from tests.engine.submitted_batch import SubmittedBatch
 
 
 def record(engine: PoolingEngine) -> DeviceTable:
@@ -21,7 +21,7 @@ def test_the_table_has_the_calls_of_the_running_batch(make_engine: MakeEngine) -
     gate = BatchGate()
     engine = make_engine(fault=gate)
     table = record(engine)
-    state = engine.submit(make_request([[7], [8], [9]], call=CallRef(2**40)))
+    state = SubmittedBatch(engine, [[7], [8], [9]], call_id=2**40)
     wait_until(gate.reached.is_set)
 
     calls, is_isolated, num_finished = table.read()
@@ -47,7 +47,7 @@ def test_requests_that_wait_for_an_identical_input_are_recorded(make_engine: Mak
     table = record(engine)
     engine.submit(make_request([[1]]))
     wait_until(blocked.is_set)
-    states = [engine.submit(make_request([[7]], call=CallRef(100 + number))) for number in range(3)]
+    states = [SubmittedBatch(engine, [[7]], call_id=100 + number) for number in range(3)]
     wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 2)
     release.set()
     wait_until(gate.reached.is_set)
@@ -62,7 +62,7 @@ def test_an_isolated_input_is_marked(make_engine: MakeEngine) -> None:  # noqa: 
     gate = BatchGate()
     engine = make_engine(fault=gate)
     table = record(engine)
-    state = engine.submit(make_request([[7]], call=CallRef(3, frozenset({0}), first_input=5)))
+    state = SubmittedBatch(engine, [[7]], call_id=3, first_number=5, is_isolated=True)
     wait_until(gate.reached.is_set)
 
     assert table.read() == ([(3, 5)], True, 0)
@@ -80,7 +80,7 @@ def test_parts_of_a_batch_that_failed_are_recorded_one_by_one(make_engine: MakeE
 
     engine = make_engine(fault=fault)
     table = record(engine)
-    engine.submit(make_request([[7], [8]], call=CallRef(3))).wait()
+    SubmittedBatch(engine, [[7], [8]], call_id=3).wait()
 
     assert seen[0] == [(3, 0), (3, 1)]
     assert sorted(seen[1:]) == [[(3, 0)], [(3, 1)]]

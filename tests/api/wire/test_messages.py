@@ -16,46 +16,32 @@ import pytest
 from cenote import LLM, errors
 from cenote.api.encoding import Float32Array
 from cenote.api.wire.channel import BUFFER_BYTES, Channel
-from cenote.api.wire.codec_requests import (
-    decode_input,
-    decode_pool,
-    decode_token_ids,
-    encode_input,
-    encode_pool,
-    encode_token_ids,
-    to_json,
-)
-from cenote.api.wire.codec_results import (
-    decode_error,
-    decode_model_info,
-    decode_pool_results,
-    encode_error,
-    encode_pool_results,
-)
+from cenote.api.wire.codec_errors import decode_error, encode_error
 from cenote.api.wire.control_messages import Init, SupervisorToFrontEnd
-from cenote.api.wire.link_messages import EngineMessage, FrontEndMessage
+from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
-    DetokenizeResponse,
+    EngineDown,
     EngineReady,
-    ErrorResponse,
     Message,
     MetricsResponse,
-    TokenizeCall,
+    Operands,
+    SerializedError,
+    from_json,
+    to_json,
 )
+from cenote.api.wire.token_codec import ArrayReader, decode_images, decode_operands, encode_images, encode_operands
+from cenote.api.wire.token_messages import BatchImages
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError
-from cenote.protocol.input_types import ContentParts, Conversation, MultimodalPair, TextPair
-from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import CallRef, PoolRequest, Timing
-from cenote.protocol.results import PoolResult, PoolResultBatch
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.errors import BadRequest, PoolingError
+from cenote.protocol.images import InputImages, PixelNormalization, ProcessedImage
+from cenote.protocol.model_info import ModelInfo
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
 UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
 ERROR_CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PoolingError)]
 
 
-def roundtrip(message: Message, message_type: Any) -> Any:
+def roundtrip(message: Any, message_type: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=message_type)
 
 
@@ -100,38 +86,10 @@ def vector(*shape: int, seed: int = 0) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def make_result(data: Any, num_tokens: int = 3, num_input_tokens: int = 3, is_exact: bool = True) -> PoolResult:
-    return PoolResult(data, np.arange(num_tokens, dtype=np.int32), num_tokens, num_input_tokens, is_exact)
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        *UNUSUAL_TEXTS,
-        [0, 1, 2**31, -5],
-        [],
-        TextPair("q ☃", "d", "{{ query }}", {"k": [1, None, 1.5]}),
-        MultimodalPair("q", ContentParts([{"type": "image", "image": "☃"}], "documents[0]"), None, {"n": 2**70}),
-        Conversation(
-            [{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True, ("a",)
-        ),
-        ContentParts([{"type": "text", "text": "☃"}, {"image": "data:image/png;base64,AA=="}], "inputs[3].content"),
-    ],
-    ids=lambda item: type(item).__name__,
-)
-def test_an_input_of_every_type_is_decoded_unchanged(item: Any) -> None:
-    message = encode_pool(7, PoolRequest(task="embed", inputs=[item, "next"]))
-
-    request = decode_pool(roundtrip(message, FrontEndMessage), Timing())
-
-    assert request.inputs == [item, "next"]
-
-
 def test_operands_keep_their_bits_and_what_inputs_share() -> None:
     query, places = np.arange(6, dtype=np.float32).reshape(2, 3) / 7, np.array([0.1, 3.0])
-    request = PoolRequest(task="token_embed", inputs=["a", "b", "c", "d"], operands=[query, None, query, places])
 
-    decoded = decode_pool(roundtrip(encode_pool(1, request), FrontEndMessage), request.timing).operands
+    decoded = decode_operands(roundtrip(encode_operands([query, None, query, places]), Operands))
 
     assert decoded is not None
     assert decoded[0] is decoded[2] and decoded[1] is None
@@ -141,83 +99,31 @@ def test_operands_keep_their_bits_and_what_inputs_share() -> None:
     ]
 
 
-@pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
-def test_token_ids_of_any_size_are_decoded_unchanged(ids: list[int]) -> None:
-    assert decode_input(roundtrip(TokenizeCall(encode_input(ids), True, False, False), FrontEndMessage).prompt) == ids
-    assert decode_token_ids(encode_token_ids(ids)) == ids
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_images_keep_their_bits_and_are_not_copied(has_positions: bool) -> None:
+    pixels = np.arange(18, dtype=np.float32).reshape(3, 6) / 7
+    odd = np.arange(15, dtype=np.uint8).reshape(5, 3)  # not a multiple of 8 bytes
+    ids, mask = np.arange(4, dtype=np.int32), np.array([True, False, True, True])
+    first = ProcessedImage(odd, ((1, 5),), ids, mask, (9, 8), b"1", PixelNormalization(0.1, (1.0, 2.0, 3.0)))
+    second = ProcessedImage(pixels, ((1, 1), (1, 2)), ids, mask, (7, 6), b"2", row_order=np.array([1, -1, 0]))
+    axes = np.arange(12).reshape(3, 4) if has_positions else None
+    inputs = [None, InputImages((second, first), np.arange(6), axes), InputImages((first,), np.arange(3), axes)]
 
+    message, arrays = encode_images(inputs)
+    data = bytearray(8) + b"".join(array.tobytes() for array in arrays)
+    decoded = decode_images(roundtrip(message, BatchImages), [2, 4, 4], ArrayReader(data, 8))
 
-def test_a_pool_request_is_encoded_completely() -> None:
-    request = PoolRequest(
-        task="token_embed",
-        inputs=["a"],
-        params=[PoolingParams(use_activation=False, dimensions=32, extra_kwargs={"a": [1, "b"]})],
-        tokenization=TokenizationParams(truncate_prompt_tokens=-1, truncation_side="left", add_special_tokens=False),
-        prompt="p: ",
-        prompt_name="query",
-        role="query",
-        mm_processor_kwargs={"max_pixels": 2**70},
-        scheduling=SchedulingParams(-(2**63), "a", 2.0, "bulk"),
-        deadline_at=1.5,
-        return_exceptions=True,
-    )
-    timing = request.timing
-
-    decoded = decode_pool(roundtrip(encode_pool(1, request, [0]), FrontEndMessage), timing)
-    assert decoded == replace(request, call=CallRef(1, frozenset({0})))
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [(384,)] * 32,
-        [(3, 8), (5, 8), (1, 8)],
-        [(4, 8)] * 3,
-        [(20_000,)] * 4,
-        [(0, 8), (2, 8)],
-        [(0, 8)] * 2,
-        [()],
-        [(1,)],
-        [],
-    ],
-    ids=str,
-)
-def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ...]]) -> None:
-    results: list[PoolResult | PoolingError] = [
-        make_result(
-            vector(*shape, seed=index), num_tokens=index + 1, num_input_tokens=2 * index + 1, is_exact=index % 2 == 0
-        )
-        for index, shape in enumerate(shapes)
-    ]
-    message, arrays = encode_pool_results(Timing(0.25, 0.5, 1.5, pack_s=0.125, device_s=1.25), results)
-
-    ((received, raw),) = send_and_receive([(message, arrays)])
-
-    assert received.timing == (0.25, 0.5, 1.5, 0.125, 1.25, 0.0, 0.0)
-    for before, after in zip(results, decode_pool_results(received, raw), strict=True):
-        assert isinstance(before, PoolResult) and isinstance(after, PoolResult)
-        assert np.array_equal(np.asarray(before.data), np.asarray(after.data))
-        assert before.data.shape == after.data.shape
-        assert (before.num_tokens, before.num_input_tokens) == (after.num_tokens, after.num_input_tokens)
-        assert before.is_input_count_exact == after.is_input_count_exact
-        assert len(after.token_ids) == 0
-
-
-def test_errors_keep_their_index_among_the_results() -> None:
-    first, last = NumericalError("not finite"), InputTooLong("too long", param="input", value=513)
-    first.index, last.index = 0, 3
-    message, arrays = encode_pool_results(
-        Timing(), [first, make_result(vector(8)), make_result(vector(8, seed=1)), last]
-    )
-
-    ((received, raw),) = send_and_receive([(message, arrays)])
-    zero, one, two, three = decode_pool_results(received, raw)
-
-    assert (type(zero), str(zero)) == (NumericalError, "not finite")
-    assert isinstance(one, PoolResult) and isinstance(two, PoolResult)
-    assert np.array_equal(np.asarray(two.data), vector(8, seed=1))
-    assert (type(three), str(three)) == (InputTooLong, str(last))
-    assert isinstance(three, InputTooLong) and three.index == 3
+    assert any(array is pixels for array in arrays)
+    assert decoded[0] is None and decoded[1] is not None and decoded[2] is not None
+    assert decoded[2].images[0] is decoded[1].images[1]
+    assert decoded[1].cache_key == b"21" and decoded[1].token_indices.tolist() == [0, 1, 2, 3, 4, 5]
+    positions = decoded[2].mrope_positions
+    assert (None if positions is None else positions.tolist()) == (None if axes is None else axes.tolist())
+    for one, other in zip(decoded[1].images, (second, first), strict=True):
+        assert one.patches.dtype == other.patches.dtype and one.patches.tolist() == other.patches.tolist()
+        assert one.patches.flags.writeable and np.shares_memory(one.patches, np.frombuffer(data, np.uint8))
+        assert (one.patch_grids, one.num_embeds, one.normalization) == (other.patch_grids, 3, other.normalization)
+        assert (one.row_order is None) == (other.row_order is None)
 
 
 @pytest.mark.parametrize("error_class", ERROR_CLASSES, ids=lambda error_class: error_class.__name__)
@@ -225,7 +131,7 @@ def test_an_error_of_every_class_is_decoded_unchanged(error_class: type[PoolingE
     error = error_class("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    decoded = decode_error(roundtrip(ErrorResponse((0,) * 7, encode_error(error)), EngineMessage).error)
+    decoded = decode_error(roundtrip(encode_error(error), SerializedError))
 
     assert type(decoded) is error_class
     assert isinstance(decoded, PoolingError)
@@ -247,9 +153,7 @@ def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
 
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
-    error = roundtrip(
-        ErrorResponse((0,) * 7, encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
-    ).error
+    error = roundtrip(encode_error(BadRequest("bad \ud800", value="\udfff")), SerializedError)
 
     assert (error.message, error.value) == ("bad \\ud800", "\\udfff")
 
@@ -270,11 +174,11 @@ def test_settings_and_metrics_are_encoded_completely() -> None:
 def test_frames_of_any_size_are_received_intact(size: int) -> None:
     small, large = vector(3), vector(size)
     frames: list[tuple[Message, Sequence[Float32Array]]] = [
-        (DetokenizeResponse("first"), [small]),
-        (DetokenizeResponse("x" * size), [large, small]),
-        (DetokenizeResponse(""), ()),
-        (DetokenizeResponse("x" * size), ()),
-        (DetokenizeResponse("last"), [large]),
+        (EngineDown("first"), [small]),
+        (EngineDown("x" * size), [large, small]),
+        (EngineDown(""), ()),
+        (EngineDown("x" * size), ()),
+        (EngineDown("last"), [large]),
     ]
 
     received = send_and_receive(frames)
@@ -283,36 +187,33 @@ def test_frames_of_any_size_are_received_intact(size: int) -> None:
     assert [raw for _, raw in received] == [b"".join(array.tobytes() for array in arrays) for _, arrays in frames]
 
 
-def test_large_results_are_aligned_views_of_the_received_buffer() -> None:
-    results: list[PoolResult | PoolingError] = []
+def test_large_arrays_are_aligned_views_of_the_received_buffer() -> None:
+    rows, seen = vector(1000, 384), []
 
     async def send() -> None:
         done = asyncio.Event()
 
         def receive(message: Any, array_bytes: bytes | memoryview) -> None:
-            results.extend(decode_pool_results(message, array_bytes))
+            seen.append(np.frombuffer(array_bytes, np.float32).reshape(rows.shape))
             done.set()
 
         sock_a, sock_b = socket.socketpair()
         sender = await open_channel(sock_a)
         await open_channel(sock_b, receive)
-        sender.send(*encode_pool_results(Timing(), [make_result(vector(1000, 384))]))
+        sender.send(EngineDown("with an array"), [rows])
         await asyncio.wait_for(done.wait(), 20)
         sender.close()
 
     asyncio.run(send())
-    (result,) = results
-    assert isinstance(result, PoolResult)
-    data = np.asarray(result.data)
-    assert data.base is not None and data.flags.aligned
-    assert np.array_equal(data, vector(1000, 384))
+    assert seen[0].base is not None and seen[0].flags.aligned
+    assert np.array_equal(seen[0], rows)
 
 
 def test_a_writer_waits_for_a_slow_reader() -> None:
     async def send() -> None:
         sock_a, sock_b = socket.socketpair()
         sender = await open_channel(sock_a)
-        sender.send(DetokenizeResponse("x" * 10_000_000))
+        sender.send(EngineDown("x" * 10_000_000))
 
         waiting = asyncio.create_task(sender.wait_writable())
         await asyncio.sleep(0.05)
@@ -328,20 +229,9 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
 def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
     model_info = replace(llm.engine.model_info, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
 
-    assert decode_model_info(roundtrip(EngineReady(to_json(model_info)), EngineMessage)) == model_info
+    message = roundtrip(EngineReady(to_json(model_info)), EngineMessage)
 
-
-def test_rows_of_one_array_are_sent_and_decoded_as_one_array() -> None:
-    rows = vector(3, 5)
-    results = PoolResultBatch([make_result(row, num_tokens=index) for index, row in enumerate(rows)], rows)
-
-    message, arrays = encode_pool_results(Timing(), results)
-    ((received, raw),) = send_and_receive([(message, arrays)])
-    decoded = decode_pool_results(received, raw)
-
-    assert len(arrays) == 1 and np.shares_memory(arrays[0], rows)
-    assert isinstance(decoded, PoolResultBatch) and np.array_equal(np.asarray(decoded.rows), rows)
-    assert [result.num_tokens for result in decoded if isinstance(result, PoolResult)] == [0, 1, 2]
+    assert from_json(message.model_info, type=ModelInfo) == model_info
 
 
 def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
@@ -350,22 +240,11 @@ def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_c
         closed = asyncio.Event()
         sock_a, sock_b = socket.socketpair()
         sender = await open_channel(sock_a)
-        await open_channel(sock_b, lambda message, array_bytes: received.append(message.text), closed.set)
+        await open_channel(sock_b, lambda message, array_bytes: received.append(message.reason), closed.set)
         for number in range(5):
-            sender.send(DetokenizeResponse(f"{number}" * 50_000))
+            sender.send(EngineDown(f"{number}" * 50_000))
         sender.close()
         await asyncio.wait_for(closed.wait(), 20)
         return received
 
     assert asyncio.run(send()) == [f"{number}" * 50_000 for number in range(5)]
-
-
-def test_variables_that_conversations_share_are_sent_once() -> None:
-    variables = {"tools": ["x" * 1000]}
-    inputs = [Conversation([{"role": "user", "content": "a"}], template_kwargs=variables) for _ in range(100)]
-    inputs.append(Conversation([], template_kwargs={}))
-
-    message = encode_pool(7, PoolRequest(task="embed", inputs=inputs))
-
-    assert len(msgspec.msgpack.encode(message)) < 20_000
-    assert decode_pool(roundtrip(message, FrontEndMessage), Timing()).inputs == inputs
