@@ -130,7 +130,7 @@ def test_messages_of_many_calls_are_received_as_far_as_memory_for_them_is_left(l
 
 
 def test_the_messages_of_a_stream_count_as_they_arrive(llm: LLM) -> None:
-    app_state = make_state(llm, max_inflight_bytes=3 * MEGABYTE)
+    app_state = make_state(llm, max_inflight_bytes=6 * MEGABYTE)
     message = tei.RerankStreamRequest(query="q", text="a" * MEGABYTE).SerializeToString()
 
     async def use(channel: grpc.aio.Channel) -> None:
@@ -138,7 +138,7 @@ def test_the_messages_of_a_stream_count_as_they_arrive(llm: LLM) -> None:
         for _ in range(3):
             await stream.write(message)
         assert await stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "the message would take about 30000" in await stream.details()
+        assert "the message would take about 60000" in await stream.details()
 
     run_with_server(app_state, use)
 

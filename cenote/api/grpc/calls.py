@@ -39,6 +39,7 @@ from cenote.utils.request_ids import SAFE_REQUEST_ID
 # requests of one stream that are computed at the same time; further ones are read when the first is answered
 MAX_STREAM_REQUESTS = 64
 CLIENT_CLOSED_REQUEST = 499
+COPIES = 2  # of a message: as it was received, and its texts
 
 ResultT = TypeVar("ResultT")
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]  # from a request message to a response message
@@ -232,8 +233,8 @@ class Call:
         num_bytes = len(message)
         admission = self.make_admission(num_bytes) if request is None else request.admission
         if is_patient:
-            admission.controller.check_half(num_bytes)
-        admission.hold(num_bytes, "the message")
+            admission.controller.check_half(COPIES * num_bytes)
+        admission.hold(COPIES * num_bytes, "the message")
         if request is None:
             request = Request(admission, [])
             self.requests.append(request)
@@ -294,7 +295,7 @@ class Call:
         try:
             return await run_until_deadline(self._handle(request, context, is_stream), request.admission)
         except BaseException:
-            request.admission.set_held(request.count_bytes())
+            request.admission.set_held(COPIES * request.count_bytes())
             raise
         finally:
             context.release()
