@@ -27,7 +27,7 @@ from cenote.protocol.engine import Engine
 from cenote.protocol.params import Role
 from cenote.protocol.requests import PoolRequest
 from tests.api.app_client import make_client
-from tests.api.front_ends.test_remote_engine import call_both
+from tests.api.front_ends.remote_link import call_both
 from tests.layouts.builders import st_formats
 from tests.models.two_towers import IMAGES
 from tests.tiny import TEXTS, change_config, tiny_bert

@@ -16,7 +16,7 @@ from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import InputTooLong, PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
-from tests.api.front_ends.test_remote_engine import connect_remote
+from tests.api.front_ends.remote_link import connect_remote
 from tests.api.front_ends.test_replay import Machine
 from tests.engine.conftest import MakeEngine, raise_on_tokens
 
