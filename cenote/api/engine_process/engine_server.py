@@ -247,7 +247,7 @@ def make_renderer_info(engine: Engine) -> RendererInfo | None:
     for role, route in pooling_engine.routes.items():
         roles.setdefault(route, []).append(role)
     routes = [make_route_info(route, route_roles) for route, route_roles in roles.items()]
-    return RendererInfo(routes, to_json(pooling_engine.task_settings))
+    return RendererInfo(routes, to_json(pooling_engine.task_settings), pooling_engine.config.step_timeout_s)
 
 
 def make_route_info(engine: PoolingEngine, roles: list[Role]) -> RouteInfo:

@@ -42,7 +42,7 @@ from cenote.api.wire.control_messages import (
     PoisonFound,
     SupervisorToFrontEnd,
 )
-from cenote.api.wire.heartbeat import HeartbeatReader, HeartbeatWriter, LoopClock
+from cenote.api.wire.heartbeat import BusyStage, HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes, Done
 from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         # make the file description, which all processes share, blocking
         listener.setblocking(False)
     front_end = FrontEndProcess(counts_fd, admission_fd, listeners, HeartbeatReader(supervisor_fd))
-    HeartbeatWriter(heartbeat_fd, front_end.clock.find_busy_stage).thread.start()
+    HeartbeatWriter(heartbeat_fd, front_end.find_busy_stage).thread.start()
     uvloop.run(front_end.serve(socket.socket(fileno=channel_fd), socket.socket(fileno=links_fd)))
     return 1 if front_end.is_disconnected or front_end.failure is not None else 0
 
@@ -119,6 +119,10 @@ class FrontEndProcess:
         if self.engines is not None:
             self.engines.close()
         self.channel.close()
+
+    def find_busy_stage(self) -> BusyStage:
+        """Return what hangs, the event loop or the preprocessing of images; called by the heartbeat thread."""
+        return self.clock.find_busy_stage() or (None if self.engines is None else self.engines.find_hang())
 
     def make_engines(self) -> None:
         """Follow what the supervisor has reported so far, and connect with the engines."""

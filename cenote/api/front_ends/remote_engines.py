@@ -89,6 +89,11 @@ class RemoteEngines:
         self._releasing[engine_id] = released
         self._close_released()
 
+    def find_hang(self) -> tuple[str, float] | None:
+        """Return a stage that does not finish, and since when; called by the heartbeat thread."""
+        models = [engine.text_models.last for engine in list(self._engines.values())]
+        return next((hang for texts in models if texts is not None and (hang := texts.find_hang())), None)
+
     def start_draining(self) -> None:
         """Do not wait for other engine processes: the server shuts down."""
         self._is_draining = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from cenote.engine.tasks.text_tasks import TaskSettings, TextTasks
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.protocol.params import Role
+from cenote.utils.busy_stages import BusyStages
 
 
 class TextModel:
@@ -22,8 +24,15 @@ class TextModel:
         self.renderers: dict[Role | None, Renderer] = {}  # by role, of other modules of the model
         for route in info.routes[1:]:
             self.renderers |= dict.fromkeys(route.roles, make_renderer(route))
-        self.image_workers = ImageWorkerPool(self.renderer.multimodal)
+        self.busy_stages = BusyStages()
+        self.image_workers = ImageWorkerPool(self.renderer.multimodal, self.busy_stages)
         self.tasks = TextTasks(msgspec.json.decode(info.task_settings, type=TaskSettings), self.renderer)
+        self._step_timeout_s = info.step_timeout_s
+
+    def find_hang(self) -> tuple[str, float] | None:
+        """Return the stage that has been busy with one piece of work for too long, and since when."""
+        busy = self.busy_stages.find_oldest()
+        return None if busy is None or time.monotonic() - busy[1] <= self._step_timeout_s else busy
 
     def get_renderer(self, role: Role | None) -> Renderer:
         return self.renderers.get(role, self.renderer)

@@ -30,11 +30,11 @@ class Beat(NamedTuple):
     busy_s: float
 
     def describe_hang(self, min_s: float = 0.0) -> str | None:
-        """Return what is wrong with a process that has no stage but its event loop; None while it works."""
+        """Return what is wrong with a process that reports only stages that hang; None while it works."""
         if self.age_s > max(min_s, HEARTBEAT_TIMEOUT_S):
             return f"gave no sign of life for {self.age_s:.1f} s"
         if self.stage and self.busy_s > max(min_s, LOOP_TIMEOUT_S):
-            return f"had its event loop blocked for {self.busy_s:.1f} s"
+            return f"had its {self.stage} blocked for {self.busy_s:.1f} s"
         return None
 
 

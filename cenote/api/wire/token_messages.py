@@ -131,6 +131,7 @@ class RendererInfo(Message):
 
     routes: list[RouteInfo]  # first the default one
     task_settings: JSONBytes
+    step_timeout_s: float  # after which the images of one input are taken for a hang
 
 
 TokenRequest = RegisterOptions | TokenBatch | RefusedRequests

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,16 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from cenote import LLM
 from cenote.api.admission.counters import Counters
+from cenote.api.app_state import AppState
 from cenote.api.engine_process.token_batcher import TokenLink
 from cenote.api.front_ends import front_end_engine
 from cenote.api.front_ends.quarantine import digest_inputs
+from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.token_messages import TokenBatch
+from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.sub_requests import MIN_SUB_REQUEST_INPUTS
@@ -250,3 +255,34 @@ def test_inputs_with_other_images_are_no_poison(engine: PoolingEngine) -> None:
         return digested
 
     assert digest(CAT) == digest(CAT) != digest(CAT.rotate(180))
+
+
+def test_images_that_take_longer_than_the_step_timeout_are_a_hang(
+    engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, allowed, preprocess = threading.Event(), threading.Event(), ImageProcessor.preprocess
+
+    def wait_and_preprocess(*args: Any) -> ProcessedImage:
+        started.set()
+        assert allowed.wait(20)
+        return preprocess(*args)
+
+    async def find_hangs() -> list[Any]:
+        engines = RemoteEngines(AppState(ServerConfig()), SimpleNamespace())  # type: ignore[arg-type]
+        async with connect_remote(engine) as (remote, _):
+            engines._engines[0] = remote
+            call = asyncio.create_task(remote.pool(request(parts(CAT))))
+            await asyncio.to_thread(started.wait, 20)
+            texts = remote.text_models.last
+            assert texts is not None
+            hangs = [engines.find_hang()]
+            monkeypatch.setattr(texts, "_step_timeout_s", 0.0)
+            hangs += [engines.find_hang()]
+            allowed.set()
+            await call
+            return [*hangs, engines.find_hang()]
+
+    monkeypatch.setattr(ImageProcessor, "preprocess", wait_and_preprocess)
+    before, during, after = asyncio.run(find_hangs())
+
+    assert before is None and during[0] == "image preprocessing" and after is None
