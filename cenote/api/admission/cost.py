@@ -10,6 +10,7 @@ from cenote.protocol.input_types import (
     Conversation,
     Input,
     compute_input_size,
+    compute_text_size,
     count_nested_chars,
     count_variable_chars,
 )
@@ -98,6 +99,8 @@ def count_tokens(item: Input) -> int:
         return _count_parts(item.messages)
     if hasattr(item, "content"):
         return _count_parts(item.content)
+    if images := getattr(item, "images", ()):  # preprocessed already
+        return compute_text_size([item]) // CHARS_PER_TOKEN + 1 + TOKENS_PER_IMAGE * len(images)
     return compute_input_size(item) // CHARS_PER_TOKEN + 1
 
 

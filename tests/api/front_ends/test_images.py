@@ -22,6 +22,7 @@ from cenote.api.engine_process.token_batcher import TokenLink
 from cenote.api.front_ends import front_end_engine
 from cenote.api.front_ends.quarantine import digest_inputs
 from cenote.api.front_ends.remote_engines import RemoteEngines
+from cenote.api.front_ends.replica_choice import make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.wire.control_messages import EngineExited
@@ -243,6 +244,15 @@ def test_a_large_request_with_images_is_divided_among_replicas(
     for one, other in zip(local, divided, strict=True):
         np.testing.assert_allclose(np.asarray(one.data), np.asarray(other.data), atol=1e-5)
     assert sorted(sum(batch.num_inputs) for batch in batches) == [6, 6]
+
+
+def test_an_image_counts_as_many_tokens_of_a_replica_before_and_after_it_is_preprocessed(engine: PoolingEngine) -> None:
+    workers = ImageWorkerPool(engine.renderer.multimodal)
+    page = make_image(400, 300)  # more bytes than tokens
+
+    for item in (parts(CAT, page), Conversation([make_message(image_part(page), text_part("a red bird"))])):
+        ready = asyncio.run(workers.preprocess_input(item, {}))
+        assert make_route([ready]).tokens == pytest.approx(make_route([item]).tokens, abs=30)
 
 
 def test_inputs_with_other_images_are_no_poison(engine: PoolingEngine) -> None:
