@@ -175,7 +175,9 @@ class RemoteEngine(FrontEndEngine):
         self.availability.start_draining()
 
     def close(self) -> None:
+        """End the link; the replicas of a model, which share its renderer, are closed together."""
         self._is_closed = True
+        self.text_models.close()
         if self._channel is not None:
             self._channel.close()
 

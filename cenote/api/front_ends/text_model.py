@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import tokenizers
@@ -17,17 +18,27 @@ from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.protocol.params import Role
 from cenote.utils.busy_stages import BusyStages
 
+if TYPE_CHECKING:
+    from cenote.inputs.media.loader import MediaLoader
+
 
 class TextModel:
     def __init__(self, info: RendererInfo) -> None:
-        self.renderer = make_renderer(info.routes[0])
+        self._loaders: list[MediaLoader] = []
+        self.renderer = make_renderer(info.routes[0], self._loaders)
         self.renderers: dict[Role | None, Renderer] = {}  # by role, of other modules of the model
         for route in info.routes[1:]:
-            self.renderers |= dict.fromkeys(route.roles, make_renderer(route))
+            self.renderers |= dict.fromkeys(route.roles, make_renderer(route, self._loaders))
         self.busy_stages = BusyStages()
         self.image_workers = ImageWorkerPool(self.renderer.multimodal, self.busy_stages)
         self.tasks = TextTasks(msgspec.json.decode(info.task_settings, type=TaskSettings), self.renderer)
         self._step_timeout_s = info.step_timeout_s
+
+    def close(self) -> None:
+        """Stop the decoders of images."""
+        self.image_workers.close()
+        for loader in self._loaders:
+            loader.close()
 
     def find_hang(self) -> tuple[str, float] | None:
         """Return the stage that has been busy with one piece of work for too long, and since when."""
@@ -51,8 +62,13 @@ class TextModelCache:
             self._info, self.last = info, TextModel(info)
         return self.last
 
+    def close(self) -> None:
+        if self.last is not None:
+            self.last.close()
 
-def make_renderer(info: RouteInfo) -> Renderer:
+
+def make_renderer(info: RouteInfo, loaders: list[MediaLoader]) -> Renderer:
+    """Return the renderer; what it loads images with is added to `loaders`."""
     tokenizer_settings = msgspec.json.decode(info.tokenizer_settings, type=TokenizerSettings)
     tokenizer = tokenizer_settings.make_tokenizer(load_tokenizer(info))
     settings = msgspec.json.decode(info.renderer_settings, type=RendererSettings)
@@ -60,9 +76,8 @@ def make_renderer(info: RouteInfo) -> Renderer:
         return settings.make_renderer(tokenizer)
     from cenote.inputs.media.loader import MediaLoader  # with Pillow, which models of texts do without
 
-    return settings.make_renderer(
-        tokenizer, settings.multimodal.make_processor(tokenizer, MediaLoader(settings.multimodal.media))
-    )
+    loaders.append(MediaLoader(settings.multimodal.media))
+    return settings.make_renderer(tokenizer, settings.multimodal.make_processor(tokenizer, loaders[-1]))
 
 
 def load_tokenizer(info: RouteInfo) -> tokenizers.Tokenizer:
