@@ -29,7 +29,7 @@ SURROGATE_PAIR_BYTES = 12
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Every JSON value becomes a Python object, and nothing else runs in the process until all of a body are made. Objects,
 # lists and keys, of which every one may be new, are the slowest to make.
-MAX_VALUES = 2_000_000
+MAX_VALUES = 3_200_000
 MAX_KEYS = MAX_CONTAINERS = 128 * 1024
 # Bytes of the objects that are made of a body, by the characters that say how many there are: a number or other value
 # and its place in a list; half of a text; a key's place in an object; a list; an object.

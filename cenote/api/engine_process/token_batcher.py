@@ -203,6 +203,7 @@ class TokenBatcher:
             input_numbers=calls.input_numbers,
             is_isolated=groups[0].message.is_isolated,
         )
+        batch.num_done = -sum([group.message.num_continued for group in groups])  # a text counts once
         if not groups[0].message.is_last:
             batch.num_requests = 0  # the request is counted with its last inputs
         elif groups[0].message.start:

@@ -190,6 +190,13 @@ class PendingPool(ReplayableCall):
             return False
         return (long := self._long.get(index)) is None or not long.mean.has(row - long.first_row)
 
+    def count_continued(self, start: int, count: int) -> int:
+        """Return how many of the rows from `start` on are further chunks of a text."""
+        if not self._long:
+            return 0
+        indices = self._indices[start : start + count]
+        return len(indices) - len(set(indices))
+
     def mark_rendered(self, started_at: float, ended_at: float) -> None:
         """Record the time until the first inputs are sent: with other requests of the same turn, or a slice alone."""
         timing = self.request.timing
@@ -352,6 +359,9 @@ class PendingPart:
         self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
     ) -> None:
         self.owner.add_result(self.rows[input_number], data, extra, times, arrived_at)
+
+    def count_continued(self, start: int, count: int) -> int:
+        return 0
 
     def add_error(self, input_number: int, error: Exception) -> None:
         self.owner.add_error(input_number if input_number < 0 else self.rows[input_number], error)

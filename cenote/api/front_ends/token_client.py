@@ -379,6 +379,7 @@ class TokenClient:
             is_isolated,
             encode_operands(inputs.operands),
             images,
+            sum([call.count_continued(start, len(inputs)) for call in calls]),
         )
         self._channel.send(message, encode_inputs(inputs) + image_arrays)
 

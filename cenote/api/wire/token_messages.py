@@ -87,6 +87,7 @@ class TokenBatch(Message):
     is_isolated: bool = False  # each input may crash the engine process and runs in a batch of its own
     operands: Operands | None = None
     images: BatchImages | None = None
+    num_continued: int = 0  # inputs that are further chunks of a text
 
 
 class RefusedRequests(Message):

@@ -19,6 +19,7 @@ from cenote.protocol.requests import PoolRequest
 from tests.api.front_ends.remote_link import connect_remote
 from tests.api.front_ends.test_replay import Machine
 from tests.engine.conftest import MakeEngine, raise_on_tokens
+from tests.engine.metric_values import get_value
 
 LONG = [number % 7 + 1000 for number in range(600)]
 SHORT = [1001, 1002, 1003]
@@ -61,6 +62,18 @@ def test_long_and_short_texts_have_the_vectors_and_counts_of_the_engine(make_eng
         assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
         assert (one.num_tokens, one.num_input_tokens) == (other.num_tokens, other.num_input_tokens)
     assert [result.num_tokens for result in remote] == list(map(len, inputs))
+
+
+def test_a_text_in_chunks_counts_as_one_input(make_engine: MakeEngine) -> None:
+    engine = make_engine(SumExecutor(), pooler_config=CHUNKED)
+
+    async def pool_remotely() -> None:
+        async with connect_remote(engine) as (remote, _):
+            await asyncio.wait_for(remote.pool(PoolRequest(task="embed", inputs=[LONG, SHORT, LONG])), 20)
+
+    asyncio.run(pool_remotely())
+
+    assert get_value(engine, "cenote_inputs_total") == 3
 
 
 def test_a_text_that_is_cut_to_more_than_one_chunk_is_counted_before_and_after(make_engine: MakeEngine) -> None:
