@@ -14,16 +14,17 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cenote.api.admin_routes import make_admin_routes
+from cenote.api.admin_routes import ADMIN_ROUTES
 from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route
+from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
-from cenote.api.docs import make_docs_file_routes, make_docs_routes
+from cenote.api.docs import DOCS_ROUTES, CachedDocument, make_docs_file_routes
 from cenote.api.handler_thread import handle_in_thread, run_in_parser_thread
 from cenote.api.middleware import RequestMiddleware, get_header
+from cenote.api.plain_route import make_starlette_routes
 from cenote.api.playground import make_playground_routes
 from cenote.api.replies import (
     ErrorEncoder,
@@ -43,7 +44,7 @@ from cenote.api.request_body import (
 from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.selected_model import make_unsupported_error
-from cenote.api.system_routes import make_root_route, make_system_routes
+from cenote.api.system_routes import ROOT_ROUTE, SYSTEM_ROUTES
 from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
@@ -57,7 +58,7 @@ MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
     if app_state.settings.allow_runtime_lora_updating:
         dialects = (*dialects, LORA_ADAPTERS)
-    table = RouteTable(dialects)
+    table = RouteTable(dialects, (*SYSTEM_ROUTES, *ADMIN_ROUTES, *DOCS_ROUTES))
     endpoints = {path: Endpoint(app_state, routes, table.routes) for path, routes in table.by_path.items()}
     post_routes = [
         StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), endpoint, methods=["POST"])
@@ -67,13 +68,10 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
     app = Starlette(
         routes=[
             *post_routes,
-            *make_system_routes(app_state),
-            *(make_get_route(app_state, route, path) for route in table.get_routes for path in route.paths),
+            *make_starlette_routes(app_state, [route for route, _ in table.plain_routes]),
             *(make_generation_route(app_state, table, path) for path in table.generation_paths),
-            *make_admin_routes(app_state),
-            *make_docs_routes(app_state, table),
             *page_routes,
-            make_root_route(),
+            *make_starlette_routes(app_state, [ROOT_ROUTE]),
         ],
         exception_handlers={
             HTTPException: _handle_http_error,
@@ -81,17 +79,9 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
             Exception: _handle_unexpected_error,
         },
     )
-    app.state.table = table
+    app.state.table, app.state.document = table, CachedDocument(app_state, table)
     page_paths = frozenset(route.path for route in page_routes)
     return RequestMiddleware(FastRouter(endpoints, table, app), app_state, table, page_paths)
-
-
-def make_get_route(app_state: AppState, route: GetRoute, path: str) -> StarletteRoute:
-    async def respond(http: Request) -> Response:
-        http.scope["handler"] = route.paths[0]
-        return to_response(await route.handler(http, app_state))
-
-    return StarletteRoute(path.replace(MODEL_PARAMETER, "{model:path}"), respond, methods=["GET"])
 
 
 def make_generation_route(app_state: AppState, table: RouteTable, path: str) -> StarletteRoute:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.api_keys import ApiKeyStore
+from cenote.api.plain_route import READ_METHODS
 from cenote.api.replies import ErrorEncoder, error_reply, to_response
 from cenote.errors import Unauthorized
 
-READ_METHODS = ("GET", "HEAD")
-PUBLIC_ROUTES: dict[str, tuple[str, ...]] = {
-    "/health": READ_METHODS,
-    "/health/live": READ_METHODS,
-    "/health/ready": READ_METHODS,
-    "/ping": (*READ_METHODS, "POST"),
-    # a page without data: what it shows, it fetches with a key
-    "/docs": READ_METHODS,
-    "/redoc": READ_METHODS,
-}
 PLAYGROUND = "/"
 UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the header Authorization: Bearer KEY"
 ADMIN_ONLY_NOTE = " (the server has only admin keys, which all routes require; --api-key adds keys for clients)"
@@ -30,7 +21,9 @@ class KnownPaths(Protocol):
     """What the middleware needs of a RouteTable."""
 
     @property
-    def public_paths(self) -> Sequence[str]: ...
+    def public(self) -> Mapping[str, Collection[str]]:
+        """The methods that need no key, by path."""
+        ...
 
     def find_error_encoder(self, path: str) -> ErrorEncoder: ...
 
@@ -46,7 +39,6 @@ class AuthMiddleware:
         self.page_paths = page_paths
         self.api_keys = api_keys
         self.table = table
-        self.public_routes = PUBLIC_ROUTES | dict.fromkeys(table.public_paths, READ_METHODS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -62,7 +54,7 @@ class AuthMiddleware:
 
     def _is_public(self, scope: Scope) -> bool:
         path, method = scope["path"], scope["method"]
-        if method in self.public_routes.get(path, ()):
+        if method in self.table.public.get(path, ()):
             return True
         is_page = path in self.page_paths and (path != PLAYGROUND or asks_for_html(scope))
         return is_page and method in READ_METHODS

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
 from cenote.api.openapi import build_document
-from cenote.api.replies import Reply, json_reply, to_response
+from cenote.api.plain_route import PlainRoute
+from cenote.api.replies import Reply, json_reply
 from cenote.api.route_table import RouteTable
 from cenote.api.static_files import make_file_route, read_files
+from cenote.config.server import ServerConfig
 from cenote.protocol.model_info import ModelInfo
 
 FOLDER = "docs"
 INDEX = "index.html"
-PAGES = ("/docs", "/redoc")
 
 
 class CachedDocument:
@@ -36,18 +38,33 @@ class CachedDocument:
         return self._reply
 
 
-def make_docs_routes(app_state: AppState, table: RouteTable) -> list[BaseRoute]:
-    document = CachedDocument(app_state, table)
+async def show_document(http: Request, app_state: AppState) -> Reply:
+    document: CachedDocument = http.app.state.document
+    return document.get_reply()
 
-    async def openapi(http: Request) -> Response:
-        http.scope["handler"] = "/openapi.json"
-        return to_response(document.get_reply())
 
-    if app_state.settings.disable_docs:
-        return []
-    index = read_files(FOLDER)[INDEX]
-    pages = [make_file_route(path, index, handler="/docs") for path in PAGES]
-    return [StarletteRoute("/openapi.json", openapi, methods=["GET"]), *pages]
+async def show_page(http: Request, app_state: AppState) -> Response:
+    return read_files(FOLDER)[INDEX].respond(http)
+
+
+def has_docs(settings: ServerConfig) -> bool:
+    return not settings.disable_docs
+
+
+DOCS_ROUTES = (
+    PlainRoute(
+        ("/openapi.json",), show_document, "Return this OpenAPI document", dict[str, Any], is_served=has_docs, errors=()
+    ),
+    PlainRoute(
+        ("/docs", "/redoc"),
+        show_page,
+        "Documentation page, from which requests can be sent",
+        access="public",  # without data: what it shows, it fetches with a key
+        is_served=has_docs,
+        media_type="text/html",
+        errors=(),
+    ),
+)
 
 
 def make_docs_file_routes(app_state: AppState) -> list[StarletteRoute]:

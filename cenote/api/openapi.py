@@ -3,90 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from cenote.api.admin_routes import LoadBody, ModelRows, ReloadBody, ShuttingDown, UnloadBody
 from cenote.api.app_state import AppState
-from cenote.api.auth import PUBLIC_ROUTES, READ_METHODS
 from cenote.api.dialects.dialect import Route
-from cenote.api.model_admin import ModelRow
-from cenote.api.openapi_groups import add_groups
+from cenote.api.openapi_groups import add_groups, document_path
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, RouteTable
-from cenote.api.system_routes import Health, HealthCheck, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
 
 SCHEMA_REF = "#/components/schemas/{name}"
 HEADER_REF = "#/components/headers/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class SystemOperation:
-    """Documentation of a route for operators: health, models, metrics."""
-
-    summary: str
-    reply_type: Any = str  # type of the response body
-    media_type: str = JSON_MEDIA_TYPE
-    methods: Sequence[str] = ("get",)
-    errors: Sequence[int] = (503,)
-    body_type: type[msgspec.Struct] | None = None
-    status: int = 200
-    error_type: Any = ErrorBody
-
-
-DOCS_SUMMARY = "Documentation page, from which requests can be sent"
-PING_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
-SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
-    "/health": SystemOperation("Return 200 when the server is ready, 503 otherwise", HealthCheck),
-    "/health/live": SystemOperation("Liveness: return 200 unless nobody can replace engines that exit", Health),
-    "/health/ready": SystemOperation("Readiness: return 200 when the server accepts requests for the model", Health),
-    "/ping": SystemOperation(PING_SUMMARY, media_type="text/plain", methods=("get", "post")),
-    "/v1/models": SystemOperation("List the served model names and adapters", ModelList),
-    "/v1/models/{name}": SystemOperation("Return one model or adapter by name", ModelCard, errors=(404, 503)),
-    "/version": SystemOperation("Return the version of the server", Version, errors=()),
-    "/load": SystemOperation("Return the number of requests in flight", Load, errors=()),
-    "/metrics": SystemOperation("Return metrics in the Prometheus text format", media_type="text/plain"),
-    "/tokenizer_info": SystemOperation("Return tokenizer_config.json and the chat template", dict[str, Any]),
-    "/admin/models": SystemOperation(
-        "List the models with their state, memory and load; needs an admin key", ModelRows, errors=(403,)
-    ),
-    "/admin/models/load": SystemOperation(
-        "Load a model, perhaps a new one, and return when it is ready; needs an admin key",
-        ModelRow,
-        methods=("post",),
-        errors=(400, 403, 404, 503),
-        body_type=LoadBody,
-    ),
-    "/admin/models/unload": SystemOperation(
-        "Unload a model when its requests are answered; needs an admin key",
-        ModelRow,
-        methods=("post",),
-        errors=(400, 403, 404, 503),
-        body_type=UnloadBody,
-    ),
-    "/admin/models/reload": SystemOperation(
-        "Load a model again, perhaps from another source, without a pause; needs an admin key",
-        ModelRow,
-        methods=("post",),
-        errors=(400, 403, 404, 503),
-        body_type=ReloadBody,
-    ),
-    "/admin/shutdown": SystemOperation(
-        "Stop the server when its requests are answered; needs an admin key",
-        ShuttingDown,
-        methods=("post",),
-        errors=(400, 403),
-        status=202,
-    ),
-    "/openapi.json": SystemOperation("Return this OpenAPI document", dict[str, Any], errors=()),
-    "/docs": SystemOperation(DOCS_SUMMARY, media_type="text/html", errors=()),
-    "/redoc": SystemOperation(DOCS_SUMMARY, media_type="text/html", errors=()),
-}
 ERROR_DESCRIPTIONS = {
     400: "Invalid request; the response names the field and the reason",
     401: "Missing or invalid API key",
@@ -122,17 +56,15 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
         path: [entry for entry in routes.entries if not infos or any(map(entry.route.is_supported, infos))]
         for path, routes in table.by_path.items()
     }
-    operations = {path: operation for path, operation in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
-    for dialect in table.dialects:
-        for get_route in dialect.get_routes:
-            operation = SystemOperation(
-                get_route.summary, get_route.reply_type, get_route.media_type, error_type=dialect.error_type
-            )
-            operations |= dict.fromkeys(get_route.paths, operation)
+    plain = [
+        (route, ErrorBody if dialect is None else dialect.error_type)
+        for route, dialect in table.plain_routes
+        if route.is_documented and route.is_served(app_state.settings)
+    ]
     entries = [entry for entries in supported.values() for entry in entries]
     schemas = SchemaRegistry(
-        [type_ for operation in operations.values() for type_ in (operation.reply_type, operation.error_type)]
-        + [operation.body_type for operation in operations.values() if operation.body_type is not None]
+        [type_ for route, error_type in plain for type_ in (route.reply_type, error_type)]
+        + [route.body_type for route, _ in plain if route.body_type is not None]
         + [
             type_
             for entry in entries
@@ -140,8 +72,12 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
         ]
     )
     paths: dict[str, Any] = {}
-    for path, operation in operations.items():
-        paths[path] = {method: _describe_operation(method, path, operation, schemas) for method in operation.methods}
+    for route, error_type in plain:
+        for path in map(document_path, route.paths):
+            paths[path] = {
+                method.lower(): _describe_plain_route(method.lower(), path, route, error_type, schemas)
+                for method in route.methods
+            }
     for path, path_entries in supported.items():
         if path_entries:
             example = _make_example(path, path_entries[-1].route, app_state)
@@ -159,7 +95,7 @@ def build_document(app_state: AppState, table: RouteTable) -> dict[str, Any]:
         },
     }
     if app_state.api_keys.is_required:
-        _add_security(document, {**PUBLIC_ROUTES, **dict.fromkeys(table.public_paths, READ_METHODS)})
+        _add_security(document, table.public)
     return add_groups(document, table, supported)
 
 
@@ -186,12 +122,6 @@ class SchemaRegistry:
     @staticmethod
     def _union_members(type_: Any) -> Sequence[Any]:
         return get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
-
-
-def _is_served(path: str, app_state: AppState) -> bool:
-    if path == "/tokenizer_info":
-        return app_state.settings.enable_tokenizer_info_endpoint
-    return True
 
 
 def _describe_model(app_state: AppState) -> str:
@@ -247,20 +177,22 @@ def _describe_parameters(path: str) -> list[dict[str, Any]]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _describe_operation(method: str, path: str, operation: SystemOperation, schemas: SchemaRegistry) -> dict[str, Any]:
-    content = {operation.media_type: {"schema": schemas[operation.reply_type]}}
+def _describe_plain_route(
+    method: str, path: str, route: PlainRoute, error_type: Any, schemas: SchemaRegistry
+) -> dict[str, Any]:
+    content = {route.media_type: {"schema": schemas[route.reply_type]}}
     request: dict[str, Any] = {}
-    if operation.body_type is not None:
-        body = {JSON_MEDIA_TYPE: {"schema": schemas[operation.body_type], "example": {"name": "my-model"}}}
+    if route.body_type is not None:
+        body = {JSON_MEDIA_TYPE: {"schema": schemas[route.body_type], "example": {"name": "my-model"}}}
         request = {"requestBody": {"required": True, "content": body}}
     return {
         "operationId": _operation_id(method, path),
-        "summary": operation.summary,
+        "summary": route.summary,
         "parameters": _describe_parameters(path),
         **request,
         "responses": {
-            str(operation.status): {"description": operation.summary, "headers": _header_refs(), "content": content},
-            **_error_responses((*operation.errors, 500), schemas[operation.error_type]),
+            str(route.status): {"description": route.summary, "headers": _header_refs(), "content": content},
+            **_error_responses((*route.errors, 500), schemas[error_type]),
         },
     }
 
@@ -281,7 +213,7 @@ def _error_response(status: int, schema: Any) -> dict[str, Any]:
     }
 
 
-def _add_security(document: dict[str, Any], public: Mapping[str, Sequence[str]]) -> None:
+def _add_security(document: dict[str, Any], public: Mapping[str, Collection[str]]) -> None:
     """Add the API key scheme to every route that is not public."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, entry in document["paths"].items():

@@ -36,17 +36,13 @@ TITLES = {
     "adapters": "LoRA adapters",
 }
 SERVER, ADMIN = "Server", "Administration"
-SYSTEM_ALIASES = {"/redoc": "/docs"}
 
 
 def add_groups(
     document: dict[str, Any], table: RouteTable, supported: Mapping[str, Sequence[DialectRoute]]
 ) -> dict[str, Any]:
     """Tag every operation; mark those that are another path of the same routes with `x-alias-of`."""
-    get_dialects = {path: dialect for dialect in table.dialects for route in dialect.get_routes for path in route.paths}
-    aliases = SYSTEM_ALIASES | {
-        path: route.paths[0] for route in table.get_routes for path in route.paths if path != route.paths[0]
-    }
+    plain = {document_path(path): (route, dialect) for route, dialect in table.plain_routes for path in route.paths}
     for path, operations in document["paths"].items():
         entries = supported.get(path, ())
         for method, operation in operations.items():
@@ -54,17 +50,23 @@ def add_groups(
                 operation["tags"] = list(dict.fromkeys(get_title(entry.dialect.name) for entry in reversed(entries)))
                 _add_examples(operation, entries)
                 alias_of = find_alias(path, supported)
-            elif (dialect := get_dialects.get(path)) is not None:
-                operation["tags"], alias_of = [get_title(dialect.name)], aliases.get(path)
             else:
-                operation["tags"] = [ADMIN if path.startswith("/admin/") else SERVER]
-                alias_of = aliases.get(path)
+                route, dialect = plain[path]
+                own = ADMIN if route.access == "admin" else SERVER
+                operation["tags"] = [own if dialect is None else get_title(dialect.name)]
+                first = document_path(route.paths[0])
+                alias_of = None if path == first else first
             if alias_of is not None:
                 operation["x-alias-of"] = alias_of
     used = {tag for operations in document["paths"].values() for entry in operations.values() for tag in entry["tags"]}
     titles = [*TITLES.values(), *(get_title(dialect.name) for dialect in table.dialects), SERVER, ADMIN]
     document["tags"] = [{"name": title} for title in dict.fromkeys(titles) if title in used]
     return document
+
+
+def document_path(path: str) -> str:
+    """Return a path of Starlette as OpenAPI writes it."""
+    return path.replace(":path}", "}")
 
 
 def get_title(name: str) -> str:

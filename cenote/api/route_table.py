@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from cenote.api.dialects.dialect import BodyKeys, Dialect, GetRoute, Route
+from cenote.api.dialects.dialect import BodyKeys, Dialect, Route
 from cenote.api.field_names import add_known_fields
+from cenote.api.plain_route import PlainRoute, list_public
 from cenote.api.replies import ErrorEncoder, encode_default_error
 from cenote.api.request_body import NULL_JSON, decode, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
@@ -65,9 +66,9 @@ class PathRoutes:
 
 
 class RouteTable:
-    """All paths of the dialects."""
+    """All paths of the dialects, and of the server itself."""
 
-    def __init__(self, dialects: Sequence[Dialect]) -> None:
+    def __init__(self, dialects: Sequence[Dialect], plain_routes: Sequence[PlainRoute] = ()) -> None:
         entries: dict[str, list[DialectRoute]] = {}
         for dialect in dialects:
             for route in dialect.routes:
@@ -79,8 +80,11 @@ class RouteTable:
         self.dialects = dialects
         self.by_path = {path: PathRoutes(path, routes) for path, routes in entries.items()}
         self.routes: list[Route] = [route for dialect in dialects for route in dialect.routes]
-        self.get_routes: list[GetRoute] = [route for dialect in dialects for route in dialect.get_routes]
-        self.public_paths = [path for route in self.get_routes if route.is_public for path in route.paths]
+        self.plain_routes: list[tuple[PlainRoute, Dialect | None]] = [
+            *((route, None) for route in plain_routes),
+            *((route, dialect) for dialect in dialects for route in dialect.plain_routes),
+        ]
+        self.public = list_public([route for route, _ in self.plain_routes])
         self.generation_paths = {path: dialect for dialect in dialects for path in dialect.generation_paths}
         self._patterns = [(compile_path(path), path) for path in self.by_path if MODEL_PARAMETER in path]
         self._generation_patterns = [
@@ -88,9 +92,9 @@ class RouteTable:
         ]
         self._encoders_by_other_path = {
             path: dialect.encode_error
-            for dialect in dialects
-            for get_route in dialect.get_routes
-            for path in get_route.paths
+            for route, dialect in self.plain_routes
+            if dialect is not None
+            for path in route.paths
         } | {path: dialect.encode_error for path, dialect in self.generation_paths.items()}
 
     def match(self, path: str) -> tuple[str, str] | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.app_state import AppState
-from cenote.api.auth import READ_METHODS
 from cenote.api.middleware import RequestMiddleware
+from cenote.api.plain_route import READ_METHODS, list_public, make_starlette_routes
 from cenote.api.replies import ErrorEncoder, encode_default_error
-from cenote.api.system_routes import make_system_routes
+from cenote.api.system_routes import SYSTEM_ROUTES
 
 HEALTH_PATHS = frozenset(("/health", "/health/ready", "/health/live"))
 
@@ -27,7 +27,7 @@ class StartupApp:
     def __init__(self, app_state: AppState, build_app: Callable[[], ASGIApp]) -> None:
         self.app_state = app_state
         self.build_app = build_app  # called in a thread
-        health_app = Starlette(routes=make_system_routes(app_state))
+        health_app = Starlette(routes=make_starlette_routes(app_state, SYSTEM_ROUTES))
         self._health_app = RequestMiddleware(health_app, app_state, NoDialects())
         self._built: asyncio.Future[ASGIApp] | None = None
 
@@ -48,7 +48,7 @@ class StartupApp:
 class NoDialects:
     """What the middleware needs of a RouteTable, without a dialect."""
 
-    public_paths: Sequence[str] = ()
+    public = list_public(SYSTEM_ROUTES)
 
     def find_error_encoder(self, path: str) -> ErrorEncoder:
         return encode_default_error

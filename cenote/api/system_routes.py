@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute
-from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState, ServerStatus
-from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, json_reply, to_response
+from cenote.api.plain_route import PlainRoute
+from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, json_reply
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
 from cenote.protocol.engine import ModelStatus
@@ -26,7 +24,6 @@ from cenote.version import __version__
 ROOT_TEXT = b"Cenote is running: /health has its state, /v1/models its models, /docs its routes\n"
 
 ModelType = Literal["embedding", "rerank"]
-SystemHandler = Callable[[Request], Awaitable[Reply]]
 
 
 class Health(msgspec.Struct):
@@ -112,92 +109,71 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def make_system_routes(app_state: AppState) -> list[BaseRoute]:
-    async def ready(http: Request) -> Reply:
-        """Return 200 unless the model is loading, the server is draining or the engine has died."""
-        try:
-            app_state.check_ready()
-        except PoolingError as error:
-            return unhealthy_reply(app_state, error)
-        return json_reply(make_health(app_state))
-
-    async def health(http: Request) -> Reply:
-        reply = await ready(http)
-        return json_reply(HealthCheck(time.time())) if reply.status == 200 else reply
-
-    async def ping(http: Request) -> Reply:
-        """Like `ready`, with an empty body on success, as SageMaker has it."""
-        reply = await ready(http)
-        return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
-
-    async def live(http: Request) -> Reply:
-        """Return 200 unless nobody can replace engines that exit."""
-        error = app_state.find_final_error()
-        return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
-
-    async def version(http: Request) -> Reply:
-        return json_reply(Version(__version__))
-
-    async def load(http: Request) -> Reply:
-        return json_reply(Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere))
-
-    async def models(http: Request) -> Reply:
-        return json_reply(ModelList(list_model_cards(app_state)))
-
-    async def model(http: Request) -> Reply:
-        name = http.path_params["name"]
-        cards = list_model_cards(app_state)
-        # the leading slash of a folder path was merged with the slash before it
-        spellings = (name, f"/{name}")
-        for card in cards:
-            if card.id in spellings:
-                return json_reply(card)
-        for spelling in spellings:
-            if (found := app_state.models.find(spelling)) is not None:
-                return json_reply(next(card for card in cards if card.id == found.model.name))
-        raise app_state.models.make_unknown_error(name)
-
-    async def tokenizer_info(http: Request) -> Reply:
-        name = http.query_params.get("model")
-        model = app_state.models.first if name is None else app_state.models.require(name).model
-        return json_reply(model.engine.model_info.tokenizer_info)
-
-    async def metrics(http: Request) -> Reply:
-        return await app_state.metrics_executor.run(metrics_reply, await app_state.metrics.collect())
-
-    system_routes = [
-        make_route("/health", health),
-        make_route("/health/ready", ready),
-        make_route("/health/live", live),
-        make_route("/ping", ping, methods=("GET", "POST")),
-        make_route("/version", version),
-        make_route("/load", load),
-        make_route("/v1/models", models),
-        make_route("/v1/models/{name:path}", model),
-        make_route("/metrics", metrics),
-    ]
-    if app_state.settings.enable_tokenizer_info_endpoint:
-        system_routes.append(make_route("/tokenizer_info", tokenizer_info))
-    return system_routes
+async def ready(http: Request, app_state: AppState) -> Reply:
+    """Return 200 unless the model is loading, the server is draining or the engine has died."""
+    try:
+        app_state.check_ready()
+    except PoolingError as error:
+        return unhealthy_reply(app_state, error)
+    return json_reply(make_health(app_state))
 
 
-def make_root_route() -> BaseRoute:
-    """Return the route of `/` for clients that are not browsers, such as curl and health checks of load balancers."""
-
-    async def root(http: Request) -> Reply:
-        return Reply(ROOT_TEXT, media_type=TEXT_MEDIA_TYPE, headers={"vary": "accept"})
-
-    return make_route("/", root)
+async def health(http: Request, app_state: AppState) -> Reply:
+    reply = await ready(http, app_state)
+    return json_reply(HealthCheck(time.time())) if reply.status == 200 else reply
 
 
-def make_route(
-    path: str, endpoint: SystemHandler, *, methods: Sequence[str] = ("GET",), handler: str | None = None
-) -> BaseRoute:
-    async def respond(http: Request) -> Response:
-        http.scope["handler"] = handler or path
-        return to_response(await endpoint(http))
+async def ping(http: Request, app_state: AppState) -> Reply:
+    """Like `ready`, with an empty body on success, as SageMaker has it."""
+    reply = await ready(http, app_state)
+    return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
-    return StarletteRoute(path, respond, methods=list(methods))
+
+async def live(http: Request, app_state: AppState) -> Reply:
+    """Return 200 unless nobody can replace engines that exit."""
+    error = app_state.find_final_error()
+    return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
+
+
+async def version(http: Request, app_state: AppState) -> Reply:
+    return json_reply(Version(__version__))
+
+
+async def load(http: Request, app_state: AppState) -> Reply:
+    return json_reply(Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere))
+
+
+async def models(http: Request, app_state: AppState) -> Reply:
+    return json_reply(ModelList(list_model_cards(app_state)))
+
+
+async def model(http: Request, app_state: AppState) -> Reply:
+    name = http.path_params["name"]
+    cards = list_model_cards(app_state)
+    # the leading slash of a folder path was merged with the slash before it
+    spellings = (name, f"/{name}")
+    for card in cards:
+        if card.id in spellings:
+            return json_reply(card)
+    for spelling in spellings:
+        if (found := app_state.models.find(spelling)) is not None:
+            return json_reply(next(card for card in cards if card.id == found.model.name))
+    raise app_state.models.make_unknown_error(name)
+
+
+async def tokenizer_info(http: Request, app_state: AppState) -> Reply:
+    name = http.query_params.get("model")
+    model = app_state.models.first if name is None else app_state.models.require(name).model
+    return json_reply(model.engine.model_info.tokenizer_info)
+
+
+async def metrics(http: Request, app_state: AppState) -> Reply:
+    return await app_state.metrics_executor.run(metrics_reply, await app_state.metrics.collect())
+
+
+async def root(http: Request, app_state: AppState) -> Reply:
+    """Answer clients that are no browsers, such as curl and health checks of load balancers."""
+    return Reply(ROOT_TEXT, media_type=TEXT_MEDIA_TYPE, headers={"vary": "accept"})
 
 
 def make_health(app_state: AppState) -> Health:
@@ -275,3 +251,46 @@ def metrics_reply(families: Sequence[MetricFamily]) -> Reply:
     from cenote.api import prometheus  # importing takes 0.1 s, which only the first scrape pays
 
     return Reply(prometheus.render_metrics(families), media_type=prometheus.CONTENT_TYPE)
+
+
+SYSTEM_ROUTES = (
+    PlainRoute(
+        ("/health",), health, "Return 200 when the server is ready, 503 otherwise", HealthCheck, access="public"
+    ),
+    PlainRoute(
+        ("/health/live",),
+        live,
+        "Liveness: return 200 unless nobody can replace engines that exit",
+        Health,
+        access="public",
+    ),
+    PlainRoute(
+        ("/health/ready",),
+        ready,
+        "Readiness: return 200 when the server accepts requests for the model",
+        Health,
+        access="public",
+    ),
+    PlainRoute(
+        ("/ping",),
+        ping,
+        "Return 200 with an empty body when the server is ready, 503 otherwise",
+        media_type="text/plain",
+        methods=("GET", "POST"),
+        access="public",
+    ),
+    PlainRoute(("/v1/models",), models, "List the served model names and adapters", ModelList),
+    PlainRoute(("/v1/models/{name:path}",), model, "Return one model or adapter by name", ModelCard, errors=(404, 503)),
+    PlainRoute(("/version",), version, "Return the version of the server", Version, errors=()),
+    PlainRoute(("/load",), load, "Return the number of requests in flight", Load, errors=()),
+    PlainRoute(("/metrics",), metrics, "Return metrics in the Prometheus text format", media_type="text/plain"),
+    PlainRoute(
+        ("/tokenizer_info",),
+        tokenizer_info,
+        "Return tokenizer_config.json and the chat template",
+        dict[str, Any],
+        is_served=lambda settings: settings.enable_tokenizer_info_endpoint,
+    ),
+)
+# after the page of that path, which only browsers get
+ROOT_ROUTE = PlainRoute(("/",), root, "Say what is here", is_documented=False)

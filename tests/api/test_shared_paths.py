@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.dialects.openai import OPENAI
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorBody, Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.route_table import RouteTable
@@ -64,7 +65,7 @@ STRINGS = Dialect(
         make_route("/shared", body_keys=has_keys("inputs")),
         make_route("/deployments/{model}/embed", body_keys=has_keys("late")),
     ],
-    [GetRoute(paths=("/state",), handler=show_state, summary="State", is_public=True)],
+    [PlainRoute(paths=("/state",), handler=show_state, summary="State", access="public")],
     encode_string_error,
     StringError,
 )
@@ -175,7 +176,7 @@ def test_the_route_of_an_unsupported_task_is_refused_after_the_body_is_known(llm
     assert "does not support Strings API" in client.post("/shared", json={"texts": 1}).json()["error"]
 
 
-def test_get_routes_answer_and_public_ones_need_no_key(llm: LLM) -> None:
+def test_plain_routes_answer_and_public_ones_need_no_key(llm: LLM) -> None:
     client = make_client(llm, STRINGS, api_key=("secret",))
 
     assert client.get("/state").json() == {"state": "ready"}

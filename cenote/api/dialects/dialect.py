@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
-from cenote.api.app_state import AppState
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
 from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
@@ -17,7 +16,6 @@ from cenote.inputs.limits import SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Reply]]
-GetHandler = Callable[[Request, AppState], Awaitable[Reply]]
 
 ANY_TYPE: frozenset[JsonType] = frozenset(("string", "number", "boolean", "array", "object"))
 BodyKeys = Mapping[str, frozenset[JsonType]]
@@ -58,23 +56,11 @@ class Route:
     body_keys: BodyKeys | None = None  # keys, not null, and their types; None: any body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetRoute:
-    """One GET endpoint, such as a list of models in the format of a vendor."""
-
-    paths: Sequence[str]
-    handler: GetHandler
-    summary: str
-    reply_type: Any = str  # type of the response body, for the OpenAPI document
-    media_type: str = JSON_MEDIA_TYPE
-    is_public: bool = False  # needs no API key
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
     routes: Sequence[Route]
-    get_routes: Sequence[GetRoute] = ()
+    plain_routes: Sequence[PlainRoute] = ()
     encode_error: ErrorEncoder = encode_default_error  # for all errors on its paths
     error_type: Any = ErrorBody  # type of the error body, for the OpenAPI document
     error_statuses: Sequence[int] = ()  # besides those of all dialects

@@ -8,8 +8,9 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.dialects.tei import Prediction, make_predictions
+from cenote.api.plain_route import PlainRoute
 from cenote.api.raw_scores import classify_as
 from cenote.api.replies import Reply, Usage, json_reply
 from cenote.api.request_context import RequestContext
@@ -111,11 +112,8 @@ INFINITY = Dialect(
         )
     ],
     [
-        GetRoute(
-            paths=("/models",),
-            handler=list_models,
-            summary="List the served model names and adapters with their load",
-            reply_type=InfinityModelList,
+        PlainRoute(
+            ("/models",), list_models, "List the served model names and adapters with their load", InfinityModelList
         )
     ],
 )

@@ -8,9 +8,10 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route
+from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.rerank import NonNegativeInt
 from cenote.api.dialects.text_requests import check_not_empty, parse_truncation, rank, supports_scores
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
@@ -119,26 +120,13 @@ NIM = Dialect(
             },
         )
     ],
-    get_routes=[
-        GetRoute(
-            paths=("/v1/health/ready",),
-            handler=report_ready,
-            summary="Readiness, in NVIDIA NIM's format",
-            reply_type=NimHealth,
-            is_public=True,
+    plain_routes=[
+        PlainRoute(
+            ("/v1/health/ready",), report_ready, "Readiness, in NVIDIA NIM's format", NimHealth, access="public"
         ),
-        GetRoute(
-            paths=("/v1/health/live",),
-            handler=report_live,
-            summary="Liveness, in NVIDIA NIM's format",
-            reply_type=NimHealth,
-            is_public=True,
-        ),
-        GetRoute(
-            paths=("/v1/metadata",),
-            handler=list_metadata,
-            summary="Return the version and the models, in NVIDIA NIM's format",
-            reply_type=NimMetadata,
+        PlainRoute(("/v1/health/live",), report_live, "Liveness, in NVIDIA NIM's format", NimHealth, access="public"),
+        PlainRoute(
+            ("/v1/metadata",), list_metadata, "Return the version and the models, in NVIDIA NIM's format", NimMetadata
         ),
     ],
     truncation="Set truncate=END",

@@ -12,9 +12,10 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route
+from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation, supports_embed
 from cenote.api.encoding import encode_json
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorBody, Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
@@ -272,22 +273,10 @@ OLLAMA = Dialect(
             example={"stream": False},
         ),
     ],
-    get_routes=[
-        GetRoute(
-            paths=("/api/tags",),
-            handler=list_models,
-            summary="List the served models, in Ollama's format",
-            reply_type=OllamaModels,
-        ),
-        GetRoute(
-            paths=("/api/ps",),
-            handler=list_running_models,
-            summary="List the loaded models, in Ollama's format",
-            reply_type=OllamaModels,
-        ),
-        GetRoute(
-            paths=("/api/version",), handler=version, summary="Return the version of the server", reply_type=Version
-        ),
+    plain_routes=[
+        PlainRoute(("/api/tags",), list_models, "List the served models, in Ollama's format", OllamaModels),
+        PlainRoute(("/api/ps",), list_running_models, "List the loaded models, in Ollama's format", OllamaModels),
+        PlainRoute(("/api/version",), version, "Return the version of the server", Version),
     ],
     generation_paths=("/api/chat", "/api/generate"),
     encode_error=encode_error,

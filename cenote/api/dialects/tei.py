@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.dialects.tei_fields import (
     FeatureExtractionBody,
     TeiEmbedBody,
@@ -26,6 +26,7 @@ from cenote.api.dialects.tei_fields import (
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
 from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.plain_route import PlainRoute
 from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import NULL_JSON, list_keys, parse_body, read_type
@@ -397,7 +398,7 @@ TEI = Dialect(
         ),
         *TOKENIZE_ROUTES,
     ],
-    [GetRoute(paths=("/info",), handler=info, summary="Return the model and the limits", reply_type=Info)],
+    [PlainRoute(("/info",), info, "Return the model and the limits", Info)],
     encode_tei_error,
     TeiError,
     error_statuses=(422, 424),

@@ -11,8 +11,9 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, GetRoute, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Route, has_keys
 from cenote.api.encoding import to_float32_array
+from cenote.api.plain_route import PlainRoute
 from cenote.api.raw_scores import score_as
 from cenote.api.replies import ErrorBody, Reply, json_reply
 from cenote.api.request_context import RequestContext
@@ -139,14 +140,14 @@ WEAVIATE = Dialect(
         ),
     ],
     [
-        GetRoute(
-            paths=("/.well-known/ready", "/.well-known/live"),
-            handler=ready,
-            summary="Return 200 when the server is ready, 503 otherwise",
+        PlainRoute(
+            ("/.well-known/ready", "/.well-known/live"),
+            ready,
+            "Return 200 when the server is ready, 503 otherwise",
             media_type="text/plain",
-            is_public=True,
+            access="public",
         ),
-        GetRoute(paths=("/meta",), handler=meta, summary="Return the model", reply_type=ContainerMeta),
+        PlainRoute(("/meta",), meta, "Return the model", ContainerMeta),
     ],
     encode_string_error,
     WeaviateError,

@@ -6,7 +6,8 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, GetRoute
+from cenote.api.dialects.dialect import Dialect
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import Reply, json_reply
 
 
@@ -22,12 +23,8 @@ XINFERENCE = Dialect(
     "xinference",
     [],
     [
-        GetRoute(
-            paths=("/v1/cluster/auth",),
-            handler=cluster_auth,
-            summary="Return whether requests need an API key",
-            reply_type=ClusterAuth,
-            is_public=True,
+        PlainRoute(
+            ("/v1/cluster/auth",), cluster_auth, "Return whether requests need an API key", ClusterAuth, access="public"
         )
     ],
 )
