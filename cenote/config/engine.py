@@ -296,6 +296,20 @@ class EngineConfig:
             )
         return limit
 
+    def for_other_routes(self) -> EngineConfig:
+        """Return the config of further routes of a model: without what applies to the default route's files only."""
+        return replace(
+            self,
+            tokenizer=None,
+            expect_fingerprint=None,
+            max_model_len=None,
+            hf_overrides=None,
+            lora_modules=(),
+            io_processor_plugin=None,
+            result_cache_bytes=0,
+            result_cache_dir=None,
+        )
+
     @classmethod
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineConfig:
         """Return a config from the keywords of `LLM`, including those of vLLM that it translates or that do nothing."""

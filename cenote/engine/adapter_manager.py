@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from cenote.errors import BadRequest, LoadError, UnknownModel, Unsupported
 from cenote.loading.checkpoint import find_adapter
 from cenote.loading.lora import LoRARegistry
 
+# how often it is checked whether requests still use an adapter that is unloaded
+POLL_S = 0.02
+
 
 class AdapterManager:
     def __init__(self, registry: LoRARegistry | None, metrics: EngineMetrics) -> None:
@@ -18,6 +22,7 @@ class AdapterManager:
         self.metrics = metrics
         self._loading: set[str] = set()  # names whose weights are downloaded or read, without holding the lock
         self._condition = threading.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def resolve(self, names: str | Sequence[str | None] | None, num_inputs: int) -> Sequence[str | None]:
         """Return the adapter names of a request: one for all inputs, or one per input."""
@@ -90,11 +95,20 @@ class AdapterManager:
             name == options.adapter for state in self.metrics.requests_in_flight() for options in state.input_options
         )
 
-    def free_weights(self, name: str) -> None:
-        """Free the weights of an adapter, unless one of that name has been loaded since."""
-        with self._condition:
-            if self.registry is not None:
-                self.registry.free_weights(name)
+    async def free_when_idle(self, name: str) -> None:
+        """Free the weights of an adapter when no request uses it, unless one of that name has been loaded since."""
+
+        async def free() -> None:
+            while self.is_in_use(name):
+                await asyncio.sleep(POLL_S)
+            with self._condition:
+                if self.registry is not None:
+                    self.registry.free_weights(name)
+
+        task = asyncio.create_task(free())  # runs to its end even if the caller is cancelled
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
 
     @contextmanager
     def _changing(self, name: str) -> Iterator[None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
@@ -43,6 +43,7 @@ from cenote.engine.task_settings import make_task_settings
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
 from cenote.engine.tasks.text_tasks import TextTasks
+from cenote.engine.text_engine import TextEngine
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
@@ -53,11 +54,11 @@ from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.input_types import compute_input_size
 from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
-from cenote.protocol.results import EntityResult, IOProcessorResult, TokenizeResult
+from cenote.protocol.results import EntityResult, IOProcessorResult
 from cenote.scoring.scorer import ScoreResults
 from cenote.utils.async_utils import run_coroutine_sync, run_inline
 from cenote.utils.busy_stages import BusyStages
@@ -76,26 +77,9 @@ MAX_QUEUED_BATCHES = 16
 BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.06, 0.01
 # how long stop() waits for the running batch
 THREAD_JOIN_TIMEOUT_S = 5.0
-# how often unload_adapter checks for requests that still use the adapter
-ADAPTER_POLL_S = 0.02
 
 
-def make_route_config(config: EngineConfig) -> EngineConfig:
-    """Return the config for a further route of a model: without what applies to the default route's files only."""
-    return replace(
-        config,
-        tokenizer=None,
-        expect_fingerprint=None,
-        max_model_len=None,
-        hf_overrides=None,
-        lora_modules=(),
-        io_processor_plugin=None,
-        result_cache_bytes=0,
-        result_cache_dir=None,
-    )
-
-
-class PoolingEngine:
+class PoolingEngine(TextEngine):
     """One loaded model and the threads that serve it."""
 
     def __init__(
@@ -127,7 +111,6 @@ class PoolingEngine:
         multimodal = make_multimodal_processor(multimodal_settings, folder, self.tokenizer, self.media_loader)
         self.busy_stages = BusyStages()
         self.executors = EngineExecutors()
-        self._adapter_tasks: set[asyncio.Task[None]] = set()
         self.image_workers = ImageWorkerPool(multimodal, self.busy_stages)
         self.renderer_settings = make_renderer_settings(model, config, self.chat_template, multimodal_settings)
         self.renderer = make_renderer(model, self.renderer_settings, self.tokenizer, multimodal)
@@ -220,8 +203,8 @@ class PoolingEngine:
                 model.backbone.ranks.close()
             raise
         try:
+            route_config = config.for_other_routes()
             for route in engine.model.description.other_routes:
-                route_config = make_route_config(config)
                 other = cls(load_model(route_config, route.name), route_config, metrics=engine.metrics)
                 engine.routes |= dict.fromkeys(route.roles, other)
         except BaseException:
@@ -286,17 +269,12 @@ class PoolingEngine:
         start_preprocess = self.image_workers.start_preprocess_sync
         return run_coroutine_sync(run_sub_requests(sub_requests, start_preprocess, pool, request.timing))
 
-    async def score(self, request: ScoreRequest) -> ScoreResults:
-        """Return a score for every pair, in the order of the documents."""
-        return await self.tasks.score(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
+    async def get_text_parts(self, deadline_at: float, num_chars: int) -> PoolingEngine:
+        return self
 
     @ignore_default_device
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
         return run_coroutine_sync(self.tasks.score(request, self._blocking_calls(on_progress)))
-
-    async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        """Return the entities of every text, in the order of the texts."""
-        return await self.tasks.find_entities(request, EngineCalls(self.pool, self.executors.scoring.make_runner()))
 
     @ignore_default_device
     def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
@@ -307,29 +285,6 @@ class PoolingEngine:
             return self.pool_sync(request, on_progress)
 
         return EngineCalls(pool, run_inline)
-
-    async def tokenize(
-        self,
-        prompt: Input,
-        *,
-        add_special_tokens: bool = True,
-        return_token_strs: bool = False,
-        return_offsets: bool = False,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-    ) -> TokenizeResult:
-        """Return the token ids of a prompt, of any length or up to `max_tokens`; offsets only of a text."""
-        prompt = await self.image_workers.preprocess_input(prompt, mm_processor_kwargs or {})
-
-        def run_tokenizer() -> TokenizeResult:
-            with self.busy_stages.track("tokenizer"):
-                return self.tasks.tokenize(prompt, add_special_tokens, return_token_strs, return_offsets, max_tokens)
-
-        return await self.executors.select_tokenizer(compute_input_size(prompt)).run(run_tokenizer)
-
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        executor = self.executors.select_tokenizer(len(token_ids))
-        return await executor.run(self.tokenizer.detokenize, token_ids, skip_special_tokens)
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         if self.io_processor is None:
@@ -366,16 +321,7 @@ class PoolingEngine:
     async def unload_adapter(self, name: str) -> None:
         self.adapters.unregister(name)
         self._update_adapter_info()
-
-        async def free_when_idle() -> None:
-            while self.adapters.is_in_use(name):
-                await asyncio.sleep(ADAPTER_POLL_S)
-            self.adapters.free_weights(name)
-
-        task = asyncio.create_task(free_when_idle())  # runs to its end even if the caller is cancelled
-        self._adapter_tasks.add(task)
-        task.add_done_callback(self._adapter_tasks.discard)
-        await asyncio.shield(task)
+        await self.adapters.free_when_idle(name)
 
     def _update_adapter_info(self) -> None:
         if (registry := self.adapters.registry) is not None:

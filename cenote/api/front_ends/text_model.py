@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class TextModel:
-    def __init__(self, info: RendererInfo) -> None:
+    def __init__(self, info: RendererInfo, executors: EngineExecutors) -> None:
+        self.executors = executors
         self._loaders: list[MediaLoader] = []
         self.renderer = make_renderer(info.routes[0], self._loaders)
         self.renderers: dict[Role | None, Renderer] = {}  # by role, of other modules of the model
@@ -59,7 +60,7 @@ class TextModelCache:
 
     def get(self, info: RendererInfo) -> TextModel:
         if self.last is None or self._info != info:
-            self._info, self.last = info, TextModel(info)
+            self._info, self.last = info, TextModel(info, self.executors)
         return self.last
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from cenote.api.wire.token_messages import (
     TokenResults,
     get_deadline_bucket,
 )
+from cenote.engine.text_engine import MAX_INLINE_CHARS, MAX_INLINE_INPUTS
 from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError, make_internal_error
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
@@ -44,8 +45,6 @@ from cenote.protocol.scheduling import Lane
 
 logger = logging.getLogger("cenote")
 
-# requests up to this size are rendered in the event loop, which takes less time than waking up a thread
-MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
 # a bulk request up to this size may have few enough tokens for the interactive lane: it is sent when all is rendered
 MAX_UNSENT_CHARS = 32 * 1024
 # a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take

@@ -1,0 +1,83 @@
+"""TextEngine: the methods of Engine that are computed where texts are tokenized, around `pool`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+from cenote.engine.engine_executors import EngineExecutors
+from cenote.engine.preprocessing.image_workers import ImageWorkerPool
+from cenote.engine.tasks.engine_calls import EngineCalls
+from cenote.engine.tasks.text_tasks import TextTasks
+from cenote.errors import PoolingError
+from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
+from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.utils.async_utils import run_inline
+from cenote.utils.busy_stages import BusyStages
+
+# requests up to this size take less time than waking up a thread
+MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
+
+
+class TextParts(Protocol):
+    """What a process needs of a model to handle its texts."""
+
+    tasks: TextTasks
+    image_workers: ImageWorkerPool
+    busy_stages: BusyStages
+    executors: EngineExecutors
+
+
+class TextEngine(ABC):
+    @abstractmethod
+    async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
+
+    @abstractmethod
+    async def get_text_parts(self, deadline_at: float, num_chars: int) -> TextParts:
+        """Wait until a model with so many characters of work can be used; raise if that takes too long."""
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
+        """Return a score for every pair, in the order of the documents."""
+        num_chars = sum(map(compute_input_size, chain(request.queries, request.documents)))
+        texts = await self.get_text_parts(request.deadline_at, num_chars)
+        return await texts.tasks.score(request, self._make_calls(texts, len(request.documents), num_chars))
+
+    async def entities(self, request: EntityRequest) -> list[EntityResult]:
+        """Return the entities of every text, in the order of the texts."""
+        inputs = request.pool_request.inputs
+        num_chars = sum(map(compute_input_size, inputs))
+        texts = await self.get_text_parts(request.pool_request.deadline_at, num_chars)
+        return await texts.tasks.find_entities(request, self._make_calls(texts, len(inputs), num_chars))
+
+    def _make_calls(self, texts: TextParts, num_inputs: int, num_chars: int) -> EngineCalls:
+        is_small = num_inputs <= MAX_INLINE_INPUTS and num_chars <= MAX_INLINE_CHARS
+        return EngineCalls(self.pool, run_inline if is_small else texts.executors.scoring.make_runner())
+
+    async def tokenize(
+        self,
+        prompt: Input,
+        *,
+        add_special_tokens: bool = True,
+        return_token_strs: bool = False,
+        return_offsets: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> TokenizeResult:
+        """Return the token ids of a prompt, of any length or up to `max_tokens`; offsets only of a text."""
+        num_chars = compute_input_size(prompt)
+        texts = await self.get_text_parts(0.0, num_chars)
+        prompt = await texts.image_workers.preprocess_input(prompt, mm_processor_kwargs or {})
+
+        def tokenize() -> TokenizeResult:
+            with texts.busy_stages.track("tokenizer"):
+                return texts.tasks.tokenize(prompt, add_special_tokens, return_token_strs, return_offsets, max_tokens)
+
+        return await texts.executors.select_tokenizer(compute_input_size(prompt)).run(tokenize)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        texts = await self.get_text_parts(0.0, len(token_ids))
+        executor = texts.executors.select_tokenizer(len(token_ids))
+        return await executor.run(texts.tasks.renderer.tokenizer.detokenize, token_ids, skip_special_tokens)
