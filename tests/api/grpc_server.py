@@ -36,9 +36,11 @@ def run_with_server(
         channel = (
             grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
         )
-        async with channel:
-            await use(channel)
-        server.begin_stop()
-        await server.wait_stopped()
+        try:
+            async with channel:
+                await use(channel)
+        finally:  # a server that is left behind fails later tests
+            server.begin_stop()
+            await server.wait_stopped()
 
     asyncio.run(run())

@@ -173,8 +173,9 @@ def test_a_response_that_nobody_reads_counts_as_held_and_ends_its_call(
         stream = method(timeout=TIMEOUT_S)
         for _ in range(20):
             await stream.write(tei.EncodeRequest(inputs=text).SerializeToString())
-        await asyncio.sleep(0.4)
-        assert app_state.counters.total(BYTES) > MEGABYTE
+        async with asyncio.timeout(TIMEOUT_S):
+            while app_state.counters.total(BYTES) < MEGABYTE:
+                await asyncio.sleep(0.01)
 
         assert await stream.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
