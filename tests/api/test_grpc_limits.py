@@ -8,7 +8,7 @@ import os
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import pytest
 from cenote import LLM
 from cenote.api import api_keys
 from cenote.api.admission.counters import BYTES
-from cenote.api.grpc import calls
 from cenote.api.grpc import health as health_module
+from cenote.api.grpc import server
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.messages import MessageParser, has_more_fields
 from cenote.api.grpc.receiver import MIN_PLACES
@@ -161,27 +161,32 @@ def test_calls_that_send_no_message_make_room_for_one_that_does(llm: LLM) -> Non
     run_with_server(make_state(llm, max_inflight_bytes=MEGABYTE), use)
 
 
-def test_a_response_that_nobody_reads_counts_as_held_and_ends_its_call(
+def test_responses_that_nobody_reads_count_as_held_until_their_connection_is_old(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "WRITE_RATE_WINDOW_S", 0.5)
+    monkeypatch.setattr(server, "MAX_AGE_S", 2.0)
+    monkeypatch.setattr(server, "GRACE_S", 0.5)
     app_state = make_state(llm)
-    text = "the cat " * 3000
+    message = tei.EncodeRequest(inputs="the cat " * 3000).SerializeToString()
+    few_bytes_unread = [("grpc.http2.bdp_probe", 0)]
 
-    async def use(channel: grpc.aio.Channel) -> None:
-        method = channel.stream_stream("/tei.v1.Tokenize/TokenizeStream")
-        stream = method(timeout=TIMEOUT_S)
-        for _ in range(20):
-            await stream.write(tei.EncodeRequest(inputs=text).SerializeToString())
-        async with asyncio.timeout(TIMEOUT_S):
-            while app_state.counters.total(BYTES) < MEGABYTE:
-                await asyncio.sleep(0.01)
-
-        assert await stream.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    async def use(_: grpc.aio.Channel) -> None:
+        target = f"127.0.0.1:{app_state.settings.grpc_port}"
+        async with grpc.aio.insecure_channel(target, options=few_bytes_unread) as channel:
+            stream = channel.stream_stream("/tei.v1.Tokenize/TokenizeStream")(timeout=TIMEOUT_S)
+            for _ in range(20):
+                await stream.write(message)
+            await wait_until(lambda: app_state.counters.total(BYTES) > MEGABYTE)
+            await wait_until(lambda: app_state.counters.total(BYTES) == 0)
+            stream.cancel()
 
     run_with_server(app_state, use)
 
-    assert app_state.counters.total(BYTES) == 0
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S / 2):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 # messages

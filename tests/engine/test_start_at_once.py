@@ -168,7 +168,7 @@ def test_a_short_text_is_computed_by_the_thread_that_waits_for_it(make_engine: M
     run_texts(engine, ["two", "texts"])
     asyncio.run(engine.pool(make_request(["an event loop does not wait"])))
     assert executor.threads[2:] == [ENGINE] * 2
-    assert engine.loop.step_started_at is None
+    wait_until(lambda: engine.loop.step_started_at is None)
 
 
 def test_texts_of_many_threads_are_computed_one_batch_at_a_time(make_engine: MakeEngine) -> None:

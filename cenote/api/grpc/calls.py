@@ -18,7 +18,6 @@ from cenote.api.dialects.dialect import Route
 from cenote.api.grpc.messages import Message, MessageParser
 from cenote.api.grpc.receiver import Receiver
 from cenote.api.grpc.statuses import get_message, get_status_code, make_error_metadata
-from cenote.api.http.flow_control import MIN_WRITE_RATE, WRITE_RATE_WINDOW_S
 from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
@@ -28,7 +27,6 @@ from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import (
     BadRequest,
     BodyTooLarge,
-    DeadlineExceeded,
     Overloaded,
     PoolingError,
     Unauthorized,
@@ -252,16 +250,11 @@ class Call:
         return admission
 
     async def send(self, message: Message, request: Request) -> None:
-        """Send the response; the request counts as held until the client has received nearly all of it."""
-        allowed_s = WRITE_RATE_WINDOW_S + message.ByteSize() / MIN_WRITE_RATE
-        timeout = asyncio.timeout(allowed_s)
-        try:
-            async with timeout:
-                await self.grpc_context.write(message)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(f"the client has not read the response within {allowed_s:.0f} s") from None
+        """Send the response; the request counts as held until the client has received nearly all of it.
+
+        gRPC cannot end a call whose response waits for its client: that takes the end of the connection.
+        """
+        await self.grpc_context.write(message)
         request.admission.set_held(0)
         self.requests.remove(request)
 

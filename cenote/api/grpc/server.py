@@ -19,6 +19,10 @@ from cenote.errors import LoadError, PoolingError
 
 logger = logging.getLogger("cenote")
 
+# After the first time clients are asked to use a new connection, after the second the old one is closed: a client that
+# does not read its responses holds their memory until then.
+MAX_AGE_S, GRACE_S = 600.0, 600.0
+
 
 class GrpcServer:
     """Serve on the port that the command has reserved; several front-ends share it, and the kernel balances them."""
@@ -73,6 +77,8 @@ def make_channel_options(settings: ServerConfig) -> list[tuple[str, Any]]:
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.max_send_message_length", -1),  # the admission of the request has bounded the response
         ("grpc.max_connection_idle_ms", round(settings.keep_alive_s * 1000)),
+        ("grpc.max_connection_age_ms", round(MAX_AGE_S * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(GRACE_S * 1000)),
     ]
 
 
