@@ -342,6 +342,7 @@ def test_the_spawned_server_is_started_with_the_given_model_and_arguments() -> N
     )
 
 
+@pytest.mark.slow
 def test_the_spawned_server_is_compared_with_the_in_process_engine(default_folder: Path, tmp_path: Path) -> None:
     words = ("--spawn", "--in-process", "--model", str(default_folder), "--dtype", "float32", "--rounds", "1")
 

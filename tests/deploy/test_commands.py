@@ -48,6 +48,7 @@ def deployment(tmp_path: Path, default_folder: Path) -> Iterator[Container]:
     container.kill()
 
 
+@pytest.mark.slow
 def test_the_deployment_starts_serves_drains_and_writes_to_its_volumes_only(deployment: Container) -> None:
     statuses = deployment.wait_for_start()
     answers: list[int] = []

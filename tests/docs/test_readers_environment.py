@@ -161,6 +161,7 @@ def run_blocks(blocks: Sequence[tuple[str, int]], python: Path, root: Path, mode
     assert f"{len(blocks)} passed" in output
 
 
+@pytest.mark.slow
 def test_first_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = tmp_path.glob("venv/lib/python*/site-packages")

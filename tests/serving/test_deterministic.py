@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 import torch
 
 from cenote import LLM
@@ -21,6 +22,7 @@ def embed(client: httpx.Client, texts: list[str]) -> list[bytes]:
     return [base64.b64decode(item["embedding"]) for item in reply.json()["data"]]
 
 
+@pytest.mark.slow
 def test_results_over_http_have_the_bits_of_llm_under_load_and_after_a_restart(
     start_server: StartServer, default_folder: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_server_whose_engine_runs_has_no_launcher(folder: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_forked_engine_is_a_child_of_the_supervisor_and_gives_the_same_vectors(server: ServerProcess) -> None:
     expected = embed(server)
     launcher = get_launcher(server)

@@ -538,6 +538,7 @@ def test_a_second_signal_exits_immediately(own_server: FrontEndServers) -> None:
             assert isinstance(error, OSError | HTTPException) or future.result()[0] == 503
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_to_load_stops_the_front_ends(tmp_path: Path) -> None:
     own_server = FrontEndServers(tmp_path)
 

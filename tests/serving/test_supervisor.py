@@ -41,6 +41,7 @@ def resources(server: ServerProcess) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> None:
     expected = embed(server).json()["data"]
     num_children, num_files = len(children(server.process.pid)), resources(server)
@@ -62,6 +63,7 @@ def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> N
     assert server.output.count("exited with SIGKILL; starting another now") == NUM_KILLS
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_is_noticed_and_replaced(server: ServerProcess) -> None:
     stopped = engine_pid(server)
     os.kill(stopped, signal.SIGSTOP)
