@@ -17,7 +17,7 @@ from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
-from cenote.layers.fused_encoder import FusedLevelEncoder
+from cenote.layers.fused_encoder import FusedEncoder
 from cenote.utils.system_limits import count_cpus
 
 IN_USE, NOT_BUILT = "in use", "not built"
@@ -168,7 +168,7 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
     if not mixing.uses_kernel:
         return "own"
     is_plain = mixing.softcap is None and not mixing.has_sinks and not mixing.has_bias
-    if isinstance(encoder := _fused_encoder(engine.model.backbone), FusedLevelEncoder):
+    if isinstance(encoder := _fused_encoder(engine.model.backbone), FusedEncoder):
         return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
     if not is_plain:
         return "explicit"

@@ -22,7 +22,7 @@ def supports(
 ) -> bool:
     """Return whether the native code is available and supports a layer of this size in a model of this dtype."""
     row_bytes = in_features * (1 if int8 else 2)
-    has_kernel = activation in native_library.ACTIVATION_CODES and row_bytes % STEP_BYTES == 0
+    has_kernel = activation in level_library.ACTIVATION_CODES and row_bytes % STEP_BYTES == 0
     is_bf16_on_cpu = device.type == "cpu" and dtype == torch.bfloat16
     return has_kernel and is_bf16_on_cpu and native_library.is_available()
 
@@ -55,22 +55,12 @@ class AMXLinear(nn.Module):
         )
         self.bias = _pad_to_panels(linear.bias, self.out_features)
         self.scales = None if scales is None else _pad_to_panels(scales, self.out_features)
-        self.smooth_scales = None if smooth_scales is None else _deinterleave_pairs(smooth_scales)
-        self.descriptor = native_library.Linear(
-            tiles=self.tiles.data_ptr(),
-            bias=self.bias.data_ptr(),
-            scales=None if self.scales is None else self.scales.data_ptr(),
-            smooth_scales=None if self.smooth_scales is None else self.smooth_scales.data_ptr(),
-            inputs=self.in_features,
-            outputs=self.out_features,
-            activation=native_library.ACTIVATION_CODES.index(activation),
-        )
-        self.level_smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
-        self.level_descriptor = level_library.PackedLinear(  # the same weights for the level of AMX
+        self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
+        self.level_descriptor = level_library.PackedLinear(
             panels=self.tiles.data_ptr(),
             bias=self.bias.data_ptr(),
             scales=None if self.scales is None else self.scales.data_ptr(),
-            smooth_scales=None if self.level_smooth_scales is None else self.level_smooth_scales.data_ptr(),
+            smooth_scales=None if self.smooth_scales is None else self.smooth_scales.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
             activation=level_library.ACTIVATION_CODES.index(activation),
@@ -82,7 +72,7 @@ class AMXLinear(nn.Module):
         num_rows = rows.numel() // self.in_features
         out = torch.empty((*x.shape[:-1], self.out_features), dtype=torch.bfloat16)
         failed = native_library.load_library().cenote_linear(
-            ctypes.byref(self.descriptor),
+            ctypes.byref(self.level_descriptor),
             rows.data_ptr(),
             num_rows,
             out.data_ptr(),
@@ -98,11 +88,6 @@ class AMXLinear(nn.Module):
 def _bfloat16_weight(linear: nn.Linear | WeightOnlyLinear) -> tuple[Tensor, None]:
     assert isinstance(linear, nn.Linear), "only int8 layers are made of quantized weights"
     return linear.weight.detach().contiguous(), None
-
-
-def _deinterleave_pairs(values: Tensor) -> Tensor:
-    """Reorder each 32 values, even indices before odd: the order in which native code unpacks bfloat16 pairs."""
-    return values.float().view(-1, 16, 2).transpose(1, 2).contiguous().flatten()
 
 
 def _pad_to_panels(values: Tensor | None, count: int) -> Tensor:

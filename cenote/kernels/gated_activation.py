@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from cenote.kernels import native_library, native_rows
+from cenote.kernels import native_rows
+from cenote.kernels.cpu.library import ACTIVATION_CODES
 from cenote.kernels.gpu.triton_support import can_use_triton
 
 GPU_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
@@ -23,11 +24,7 @@ def act_and_mul(gate_and_up: Tensor, activation: str, activation_fn: Callable[[T
         from cenote.kernels.gpu.activations import act_and_mul as triton_act_and_mul
 
         return triton_act_and_mul(gate_and_up, activation)
-    if (
-        activation in native_library.ACTIVATION_CODES
-        and native_rows.supports(gate_and_up)
-        and gate_and_up.shape[-1] % 32 == 0
-    ):
+    if activation in ACTIVATION_CODES and native_rows.supports(gate_and_up) and gate_and_up.shape[-1] % 32 == 0:
         return native_rows.act_and_mul(gate_and_up, activation)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return activation_fn(gate) * up

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/level.h"
 #include "cpu/scratch.h"
 
 #pragma GCC target("prfchw,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")
@@ -63,8 +64,6 @@ static inline __m512 exp2_ps(__m512 x) {
 }
 
 /* In the minima and maxima below the variable is the second operand: if either is NaN, the second is returned, so NaN propagates. */
-
-enum { NONE, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
 
 /* 1 / (1 + e^-x) */
 static inline __m512 sigmoid(__m512 x) {

@@ -16,68 +16,19 @@ from cenote.kernels.cpu_features import cpu_features
 
 logger = logging.getLogger("cenote")
 
-# in the order of the enum in native.h
-ACTIVATION_CODES = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
 NO_WINDOW = 1 << 40  # larger than any sequence
 
-_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-# mirrors of the structs in native_linear.h, native_norm.h and native_encoder.c: same fields in the same order
-
-
-class Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, _pointer) for name in ("tiles", "bias", "scales", "smooth_scales")),
-        *((name, _int64) for name in ("inputs", "outputs", "activation")),
-    ]
-
-
-class Norm(ctypes.Structure):
-    _fields_ = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("rms", _int32)]
-
-
-class Layer(ctypes.Structure):
-    _fields_ = [
-        *((name, Linear) for name in ("qkv", "out", "up", "down")),
-        *((name, Norm) for name in ("mixer_norm", "mlp_norm")),
-    ]
-
-
-class Embedding(ctypes.Structure):
-    _fields_ = [
-        *((name, _pointer) for name in ("tokens", "positions", "types")),
-        *((name, _int64) for name in ("num_tokens", "num_positions", "num_types", "position_offset")),
-        ("norm", Norm),
-    ]
-
-
-class Encoder(ctypes.Structure):
-    _fields_ = [
-        ("layers", _pointer),
-        *(
-            (name, _int64)
-            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "window")
-        ),
-        ("scale", _float),
-        ("causal", _int32),
-        ("embedding", Embedding),
-    ]
-
-
-class EncoderInput(ctypes.Structure):
-    _fields_ = [(name, _pointer) for name in ("rows", "token_ids", "positions", "types", "out")]
+_pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_has_amx": (),
     "cenote_attention": (*[_pointer] * 4, *[_int64] * 4, _pointer, *[_int64] * 5, ctypes.c_int, _int64, _float),
     "cenote_pack_weights": (_pointer, _int64, _int64, _pointer),
-    "cenote_linear": (ctypes.POINTER(Linear), _pointer, _int64, _pointer, _int64),
+    "cenote_linear": (_pointer, _pointer, _int64, _pointer, _int64),
     "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
     "cenote_act_and_mul": (_pointer, *[_int64] * 3, _pointer, _int64),
     "cenote_rope": (_pointer, *[_int64] * 6, *[_pointer] * 4, _float, _int64),
-    "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(EncoderInput), _pointer, *[_int64] * 3),
 }
 
 

@@ -16,11 +16,11 @@ typedef struct {
     int64_t row, block_gap; /* output row stride in bytes, and the extra stride after 16 rows */
     int64_t left, rows_before_gap;
     __mmask32 columns;
-} Epilogue;
+} PendingBlock;
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE void epilogue_step(Epilogue *epilogue, int64_t rows, const int activation, const int int8) {
+INLINE void epilogue_step(PendingBlock *epilogue, int64_t rows, const int activation, const int int8) {
     for (rows = min_i64(rows, epilogue->left), epilogue->left -= rows; rows > 0; rows--) {
         __m512 low, high;
         if (int8) {
@@ -48,13 +48,13 @@ typedef struct {
     int64_t lines; /* per step */
     uint8_t *sums;
     int64_t rows; /* per step */
-} Prefetch;
+} Fetch;
 
-static inline Prefetch prefetch_init(const uint8_t *panel, int64_t bytes, int64_t steps) {
-    return (Prefetch){panel, panel + bytes, (bytes / 64 + steps - 1) / steps, NULL, 0};
+static inline Fetch fetch_init(const uint8_t *panel, int64_t bytes, int64_t steps) {
+    return (Fetch){panel, panel + bytes, (bytes / 64 + steps - 1) / steps, NULL, 0};
 }
 
-INLINE void prefetch_step(Prefetch *prefetch, const int sums) {
+INLINE void fetch_step(Fetch *prefetch, const int sums) {
     const uint8_t *end = prefetch->next + prefetch->lines * 64;
     if (end > prefetch->end) end = prefetch->end;
     for (; prefetch->next < end; prefetch->next += 64) _mm_prefetch(prefetch->next, _MM_HINT_T1);
@@ -68,7 +68,7 @@ INLINE void prefetch_step(Prefetch *prefetch, const int sums) {
 /* sums = rows x panel (+= if `add`) over the steps from `begin` to `end`: 32 rows (16 unless is_pair) by 32 columns. */
 INLINE void tile_matmul(
     const RowLayout *rows, int64_t block, const uint8_t *panel, int64_t begin, int64_t end, const int is_pair, const int int8,
-    void *sums, int64_t stride, int add, Prefetch *prefetch, Epilogue *epilogue, const int activation
+    void *sums, int64_t stride, int add, Fetch *prefetch, PendingBlock *epilogue, const int activation
 ) {
     uint8_t *c = sums;
     const uint8_t *a = (const uint8_t *)rows->start + block * rows->block + begin * rows->step, *b = panel + begin * 2 * TILE_BYTES;
@@ -104,7 +104,7 @@ INLINE void tile_matmul(
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        prefetch_step(prefetch, epilogue == NULL);
+        fetch_step(prefetch, epilogue == NULL);
         if (epilogue) epilogue_step(epilogue, rows_per_step, activation, int8);
     }
     _tile_stored(0, c, stride);
@@ -116,18 +116,18 @@ INLINE void tile_matmul(
 }
 
 INLINE void linear(
-    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch,
+    const PackedLinear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch,
     const int activation, const int int8
 ) {
     const int64_t steps = num_steps(layer), parts = (steps + MAX_STEPS - 1) / MAX_STEPS, part = (steps + parts - 1) / parts;
     const int64_t blocks = (count + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
-    Epilogue epilogue = {.row = out->row, .block_gap = out->block - TILE_ROWS * out->row};
+    PendingBlock epilogue = {.row = out->row, .block_gap = out->block - TILE_ROWS * out->row};
     int parity = 0;
     for (int64_t panel = first; panel < last; panel++) {
-        const uint8_t *tiles = layer->tiles + panel * steps * 2 * TILE_BYTES;
+        const uint8_t *tiles = (const uint8_t *)layer->panels + panel * steps * 2 * TILE_BYTES;
         for (int64_t begin = 0; begin < steps; begin += part) {
             const int64_t end = min_i64(begin + part, steps);
-            Prefetch prefetch = prefetch_init(tiles + end * 2 * TILE_BYTES, part * 2 * TILE_BYTES, part * blocks);
+            Fetch prefetch = fetch_init(tiles + end * 2 * TILE_BYTES, part * 2 * TILE_BYTES, part * blocks);
             for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
                 float *sums = scratch + (parts > 1 ? row : (parity ^= 1) * 2 * TILE_ROWS) * PANEL;
                 const int64_t block = row / TILE_ROWS, stride = PANEL * sizeof(float);
@@ -150,7 +150,7 @@ INLINE void linear(
 }
 
 void cenote_linear_rows(
-    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch
+    const PackedLinear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch
 ) {
 #define CASE(ACTIVATION)                                                                            \
     case ACTIVATION:                                                                                \
@@ -158,7 +158,7 @@ void cenote_linear_rows(
         else linear(layer, rows, count, first, last, out, scratch, ACTIVATION, 0);                     \
         break;
     switch (layer->activation) {
-        CASE(NONE)
+        CASE(IDENTITY)
         CASE(GELU)
         CASE(GELU_TANH)
         CASE(RELU)
@@ -179,15 +179,15 @@ static void add_scaled(const int32_t *products, const float *scales, int64_t cou
 }
 
 void cenote_linear_partial_sums(
-    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
+    const PackedLinear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
     float *sums, float *scratch
 ) {
     const int64_t steps = num_steps(layer), width = layer->outputs, blocks = (count + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
     for (int64_t panel = first; panel < last; panel++) {
-        const uint8_t *tiles = layer->tiles + (panel * steps + begin) * 2 * TILE_BYTES;
+        const uint8_t *tiles = (const uint8_t *)layer->panels + (panel * steps + begin) * 2 * TILE_BYTES;
         /* weights needed next: the same steps of the next panel, or the following steps of the first panel */
-        const uint8_t *next = panel + 1 < last ? tiles + steps * 2 * TILE_BYTES : layer->tiles + (first * steps + end) * 2 * TILE_BYTES;
-        Prefetch prefetch = prefetch_init(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
+        const uint8_t *next = panel + 1 < last ? tiles + steps * 2 * TILE_BYTES : (const uint8_t *)layer->panels + (first * steps + end) * 2 * TILE_BYTES;
+        Fetch prefetch = fetch_init(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
         for (int64_t from = 0; from < end - begin; from += is_int8(layer) ? end - begin : MAX_STEPS)
             for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
                 float *to = sums + row * width + panel * 2 * TILE_ROWS * PANEL;
@@ -198,12 +198,24 @@ void cenote_linear_partial_sums(
                 prefetch.sums = (uint8_t *)after;
                 prefetch.rows = (2 * TILE_ROWS + until - from - 1) / (until - from);
                 if (is_int8(layer)) {
-                    if (is_pair) tile_matmul(rows, block, tiles, 0, end - begin, 1, 1, scratch, PANEL * 4, 0, &prefetch, NULL, NONE);
-                    else tile_matmul(rows, block, tiles, 0, end - begin, 0, 1, scratch, PANEL * 4, 0, &prefetch, NULL, NONE);
+                    if (is_pair) tile_matmul(rows, block, tiles, 0, end - begin, 1, 1, scratch, PANEL * 4, 0, &prefetch, NULL, IDENTITY);
+                    else tile_matmul(rows, block, tiles, 0, end - begin, 0, 1, scratch, PANEL * 4, 0, &prefetch, NULL, IDENTITY);
                     add_scaled((const int32_t *)scratch, rows->scales + row, min_i64(2 * TILE_ROWS, count - row), to, add);
-                } else if (is_pair) tile_matmul(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &prefetch, NULL, NONE);
-                else tile_matmul(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &prefetch, NULL, NONE);
+                } else if (is_pair) tile_matmul(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &prefetch, NULL, IDENTITY);
+                else tile_matmul(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &prefetch, NULL, IDENTITY);
             }
+    }
+}
+
+/* The next 32 values of a row: the even and the odd ones; or, since SmoothQuant scales are in order, the lower and the upper half. */
+INLINE void load_values(const uint8_t *from, const float *smooth_scales, const int has_smooth_scales, __m512 values[2]) {
+    const __m512i both = _mm512_loadu_si512(from);
+    if (has_smooth_scales) {
+        values[0] = _mm512_mul_ps(bf16_to_f32(_mm512_castsi512_si256(both)), _mm512_loadu_ps(smooth_scales));
+        values[1] = _mm512_mul_ps(bf16_to_f32(_mm512_extracti64x4_epi64(both, 1)), _mm512_loadu_ps(smooth_scales + 16));
+    } else {
+        values[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+        values[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
     }
 }
 
@@ -214,30 +226,27 @@ INLINE float quantize(
     const __m512i abs_mask16 = _mm512_set1_epi32(0x7fff7fff), abs_mask32 = _mm512_set1_epi32(0x7fffffff);
     const __m512i upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
     __m512i max_bits = _mm512_setzero_si512();
-    for (int64_t c = 0; c < width; c += 32) {
-        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
+    __m512 values[2];
+    for (int64_t c = 0; c < width; c += 32)
         if (has_smooth_scales) {
-            const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-            const __m512i first = _mm512_castps_si512(_mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)));
-            const __m512i second = _mm512_castps_si512(_mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16)));
-            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(first, abs_mask32));
-            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(second, abs_mask32));
-        } else max_bits = _mm512_max_epu16(max_bits, _mm512_and_si512(both, abs_mask16));
-    }
+            load_values(from + c / 32 * step, smooth_scales + c, 1, values);
+            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(_mm512_castps_si512(values[0]), abs_mask32));
+            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(_mm512_castps_si512(values[1]), abs_mask32));
+        } else max_bits = _mm512_max_epu16(max_bits, _mm512_and_si512(_mm512_loadu_si512(from + c / 32 * step), abs_mask16));
     if (!has_smooth_scales) max_bits = _mm512_max_epu32(_mm512_and_si512(max_bits, upper), _mm512_slli_epi32(max_bits, 16));
     const float max_abs = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(max_bits))));
     const __m512 factor = _mm512_set1_ps(max_abs > 0 ? 127.0f / max_abs : 0.0f);
-    for (int64_t c = 0; c < width; c += 32) {
-        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
-        __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+    for (int64_t c = 0; c < width; c += 32, smooth_scales += has_smooth_scales ? 32 : 0) {
+        uint8_t *out = (uint8_t *)to + c / 64 * TILE_BYTES + c % 64;
+        load_values(from + c / 32 * step, smooth_scales, has_smooth_scales, values);
+        const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(values[0], factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(values[1], factor));
         if (has_smooth_scales) {
-            even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c));
-            odd = _mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16));
+            _mm_storeu_si128((void *)out, _mm512_cvtepi32_epi8(first));
+            _mm_storeu_si128((void *)(out + 16), _mm512_cvtepi32_epi8(second));
+        } else { /* the low byte of `first` and the low byte of `second` above it, in each 16-bit word */
+            const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
+            _mm256_storeu_si256((void *)out, _mm512_cvtepi32_epi16(pairs));
         }
-        const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
-        /* the low byte of `first` and the low byte of `second` above it, in each 16-bit word */
-        const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
-        _mm256_storeu_si256((void *)(to + c / 64 * TILE_BYTES + c % 64), _mm512_cvtepi32_epi16(pairs));
     }
     return max_abs / 127.0f;
 }
@@ -263,7 +272,7 @@ void cenote_pack_weights(const uint8_t *weights, int64_t outputs, int64_t row_by
 }
 
 /* Compute the panels from `first` to `last` for contiguous rows of bfloat16, in the calling thread. */
-static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
+static void linear_rows(const PackedLinear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
     const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / TILE_ROWS * TILE_ROWS;
     float *scratch = arena_take(&memory, linear_scratch_bytes(count));
     RowLayout to = row_major(out + first * PANEL, layer->outputs * sizeof(bf16));
@@ -289,7 +298,7 @@ static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64
 
 /* x [count][inputs] -> out [count][outputs]. Threads split the rows, or the outputs as well if there are few rows. Returns 0, or 1
  * if no scratch memory could be allocated. */
-int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
+int cenote_linear(const PackedLinear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
     if (count == 0) return 0;
     const int64_t panels = num_panels(layer), block_rows = max_i64(32, min_i64(256, round_up((count + threads - 1) / threads, 32)));
     const int64_t blocks = (count + block_rows - 1) / block_rows;

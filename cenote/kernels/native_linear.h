@@ -1,18 +1,10 @@
-/* Matrix products of rows with packed weights. */
+/* Matrix products of rows with packed weights: two tiles per 32 outputs (a panel) and 64 bytes of inputs (a step), each with the weights of
+ * 16 outputs. */
 #ifndef CENOTE_NATIVE_LINEAR_H
 #define CENOTE_NATIVE_LINEAR_H
 
+#include "cpu/linear.h"
 #include "native.h"
-
-/* A linear layer. Tiles: two per 32 outputs (a panel) and 64 bytes of inputs (a step), each with the weights of 16 outputs. */
-typedef struct {
-    const uint8_t *tiles;
-    const float *bias;   /* [outputs, padded to whole panels] */
-    const float *scales; /* int8 weight scales, padded like bias; NULL: the weights are bfloat16 */
-    const float *smooth_scales; /* SmoothQuant scales of the inputs, in every 32 the even columns before the odd ones; or NULL */
-    int64_t inputs, outputs;
-    int64_t activation;
-} Linear;
 
 /* Layout of rows in memory: strides in bytes between blocks of 16 rows, between steps of 64 bytes, and between rows. */
 typedef struct {
@@ -33,9 +25,9 @@ static inline uint8_t *tile_row(const void *start, int64_t row, int64_t row_byte
     return (uint8_t *)start + row / TILE_ROWS * TILE_ROWS * row_bytes + row % TILE_ROWS * 64;
 }
 
-static inline int is_int8(const Linear *layer) { return layer->scales != NULL; }
-static inline int64_t num_steps(const Linear *layer) { return layer->inputs / (is_int8(layer) ? 64 : 32); }
-static inline int64_t num_panels(const Linear *layer) { return (layer->outputs + PANEL - 1) / PANEL; }
+static inline int is_int8(const PackedLinear *layer) { return layer->format == INT8; }
+static inline int64_t num_steps(const PackedLinear *layer) { return layer->inputs / (is_int8(layer) ? 64 : 32); }
+static inline int64_t num_panels(const PackedLinear *layer) { return (layer->outputs + PANEL - 1) / PANEL; }
 
 /* Steps of a panel that fit in the L1 cache. */
 enum { MAX_STEPS = 16 };
@@ -43,18 +35,18 @@ enum { MAX_STEPS = 16 };
 /* out = activation(rows x weights + bias) in bfloat16, for the panels from `first` to `last`; column 0 of `out` is panel `first`.
  * scratch: linear_scratch_bytes(count). */
 void cenote_linear_rows(
-    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch
+    const PackedLinear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch
 );
 
 /* sums = rows x weights (+= if `add`), as [count / 32][panels][32][32], for the panels from `first` to `last` and the input steps
  * from `begin` to `end`; step 0 of `rows` is step `begin`. Weight scales and bias are not applied. */
 void cenote_linear_partial_sums(
-    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
+    const PackedLinear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
     float *sums, float *scratch
 );
 
 /* Quantize a row of bfloat16, stored in groups of 32 `step` bytes apart, to int8 in tile layout; return its scale.
- * smooth_scales: as in Linear. */
+ * smooth_scales: as in PackedLinear. */
 float cenote_quantize(const void *row, int64_t step, int64_t width, const float *smooth_scales, void *out);
 
 static inline size_t linear_scratch_bytes(int64_t count) {

@@ -67,7 +67,7 @@ void cenote_act_and_mul(const bf16 *both, int64_t rows, int64_t width, int64_t a
         const bf16 *gate = both + row * 2 * width;
         bf16 *to = out + row * width;
         switch (activation) {
-            ACT_AND_MUL(NONE)
+            ACT_AND_MUL(IDENTITY)
             ACT_AND_MUL(GELU)
             ACT_AND_MUL(GELU_TANH)
             ACT_AND_MUL(RELU)

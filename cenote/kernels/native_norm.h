@@ -4,12 +4,6 @@
 
 #include "native.h"
 
-typedef struct {
-    const float *weight, *bias;
-    float eps;
-    int32_t rms; /* RMSNorm: the mean is not subtracted */
-} Norm;
-
 /* A row x is normalized as x * inv_std - mean_inv_std. */
 typedef struct {
     __m512 inv_std, mean_inv_std;
@@ -23,16 +17,18 @@ static inline NormFactors norm_factors(__m512 sum, __m512 squares, int64_t width
     return (NormFactors){inv_std, _mm512_mul_ps(_mm512_set1_ps(mean), inv_std)};
 }
 
+static inline __m512 normalized(const Norm *norm, NormFactors scale, const float *row, int64_t c) {
+    /* always one multiply-add: a compiler that chose where to fuse would give a row other bits in another function */
+    const __m512 weight = norm->weight ? _mm512_loadu_ps(norm->weight + c) : _mm512_set1_ps(1.0f);
+    const __m512 bias = norm->bias ? _mm512_loadu_ps(norm->bias + c) : _mm512_setzero_ps();
+    return _mm512_fmadd_ps(_mm512_fmsub_ps(_mm512_load_ps(row + c), scale.inv_std, scale.mean_inv_std), weight, bias);
+}
+
 /* Normalize a row of float32, given its sum and sum of squares, to bfloat16 in groups of 32 stored `step` bytes apart. */
 static inline void normalize(const Norm *norm, const float *row, int64_t width, __m512 sum, __m512 squares, uint8_t *out, int64_t step) {
-    const NormFactors scale = norm_factors(sum, squares, width, norm->eps, norm->rms);
-    for (int64_t c = 0; c < width; c += 32) {
-        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(row + c), scale.inv_std, scale.mean_inv_std);
-        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(row + c + 16), scale.inv_std, scale.mean_inv_std);
-        low = _mm512_fmadd_ps(low, _mm512_loadu_ps(norm->weight + c), _mm512_loadu_ps(norm->bias + c));
-        high = _mm512_fmadd_ps(high, _mm512_loadu_ps(norm->weight + c + 16), _mm512_loadu_ps(norm->bias + c + 16));
-        _mm512_storeu_si512(out + c / 32 * step, f32x2_to_bf16(low, high));
-    }
+    const NormFactors scale = norm_factors(sum, squares, width, norm->eps, norm->kind == RMS_NORM);
+    for (int64_t c = 0; c < width; c += 32)
+        _mm512_storeu_si512(out + c / 32 * step, f32x2_to_bf16(normalized(norm, scale, row, c), normalized(norm, scale, row, c + 16)));
 }
 
 #endif

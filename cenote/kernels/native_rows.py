@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cenote.kernels import native_library
+from cenote.kernels.cpu.library import ACTIVATION_CODES
 
 VECTOR_SIZE = 16  # elements per vector instruction
 
@@ -62,7 +63,7 @@ def act_and_mul(gate_and_up: Tensor, activation: str) -> Tensor:
         gate_and_up.data_ptr(),
         out.numel() // width,
         width,
-        native_library.ACTIVATION_CODES.index(activation),
+        ACTIVATION_CODES.index(activation),
         out.data_ptr(),
         torch.get_num_threads(),
     )

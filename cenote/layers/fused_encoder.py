@@ -7,7 +7,6 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels import native_encoder
 from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu import encoder as level_encoder
 from cenote.kernels.cpu import packed_linear
@@ -15,14 +14,13 @@ from cenote.kernels.cpu.encoder import (
     EncoderShape,
     LayerWeights,
     LevelEncoder,
+    NormWeights,
     PositionTables,
     RotaryRows,
     TableWeights,
 )
-from cenote.kernels.cpu.encoder import NormWeights as LevelNorm
 from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format, load_amx_level, load_level
 from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.native_encoder import BlockWeights, EmbeddingTables, NativeEncoder, NormWeights
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
 from cenote.layers.linear import Linear
@@ -34,56 +32,14 @@ from cenote.packed_batch import PackedBatch
 
 
 class FusedEncoder:
-    """Run all layers of a post-norm encoder with AMX, and its embedding if it is a plain InputEmbedding."""
-
-    def __init__(self, backbone: Backbone, blocks: list[BlockWeights]) -> None:
-        self.embed = backbone.embed
-        mixer = backbone.layers[0].mixer
-        assert isinstance(mixer, Attention)
-        heads, kv_heads, _ = mixer.num_qkv_heads
-        self.encoder = NativeEncoder(
-            blocks,
-            _embedding_tables(backbone.embed, torch.bfloat16),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=mixer.head_dim,
-            causal=mixer.causal,
-            window=mixer.window,
-            scale=mixer.scale,
-        )
-
-    def __call__(self, batch: PackedBatch) -> Tensor | None:
-        """Return the hidden states, or None if the native code does not support this batch."""
-        if batch.attended_lens_cpu is not None or batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
-            return None
-        if self.encoder.embedding_tables is None or batch.inputs_embeds is not None:
-            return self.encoder.encode_embeds(self.embed(batch), batch)
-        return self.encoder.encode_ids(batch)
-
-
-class FusedLevelEncoder:
     """Run all layers of a backbone with the kernels of a CPU level, and its embedding if it is an InputEmbedding."""
 
     def __init__(self, backbone: Backbone, level: CPULevel, layers: list[LayerWeights], shape: EncoderShape) -> None:
         self.embed, self.bias = backbone.embed, backbone.bias
         self.rotary, self.local_rotary = _float32_table(backbone.rotary), _float32_table(backbone.local_rotary)
         self.dtype = backbone.dtype
-        tables = _embedding_tables(backbone.embed, backbone.dtype)
-        self.encoder = LevelEncoder(
-            level,
-            layers,
-            shape,
-            None
-            if tables is None
-            else TableWeights(
-                tables.tokens,
-                tables.positions,
-                tables.types,
-                tables.position_offset,
-                LevelNorm(tables.norm.weight, tables.norm.bias, tables.norm.eps, is_rms=False),
-            ),
-            _level_norm(backbone.norm),
-        )
+        tables = _table_weights(backbone.embed, backbone.dtype)
+        self.encoder = LevelEncoder(level, layers, shape, tables, _level_norm(backbone.norm))
 
     def __call__(self, batch: PackedBatch) -> Tensor | None:
         """Return the hidden states, or None if the C code does not support this batch."""
@@ -103,12 +59,10 @@ class FusedLevelEncoder:
         return states if states is None or states.dtype is self.dtype else states.to(self.dtype)
 
 
-def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | FusedLevelEncoder | None:
+def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | None:
     """Return a fused encoder for the backbone, or None if it has layers that the C code does not support."""
-    return (
-        _try_fuse_level_encoder(backbone, load_level(), PackedLinear)
-        or _try_fuse_amx_encoder(backbone)
-        or _try_fuse_level_encoder(backbone, load_amx_level(), AMXLinear)
+    return _try_fuse_level_encoder(backbone, load_level(), PackedLinear) or _try_fuse_level_encoder(
+        backbone, load_amx_level(), AMXLinear
     )
 
 
@@ -123,9 +77,9 @@ def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
 
 def _try_fuse_level_encoder(
     backbone: Backbone, level: CPULevel | None, linear_class: type[nn.Module]
-) -> FusedLevelEncoder | None:
+) -> FusedEncoder | None:
     plan = None if level is None else _plan_level_encoder(backbone, linear_class)
-    return None if level is None or plan is None else FusedLevelEncoder(backbone, level, *plan)
+    return None if level is None or plan is None else FusedEncoder(backbone, level, *plan)
 
 
 def _plan_level_encoder(
@@ -150,11 +104,12 @@ def _plan_level_encoder(
     supported = [layer for layer in layers if layer is not None]
     if len(supported) < len(layers) or not level_encoder.supports(supported):
         return None
-    shapes = {_encoder_shape(layer, spec) for layer in backbone.layers if isinstance(layer, Block)}
+    has_bias = backbone.bias is not None
+    shapes = {_encoder_shape(layer, spec, has_bias) for layer in backbone.layers if isinstance(layer, Block)}
     return (supported, shapes.pop()) if len(shapes) == 1 else None
 
 
-def _encoder_shape(layer: Block, spec: BackboneSpec) -> EncoderShape:
+def _encoder_shape(layer: Block, spec: BackboneSpec, has_bias: bool) -> EncoderShape:
     """Return what all layers of an encoder have in common, according to this one."""
     mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mixer, Attention)
@@ -170,6 +125,7 @@ def _encoder_shape(layer: Block, spec: BackboneSpec) -> EncoderShape:
         has_interleaved_rope=spec.rope is not None and spec.rope.interleaved,
         has_full_width_qk_norm=mixer.has_full_width_qk_norm,
         gate_activation=mlp.activation if isinstance(mlp, GatedMLP) else None,
+        has_bias=has_bias,
     )
 
 
@@ -201,12 +157,12 @@ def _layer_weights(layer: object, rope: int, linear_class: type[nn.Module]) -> L
     )
 
 
-def _level_norm(norm: Norm | None) -> LevelNorm | None:
+def _level_norm(norm: Norm | None) -> NormWeights | None:
     """Return the weights of a norm; None for the identity."""
     if isinstance(norm, RMSNorm):
-        return LevelNorm(norm.weight.float() + norm.offset, None, norm.eps, is_rms=True)
+        return NormWeights(norm.weight.float() + norm.offset, None, norm.eps, is_rms=True)
     if isinstance(norm, LayerNorm):
-        return LevelNorm(norm.weight, norm.bias, norm.eps, is_rms=False)
+        return NormWeights(norm.weight, norm.bias, norm.eps, is_rms=False)
     return None
 
 
@@ -226,38 +182,7 @@ def _rotary_rows(table: RotaryEmbedding | None, batch: PackedBatch) -> RotaryRow
     return RotaryRows(cos_sin.cos.flatten(1), cos_sin.sin.flatten(1))
 
 
-def _try_fuse_amx_encoder(backbone: Backbone) -> FusedEncoder | None:
-    if backbone.norm is not None or backbone.bias is not None or backbone.rotary is not None:
-        return None
-    blocks = [_block_weights(layer) for layer in backbone.layers]
-    supported = [block for block in blocks if block is not None]
-    if len(supported) < len(blocks) or not supported or not native_encoder.supports(supported, backbone.spec.head_size):
-        return None
-    spec = backbone.spec
-    if spec.window is not None and len({spec.is_local(layer) for layer in range(spec.num_layers)}) > 1:
-        return None
-    return FusedEncoder(backbone, supported)
-
-
-def _block_weights(layer: object) -> BlockWeights | None:
-    if (
-        type(layer) is not Block
-        or not layer.is_post_norm
-        or type(layer.mixer) is not Attention
-        or type(layer.mlp) is not MLP
-    ):
-        return None
-    mixer, mlp = layer.mixer, layer.mlp
-    linears = (mixer.qkv, mixer.out, mlp.up, mlp.down)
-    norms = (layer.mixer_norm, layer.mlp_norm)
-    if not all(isinstance(linear, AMXLinear) for linear in linears) or not all(type(n) is LayerNorm for n in norms):
-        return None
-    if mixer.softcap is not None or mixer.sinks is not None or mixer.query_norm is not None:
-        return None
-    return BlockWeights(*linears, *(NormWeights(n.weight, n.bias, n.eps) for n in norms))  # type: ignore[arg-type]
-
-
-def _embedding_tables(embed: object, dtype: torch.dtype) -> EmbeddingTables | None:
+def _table_weights(embed: object, dtype: torch.dtype) -> TableWeights | None:
     if type(embed) is not InputEmbedding or type(embed.norm) is not LayerNorm:
         return None
     tables = [embed.tokens, embed.positions, embed.token_types]
@@ -266,5 +191,5 @@ def _embedding_tables(embed: object, dtype: torch.dtype) -> EmbeddingTables | No
         return None
     tokens, positions, types = (None if table is None else table.weight for table in tables)
     assert tokens is not None
-    norm = NormWeights(embed.norm.weight, embed.norm.bias, embed.norm.eps)
-    return EmbeddingTables(tokens, positions, types, embed.position_offset, norm)
+    norm = NormWeights(embed.norm.weight, embed.norm.bias, embed.norm.eps, is_rms=False)
+    return TableWeights(tokens, positions, types, embed.position_offset, norm)

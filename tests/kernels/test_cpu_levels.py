@@ -16,7 +16,7 @@ from cenote.kernels.cpu.convert import pack_linears
 from cenote.kernels.cpu.library import CPULevel, Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.backbone import Backbone, Block
-from cenote.layers.fused_encoder import FusedLevelEncoder, try_fuse_encoder
+from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
@@ -230,7 +230,7 @@ def test_a_fused_encoder_equals_float64(level: CPULevel, change: dict[str, objec
 
     for format in level.products:
         backbone = make_fused_backbone(spec, format)
-        assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+        assert isinstance(backbone.fused_encoder, FusedEncoder)
         error = 1 - cosine_similarity(backbone(batch).double(), exact, dim=-1)
         assert error.max() < ENCODER_ERROR[format], format
 
@@ -272,7 +272,7 @@ def check_float16_encoder(
 ) -> None:
     assert pack_linears(backbone, "float16")
     backbone.fused_encoder = try_fuse_encoder(backbone)
-    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert isinstance(backbone.fused_encoder, FusedEncoder)
     assert (1 - cosine_similarity(backbone(batch), exact, dim=-1)).max() < error
 
 
@@ -403,7 +403,7 @@ def test_a_bfloat16_model_runs_in_one_call(level: CPULevel, change: dict[str, ob
     report = prepare_products(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch)
 
     assert str(report) == f"bfloat16 products, {level.name} kernels"
-    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert isinstance(backbone.fused_encoder, FusedEncoder)
     found = backbone(batch)
     assert found.dtype is torch.bfloat16
     assert (1 - cosine_similarity(found.double(), exact_backbone(batch), dim=-1)).max() < 1e-4

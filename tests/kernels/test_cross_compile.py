@@ -45,7 +45,6 @@ PRODUCT_DRIVER = Path(__file__).with_name("product_driver.c")
 FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno"]
 FUNCTIONS = {*native_library.SIGNATURES, *level_library.SIGNATURES}
 STRUCTURES = {
-    native_library: ["Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"],
     level_library: ["Norm", "PackedLinear", "LevelLayer", "LevelEmbedding", "LevelEncoder", "LevelInput"],
     subword_library: ["SubwordSpec"],
 }
@@ -137,11 +136,9 @@ def test_every_ctypes_structure_is_compared_with_its_c_struct(library: ModuleTyp
 
 
 def test_activations_are_numbered_as_in_the_c_code() -> None:
-    (names,) = re.findall(r"enum \{ (NONE, [\w, ]+) \}", (KERNELS / "native.h").read_text())
-    (level_names,) = re.findall(r"enum \{ (IDENTITY, [\w, ]+) \}", (KERNELS / "cpu/level.h").read_text())
+    (names,) = re.findall(r"enum \{ (IDENTITY, [\w, ]+) \}", (KERNELS / "cpu/level.h").read_text())
 
-    assert names.lower().split(", ") == [name or "none" for name in native_library.ACTIVATION_CODES]
-    assert level_names.lower().split(", ") == [name or "identity" for name in level_library.ACTIVATION_CODES]
+    assert names.lower().split(", ") == [name or "identity" for name in level_library.ACTIVATION_CODES]
 
 
 def test_formats_are_numbered_as_in_the_c_code() -> None:
@@ -158,9 +155,8 @@ def defined_symbols(binary: Path, *flags: str) -> set[str]:
 
 def struct_fields(library: ModuleType, name: str) -> list[tuple[str, str]]:
     """Return the fields of a struct in the C sources as (name, type), with "pointer" for all pointer types."""
-    pattern = "native*.[ch]" if library is native_library else "*.[ch]"
     folder = Path(library.__file__ or "").parent
-    sources = "".join(path.read_text() for path in sorted(folder.glob(pattern)))
+    sources = "".join(path.read_text() for path in sorted(folder.glob("*.[ch]")))
     sources = re.sub(r"/\*.*?\*/", "", sources, flags=re.DOTALL)
     (body,) = re.findall(rf"typedef struct \{{([^}}]*)\}} {name};", sources)
     fields: list[tuple[str, str]] = []

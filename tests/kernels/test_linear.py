@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from cenote.kernels import amx_linear, native_library
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu.library import ACTIVATION_CODES
 from cenote.kernels.int8 import Int8Linear, Int8Quantizer, quantize_int8
 from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16, prepack
 from cenote.kernels.quantized_linear import (
@@ -84,7 +85,7 @@ def test_a_prepacked_layer_computes_the_same(count: int, activation: str | None,
 
 
 @needs_amx
-@pytest.mark.parametrize("activation", native_library.ACTIVATION_CODES)
+@pytest.mark.parametrize("activation", ACTIVATION_CODES)
 @pytest.mark.parametrize("count", [0, 1, 16, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (96, 50), (1120, 200)])
 def test_amx_computes_the_same(inputs: int, outputs: int, count: int, activation: str | None) -> None:
@@ -185,7 +186,7 @@ def test_nan_inputs_give_nan_outputs() -> None:
     x = rows(4, 64)
     x[1, 3] = torch.nan
     x[2, 5] = torch.inf
-    for activation in native_library.ACTIVATION_CODES:
+    for activation in ACTIVATION_CODES:
         for int8 in (False, True):
             plain = linear(64, 32, activation).bfloat16()
             finite = (amx_int8(plain) if int8 else AMXLinear(plain, activation))(x).isfinite().all(dim=1)

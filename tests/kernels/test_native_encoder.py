@@ -15,7 +15,7 @@ from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
 from cenote.layers import products
 from cenote.layers.backbone import Backbone
-from cenote.layers.fused_encoder import FusedEncoder, FusedLevelEncoder, try_fuse_encoder
+from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
@@ -73,6 +73,11 @@ def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
     )
 
 
+def keeps_tiles(backbone: Backbone) -> bool:
+    assert isinstance(backbone.fused_encoder, FusedEncoder)
+    return backbone.fused_encoder.encoder.keeps_tiles
+
+
 def run_without_fused_encoder(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
     fused_encoder, backbone.fused_encoder = backbone.fused_encoder, None
     states: torch.Tensor = backbone(batch)
@@ -98,7 +103,7 @@ def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bo
     spec = replace(SPEC, **change)  # type: ignore[arg-type]
     backbone, batch = make_fused_backbone(spec, int8=int8), batch_of(LENGTHS, typed=True)
 
-    assert isinstance(backbone.fused_encoder, FusedEncoder)
+    assert keeps_tiles(backbone)
     exact = make_backbone(spec).double()(batch)
     fused, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
 
@@ -144,7 +149,7 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
     formats = [layer.format for layer in backbone.modules() if isinstance(layer, AMXLinear)]
     assert 0 < formats.count("bfloat16") == report.num_unquantized < len(formats)
     assert report.cosine is not None and report.cosine > plain.cosine
-    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert isinstance(backbone.fused_encoder, FusedEncoder) and not keeps_tiles(backbone)
     exact = make_backbone(SPEC).double()(batch)
     assert cosine_similarity(backbone(batch).double(), exact, dim=-1).min() > 0.98
 
@@ -198,7 +203,7 @@ def test_other_layers_run_in_one_call_of_the_level(change: dict[str, object], in
     exact_backbone.prepare_buffers(torch.device("cpu"), torch.float64)
     exact = exact_backbone(batch)
 
-    assert isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert isinstance(backbone.fused_encoder, FusedEncoder)
     assert backbone.fused_encoder.encoder.level.name == "amx"
     fused, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from cenote.kernels import native_library, native_rows
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.cpu.library import ACTIVATION_CODES
 from cenote.kernels.gated_activation import act_and_mul
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
 from cenote.layers.rotary import CosSin, apply_rotary
@@ -51,7 +52,7 @@ def test_a_norm_without_weights() -> None:
     assert_close(normed.double(), add_layer_norm(x.double(), None, None, None, 1e-6)[1], rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", [name for name in native_library.ACTIVATION_CODES if name])
+@pytest.mark.parametrize("activation", [name for name in ACTIVATION_CODES if name])
 @pytest.mark.parametrize("rows", [0, 1, 700])
 def test_gated_activations(rows: int, activation: str) -> None:
     both = random_rows(rows, 2 * 48)

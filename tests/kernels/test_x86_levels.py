@@ -62,8 +62,8 @@ def list_sources(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def x86_programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    amx = [KERNELS / name for name in ("native_attention.c", "native_processor.c")]
-    return compile_drivers([*list_sources(CPU), *amx], tmp_path_factory.mktemp("x86"))
+    amx = [*(KERNELS / name for name in ("native_attention.c", "native_processor.c")), EMULATED / "no_amx_layers.c"]
+    return compile_drivers([*list_sources(CPU), *amx], tmp_path_factory.mktemp("x86"), f"-I{CPU}")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def programs_with_emulated_instructions(tmp_path_factory: pytest.TempPathFactory
         (folder / source.name).write_text(re.sub("#pragma GCC target.*", "", source.read_text()))
     # -O1: gcc takes long to vectorize what the header does lane by lane
     flags = ("-O1", "-mavx2", "-mfma", f"-I{EMULATED}", "-D__builtin_cpu_supports(x)=1")
-    amx = [EMULATED / name for name in ("amx.c", "no_amx_attention.c")]
+    amx = [EMULATED / name for name in ("amx.c", "no_amx_attention.c", "no_amx_layers.c")]
     return compile_drivers([*list_sources(folder), *amx], folder, *flags, f"-I{folder}")
 
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from cenote.config.engine import EngineConfig
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.backbone import Backbone
-from cenote.layers.fused_encoder import FusedLevelEncoder
+from cenote.layers.fused_encoder import FusedEncoder
 from cenote.layers.linear import Linear
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
@@ -58,7 +58,7 @@ def test_a_family_runs_in_one_call_and_equals_transformers(family: str, tmp_path
     reference = save_tiny(tmp_path, family)
     backbone = loaded(tmp_path).backbone
 
-    assert isinstance(backbone, Backbone) and isinstance(backbone.fused_encoder, FusedLevelEncoder)
+    assert isinstance(backbone, Backbone) and isinstance(backbone.fused_encoder, FusedEncoder)
     assert_close(run(backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 

@@ -3,10 +3,9 @@
  * Each thread takes a chunk of adjacent sequences and runs all layers on it: the rows stay in its caches, and threads do not
  * synchronize. If there are fewer chunks than threads, all threads work on one chunk at a time and split every step.
  */
+#include "encoder.h"
 #include "attention.h"
-#include "linear.h"
 #include "scratch.h"
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,64 +22,12 @@ typedef struct {
 static const ChunkSize CHUNK_SIZE = {32, 96, 4}, CHUNK_SIZE_WITH_TILES = {128, 256, 2};
 enum { MAX_SHARED_ROWS = 1024 };
 
-enum { NO_ROPE, ROPE, LOCAL_ROPE }; /* which table of the input rotates queries and keys */
-
-/* mixer_norm and mlp_norm come before the sublayers, or after the residual add if the encoder is post-norm; the out norms come after the
- * sublayers, before the residual add. Query and key norms are of heads, or of the width of all heads. */
-typedef struct {
-    PackedLinear qkv, out, up, down;
-    Norm mixer_norm, mlp_norm, mixer_out_norm, mlp_out_norm, query_norm, key_norm;
-    int64_t rope, window;
-} LevelLayer;
-
-/* Embedding tables of float32 or bfloat16, whose rows are summed and normalized; positions and types may be NULL. */
-typedef struct {
-    const void *tokens, *positions, *types;
-    int64_t num_tokens, num_positions, num_types, position_offset, is_bfloat16;
-    Norm norm;
-} LevelEmbedding;
-
-typedef struct {
-    const Level *level;
-    const LevelLayer *layers;
-    int64_t num_layers, hidden, heads, kv_heads, head_dim, attention_format;
-    float scale, softcap, residual_scale; /* softcap 0: none; residual_scale: of the results of sublayers */
-    int32_t causal, is_post_norm, is_gated, gate_activation, is_interleaved, has_full_width_qk_norm;
-    Norm final_norm;
-    LevelEmbedding embedding;
-} LevelEncoder;
-
-typedef struct {
-    const float *rows; /* input embeddings; NULL: they are looked up from the ids below */
-    const int64_t *token_ids, *positions, *types;
-    const float *cosine, *sine, *local_cosine, *local_sine; /* [tokens][rotary_half] */
-    const float *bias; /* of attention: [heads][2 * max_length - 1], by the distance of the key from the query; or NULL */
-    int64_t rotary_half, local_rotary_half, max_length;
-    float *out;
-} LevelInput;
-
-/* The threads that work on one chunk. */
-typedef struct {
-    Share share;
-    int64_t num_expected, *arrived;
-} Team;
-
-static void wait_for_team(Team *team) {
-    if (team->share.count == 1) return;
-    team->num_expected += team->share.count;
-    __atomic_add_fetch(team->arrived, 1, __ATOMIC_ACQ_REL);
-    for (int64_t tries = 0; __atomic_load_n(team->arrived, __ATOMIC_ACQUIRE) < team->num_expected; tries++)
-        if (tries > 20000) sched_yield();
-}
-
 /* Buffers of one chunk: [rows][...] each; the intermediate rows of the MLP may be packed. They are in the same memory as the buffers of
  * attention: neither is needed while the other one is in use, and fewer bytes have to stay in the caches. */
 typedef struct {
     float *x, *normed, *branch, *qkv, *attn_out, *intermediate;
     PackedRows packed, packed_intermediate;
 } Chunk;
-
-static int64_t attention_width(const LevelEncoder *e) { return e->heads * e->head_dim; }
 
 static Chunk take_chunk(const LevelEncoder *e, int64_t rows, uint8_t **memory) {
     Chunk chunk;
@@ -194,21 +141,22 @@ static void prepare_heads(const LevelEncoder *e, const LevelLayer *layer, const 
     wait_for_team(team);
 }
 
-static void attend(
-    const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, const Chunk *chunk, const int64_t *offsets, int64_t members,
-    uint8_t *memory, Team *team
+void cenote_attend_chunk(
+    const LevelEncoder *e, const LevelLayer *layer, const LevelInput *batch, const void *qkv, void *out, int is_bfloat16, const int64_t *offsets,
+    int64_t members, uint8_t *memory, Team *team
 ) {
     const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
-    const int64_t distances = 2 * batch->max_length - 1;
+    const int64_t distances = 2 * batch->max_length - 1, size = is_bfloat16 ? sizeof(uint16_t) : sizeof(float);
     for (int64_t unit = team->share.index; unit < members * e->kv_heads; unit += team->share.count) {
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
-        const float *first = chunk->qkv + start * row;
+        const uint8_t *first = (const uint8_t *)qkv + start * row * size;
         const HeadGroup heads = {
-            .query = first + head * group * dim, .key = first + query + head * dim, .value = first + query + keys + head * dim,
-            .out = chunk->attn_out + start * query + head * group * dim, .query_stride = row, .key_stride = row, .value_stride = row,
+            .query = first + head * group * dim * size, .key = first + (query + head * dim) * size,
+            .value = first + (query + keys + head * dim) * size, .out = (uint8_t *)out + (start * query + head * group * dim) * size,
+            .query_stride = row, .key_stride = row, .value_stride = row,
             .out_stride = query, .head_dim = dim, .group = group, .window = layer->window,
             .bias = batch->bias ? batch->bias + head * group * distances + batch->max_length - 1 : NULL, .bias_stride = distances,
-            .scale = e->scale, .softcap = e->softcap, .causal = e->causal,
+            .scale = e->scale, .softcap = e->softcap, .causal = e->causal, .is_bfloat16 = is_bfloat16,
         };
         cenote_level_attend(e->level, &heads, offsets[member + 1] - offsets[member], e->attention_format, memory);
     }
@@ -258,22 +206,24 @@ static void load_rows(const LevelEncoder *e, const LevelInput *batch, int64_t st
     for (int64_t row = team->share.index; row < rows; row += team->share.count) {
         float *to = chunk->x + row * e->hidden;
         if (batch->rows == NULL) embed_token(e, batch, start + row, to);
-        else memcpy(to, batch->rows + (start + row) * e->hidden, e->hidden * sizeof(float));
+        else memcpy(to, (const float *)batch->rows + (start + row) * e->hidden, e->hidden * sizeof(float));
     }
     wait_for_team(team);
 }
 
 static void encode_chunk(
-    const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t members, const Chunk *chunk, uint8_t *memory, Team *team
+    const LevelEncoder *e, const LevelInput *batch, const int64_t *offsets, int64_t members, int64_t max_rows, uint8_t *chunk_memory,
+    uint8_t *memory, Team *team
 ) {
+    const Chunk taken = take_chunk(e, max_rows, &chunk_memory), *chunk = &taken;
     const int64_t rows = offsets[members] - offsets[0];
-    float *out = batch->out + offsets[0] * e->hidden;
+    float *out = (float *)batch->out + offsets[0] * e->hidden;
     load_rows(e, batch, offsets[0], rows, chunk, team);
     norm_and_pack(e, e->is_post_norm ? &NOTHING : &e->layers->mixer_norm, &e->layers->qkv, chunk->x, chunk->normed, rows, chunk, team);
     for (const LevelLayer *layer = e->layers, *next = layer + 1, *end = layer + e->num_layers; layer < end; layer++, next++) {
         run_linear(e, &layer->qkv, &chunk->packed, rows, (Results){.rows = chunk->qkv, .stride = layer->qkv.outputs}, team);
         prepare_heads(e, layer, batch, offsets[0], rows, chunk, team);
-        attend(e, layer, batch, chunk, offsets, members, memory, team);
+        cenote_attend_chunk(e, layer, batch, chunk->qkv, chunk->attn_out, 0, offsets, members, memory, team);
         pack_rows(e, &layer->out, chunk->attn_out, attention_width(e), rows, chunk, team);
         add_linear(e, &layer->out, &layer->mixer_out_norm, &chunk->packed, rows, chunk, team);
         norm_and_pack(e, e->is_post_norm ? &layer->mixer_norm : &layer->mlp_norm, &layer->up, chunk->x, chunk->normed, rows, chunk, team);
@@ -285,6 +235,20 @@ static void encode_chunk(
         for (int64_t row = team->share.index; row < rows; row += team->share.count)
             memcpy(out + row * e->hidden, chunk->x + row * e->hidden, e->hidden * sizeof(float));
     wait_for_team(team);
+}
+
+/* Memory of a chunk, which `threads` share. */
+static size_t chunk_bytes(const LevelEncoder *e, int64_t rows, int64_t threads) {
+    if (e->keeps_tiles) return e->level->tiles->layers->chunk_bytes(e, rows, threads);
+    uint8_t *size = NULL;
+    take_chunk(e, rows, &size);
+    return (size_t)size;
+}
+
+/* Memory of each thread for the work on a chunk. */
+static size_t work_bytes(const LevelEncoder *e, int64_t rows, int64_t longest) {
+    const size_t attention_bytes = cenote_level_attention_bytes(e->level, longest, e->head_dim, e->attention_format);
+    return attention_bytes + (e->keeps_tiles ? e->level->tiles->layers->thread_bytes(e, rows) : 0);
 }
 
 static int has_out_of_range_ids(const LevelEncoder *e, const LevelInput *batch, int64_t tokens) {
@@ -312,13 +276,20 @@ static void sort_chunks(const int64_t *offsets, const int64_t *starts, int64_t c
 }
 
 /* Rows of the next chunk, with `left` of all tokens left: the last chunks are small, unless there are few. */
-static int64_t chunk_target(const Level *level, int64_t tokens, int64_t left, int64_t threads) {
+static int64_t chunk_target(const LevelEncoder *e, int64_t tokens, int64_t left, int64_t threads) {
+    const Level *level = e->level;
+    if (e->keeps_tiles) return max_of(MAX_TILE_ROWS, min_of(level->tiles->layers->block_rows(e), tokens / (CHUNK_SIZE.chunks_per_thread * threads)));
     if (!level->tiles) return max_of(CHUNK_SIZE.min_rows, min_of(CHUNK_SIZE.max_rows, left / (CHUNK_SIZE.chunks_per_thread * threads)));
     const ChunkSize sizes = CHUNK_SIZE_WITH_TILES;
     if (tokens < threads * sizes.min_rows) return MAX_SHARED_ROWS;
     const int64_t chunks = divide_up(tokens, threads * sizes.max_rows) * threads;
     if (chunks <= sizes.chunks_per_thread * threads) return divide_up(tokens, chunks);
     return max_of(sizes.min_rows, min_of(sizes.max_rows, left / (sizes.chunks_per_thread * threads)));
+}
+
+/* Whether a chunk takes one more sequence: until its rows fill a block, or as long as it is nearer to its target with that sequence. */
+static int fits_chunk(const LevelEncoder *e, int64_t rows, int64_t length, int64_t target_rows) {
+    return e->keeps_tiles ? rows + length <= target_rows : rows + length - target_rows < target_rows - rows;
 }
 
 /* Whether all threads take one chunk at a time: the batch is small, or the largest chunk has more than 1.5 times the rows of an average
@@ -342,38 +313,38 @@ int cenote_level_encode(
         const int64_t length = offsets[member + 1] - offsets[member], rows = count ? offsets[member] - offsets[starts[count - 1]] : 0;
         longest = max_of(longest, length);
         if (count && (rows == 0 || length == 0)) continue; /* no chunk without rows */
-        if (rows + length - target_rows < target_rows - rows) continue; /* the chunk is nearer to its target with this member */
+        if (count && fits_chunk(e, rows, length, target_rows)) continue;
         starts[count++] = member;
-        target_rows = chunk_target(e->level, tokens, tokens - offsets[member], workers);
+        target_rows = chunk_target(e, tokens, tokens - offsets[member], workers);
     }
     starts[count] = size;
     int64_t *order = starts + size + 1;
     sort_chunks(offsets, starts, count, order);
     const int64_t max_rows = count_rows(offsets, starts, order[0]);
-    const int is_shared = count < workers || shares_chunks(e->level, tokens, max_rows, workers);
-    uint8_t *shared_memory = NULL, *chunk_bytes = NULL;
-    take_chunk(e, max_rows, &chunk_bytes);
+    const int is_shared = count < workers || (!e->keeps_tiles && shares_chunks(e->level, tokens, max_rows, workers));
+    const size_t bytes = chunk_bytes(e, max_rows, is_shared ? workers : 1), thread_bytes = work_bytes(e, max_rows, longest);
+    uint8_t *shared_memory = NULL;
     if (is_shared) {
-        shared_memory = cenote_scratch(SHARED_SCRATCH, (size_t)chunk_bytes);
+        shared_memory = cenote_scratch(SHARED_SCRATCH, bytes);
         failed = shared_memory == NULL;
     }
 #pragma omp parallel num_threads(threads) if (workers > 1)
     {
         const Share all = {omp_get_thread_num(), min_of(workers, omp_get_num_threads())};
         const int is_worker = all.index < all.count;
-        const size_t attention_bytes = cenote_level_attention_bytes(e->level, longest, e->head_dim, e->attention_format);
-        uint8_t *memory = is_worker ? cenote_scratch(THREAD_SCRATCH, attention_bytes + (is_shared ? 0 : (size_t)chunk_bytes)) : NULL;
-        uint8_t *chunk_memory = shared_memory;
+        uint8_t *memory = is_worker ? cenote_scratch(THREAD_SCRATCH, thread_bytes + (is_shared ? 0 : bytes)) : NULL;
         if (is_worker && memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp barrier
         if (!failed && is_worker) {
             Team team = {is_shared ? all : (Share){0, 1}, 0, &arrived};
             const unsigned before = begin_tiles(e->level);
-            const Chunk chunk = take_chunk(e, max_rows, is_shared ? &chunk_memory : &memory);
+            uint8_t *chunk_memory = is_shared ? shared_memory : arena_take(&memory, bytes);
             for (int64_t i = 0; i < count; i++) {
                 if (!is_shared && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
                 const int64_t first = starts[order[i]], end = starts[order[i] + 1];
-                encode_chunk(e, batch, offsets + first, end - first, &chunk, memory, &team);
+                if (e->keeps_tiles)
+                    e->level->tiles->layers->encode_chunk(e, batch, offsets + first, end - first, max_rows, chunk_memory, memory, &team);
+                else encode_chunk(e, batch, offsets + first, end - first, max_rows, chunk_memory, memory, &team);
             }
             end_tiles(e->level, before);
         }

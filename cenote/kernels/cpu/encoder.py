@@ -15,7 +15,7 @@ from cenote.kernels.cpu.library import CPULevel, Format
 from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers
 from cenote.packed_batch import PackedBatch
 
-NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.c
+NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LevelLinear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `norms` are those of LevelLayer in encoder.c, in this order; None: the layer has no such norm.
+    """One layer. `norms` are those of LevelLayer in encoder.h, in this order; None: the layer has no such norm.
 
     The norms of mixer and MLP come before them, or after their residual adds if the encoder is post-norm; the out norms
     come after them, before their residual adds.
@@ -82,6 +82,7 @@ class EncoderShape:
     has_interleaved_rope: bool = False
     has_full_width_qk_norm: bool = False
     gate_activation: str | None = None  # None: the MLP is not gated
+    has_bias: bool = False  # of attention, by the distance of the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,11 @@ class LevelEncoder:
         final_norm: NormWeights | None,
     ) -> None:
         self.level = level
+        self.keeps_tiles = _keeps_tiles(level, layers, shape, tables)
         self.layers, self.shape, self.tables = layers, shape, tables
         first = layers[0]
         self.hidden_size = first.qkv.in_features
+        self.dtype = torch.bfloat16 if self.keeps_tiles else torch.float32  # of inputs and results
         self._retained: list[Tensor] = []  # tensors that the C structures point to
         self._layers = (library.LevelLayer * len(layers))(*(self._make_layer(layer) for layer in layers))
         self._work_per_token = sum(x.in_features * x.out_features for layer in layers for x in _linears(layer))
@@ -138,12 +141,13 @@ class LevelEncoder:
             gate_activation=library.ACTIVATION_CODES.index(shape.gate_activation),
             is_interleaved=shape.has_interleaved_rope,
             has_full_width_qk_norm=shape.has_full_width_qk_norm,
+            keeps_tiles=self.keeps_tiles,
             final_norm=self._make_norm(final_norm),
             embedding=library.LevelEmbedding() if tables is None else self._make_embedding(tables),
         )
 
     def encode_ids(self, batch: PackedBatch, positions: PositionTables) -> Tensor | None:
-        """Return the hidden states [tokens, hidden] in float32, or None if an id is out of the range of its table."""
+        """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table."""
         types = batch.token_type_ids
         if types is not None and (self.tables is None or self.tables.types is None or len(self.tables.types) == 1):
             types = None  # some tokenizers return a second type for a model that has only one
@@ -156,14 +160,14 @@ class LevelEncoder:
         )
 
     def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch, positions: PositionTables) -> Tensor:
-        """Return the hidden states [tokens, hidden] in float32 for given input embeddings."""
-        inputs_embeds = inputs_embeds.float().contiguous()  # this reference keeps the copy alive during the call
+        """Return the hidden states [tokens, hidden] for given input embeddings."""
+        inputs_embeds = inputs_embeds.to(self.dtype).contiguous()  # this reference keeps the copy alive during the call
         states = self._run(batch, positions, rows=inputs_embeds.data_ptr())
         assert states is not None
         return states
 
     def _run(self, batch: PackedBatch, tables: PositionTables, **inputs: int | None) -> Tensor | None:
-        out = torch.empty((batch.num_tokens, self.hidden_size))
+        out = torch.empty((batch.num_tokens, self.hidden_size), dtype=self.dtype)
         retained: list[Tensor] = []  # copies that the C code reads during the call
         for prefix, rotary in (("", tables.rotary), ("local_", tables.local_rotary)):
             if rotary is not None:
@@ -226,6 +230,26 @@ def supports(layers: Sequence[LayerWeights]) -> bool:
     return len(shapes) == 1 and all(
         x.activation is None for layer in layers for x in (layer.qkv, layer.out, layer.down)
     )
+
+
+def _keeps_tiles(
+    level: CPULevel, layers: Sequence[LayerWeights], shape: EncoderShape, tables: TableWeights | None
+) -> bool:
+    """Return whether the rows between the layers stay in the layout of tiles: see TileLayers in encoder.h.
+
+    The layers are those of BERT, with widths of whole tiles.
+    """
+    linears = [x for layer in layers for x in _linears(layer)]
+    formats = {x.format for x in linears}
+    if level.name != "amx" or len(formats) > 1 or (tables is not None and tables.tokens.dtype is not torch.bfloat16):
+        return False
+    tile_width = 32 if formats == {"bfloat16"} else 64
+    widths = {shape.num_heads * shape.head_dim, *(x.in_features for x in linears)}
+    is_plain = shape.softcap is None and not shape.has_bias and shape.residual_scale == 1.0
+    has_two_norms = all([norm is not None for norm in x.norms] == [True] * 2 + [False] * 4 for x in layers)
+    is_bert = shape.is_post_norm and shape.gate_activation is None and has_two_norms
+    has_no_rope = all(layer.rope == NO_ROPE for layer in layers)
+    return is_plain and is_bert and has_no_rope and all(width % tile_width == 0 for width in widths)
 
 
 def _attention_format(level: CPULevel, linear_formats: set[Format]) -> Format:

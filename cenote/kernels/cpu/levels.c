@@ -56,7 +56,6 @@ static int has_avx2_vnni(void) { return has_avx2() && HAS("avxvnni"); }
 static int has_avx512_bf16(void) { return has_avx512_vnni() && HAS("avx512bf16"); }
 #endif
 
-/* AMX has further kernels: see native.h */
 static const Level LEVELS[] = {
     {"avx2", has_avx2, {[FLOAT32] = &cenote_avx2_float32}, &cenote_avx2_rows},
 #if KNOWS_AVX_VNNI_AND_AVX512_BF16

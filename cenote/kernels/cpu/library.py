@@ -24,7 +24,7 @@ NO_NORM, LAYER_NORM, RMS_NORM = range(3)  # as in level.h
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-# mirrors of the structs in level.h, linear.h and encoder.c: same fields in the same order
+# mirrors of the structs in level.h, linear.h and encoder.h: same fields in the same order
 
 
 class Norm(ctypes.Structure):
@@ -72,6 +72,7 @@ class LevelEncoder(ctypes.Structure):
                 "gate_activation",
                 "is_interleaved",
                 "has_full_width_qk_norm",
+                "keeps_tiles",
             )
         ),
         ("final_norm", Norm),

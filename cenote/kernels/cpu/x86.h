@@ -10,9 +10,10 @@ extern const Product cenote_amx_bfloat16, cenote_amx_int8;
 extern const TileKernels cenote_amx_tiles;
 extern const RowKernels cenote_avx2_rows, cenote_avx512_rows;
 
-/* In native_processor.c and native_attention.c. */
+/* In native_processor.c, native_attention.c and native_layers.c. */
 int cenote_has_amx(void);
 size_t cenote_amx_attention_bytes(int64_t length, int64_t head_dim);
 void cenote_amx_attend(const HeadGroup *heads, int64_t length, uint8_t *memory);
+extern const struct TileLayers cenote_amx_layers;
 
 #endif

@@ -114,5 +114,5 @@ static void pack_int8(const Rows *rows, const float *smooth_scales, void *out, f
 
 const Product cenote_amx_bfloat16 = {ROWS, PANEL, WORD, sizeof(uint16_t), PART_BYTES, multiply, pack, .block_rows = BLOCK_ROWS, .packed_rows = PACKED_ROWS};
 const Product cenote_amx_int8 = {ROWS, PANEL, INT8_WORD, 1, PART_BYTES, multiply_int8, pack_int8, .block_rows = BLOCK_ROWS, .packed_rows = PACKED_ROWS};
-const TileKernels cenote_amx_tiles = {amx_begin, amx_end, cenote_amx_attention_bytes, cenote_amx_attend};
+const TileKernels cenote_amx_tiles = {amx_begin, amx_end, cenote_amx_attention_bytes, cenote_amx_attend, &cenote_amx_layers};
 #endif
