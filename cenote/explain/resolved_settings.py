@@ -42,7 +42,6 @@ KERNEL_DESCRIPTIONS = {
 }
 # class in cenote.kernels, or torch.nn -> description
 LINEAR_DESCRIPTIONS = {
-    "AMXLinear": "native code with AMX tiles, prepacked",
     "PackedLinear": "native code, prepacked",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",

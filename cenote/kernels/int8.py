@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.kernels import amx_linear
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu.packed_linear import PackedLinear, find_amx_level
 from cenote.kernels.quantized_linear import (
     BLOCK_ELEMENTS,
     QuantizedLinear,
@@ -19,6 +18,7 @@ from cenote.kernels.quantized_linear import (
     QuantizeRows,
     ReadPieces,
     WeightOnlyLinear,
+    quantize_int8,
     quantize_pieces,
 )
 from cenote.kernels.smoothquant import record_input_max, smooth_scales
@@ -133,17 +133,9 @@ class Int8Quantizer:
             weight_max = torch.stack([absolute_max(piece) for piece in pieces]).amax(dim=0)
             scales = smooth_scales(weight_max, input_max)
             weight = quantize_pieces(pieces, _quantize_smoothed(scales), torch.int8, CPU)
-        if amx_linear.supports(layer.in_features, layer.dtype, CPU, layer.activation, int8=True):
-            return AMXLinear(layer, layer.activation, weight=weight, smooth_scales=scales)
+        if (level := find_amx_level(layer.in_features, layer.dtype, CPU, layer.activation, "int8")) is not None:
+            return PackedLinear(layer, layer.activation, "int8", scales, weight=weight, level=level)
         return Int8Linear(layer, weight, scales)
-
-
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
-    exact = weight.float()
-    scales = exact.abs().amax(dim=1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
-    return (exact * inverse[:, None]).round().to(torch.int8), scales
 
 
 def absolute_max(weight: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels import amx_linear
-from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu.packed_linear import PackedLinear, find_amx_level
 from cenote.kernels.cpu_features import cpu_features
 
 # activations that oneDNN fuses: name -> oneDNN name and variant
@@ -14,7 +13,7 @@ ONEDNN_ACTIVATIONS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh":
 
 
 class PrepackedLinear(nn.Module):
-    """y = activation(x W' + b) with W in oneDNN's layout, used where AMXLinear does not apply."""
+    """y = activation(x W' + b) with W in oneDNN's layout, used without AMX."""
 
     def __init__(self, linear: nn.Linear, activation: str | None) -> None:
         super().__init__()
@@ -49,8 +48,9 @@ def _prepack(module: nn.Module, packed: dict[object, nn.Module]) -> None:
 
 def _pack_linear(linear: nn.Linear, activation: str | None) -> nn.Module:
     weight = linear.weight
-    if amx_linear.supports(linear.in_features, weight.dtype, weight.device, activation):
-        return AMXLinear(linear, activation)
+    level = find_amx_level(linear.in_features, weight.dtype, weight.device, activation, "bfloat16")
+    if level is not None:
+        return PackedLinear(linear, activation, "bfloat16", level=level)
     is_bf16_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     can_prepack = is_bf16_on_cpu and activation in ONEDNN_ACTIVATIONS and can_prepack_bfloat16()
     return PrepackedLinear(linear, activation) if can_prepack else linear

@@ -24,7 +24,6 @@ _pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_has_amx": (),
     "cenote_attention": (*[_pointer] * 4, *[_int64] * 4, _pointer, *[_int64] * 5, ctypes.c_int, _int64, _float),
-    "cenote_pack_weights": (_pointer, _int64, _int64, _pointer),
     "cenote_linear": (_pointer, _pointer, _int64, _pointer, _int64),
     "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
     "cenote_act_and_mul": (_pointer, *[_int64] * 3, _pointer, _int64),

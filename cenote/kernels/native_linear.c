@@ -256,21 +256,6 @@ float cenote_quantize(const void *row, int64_t step, int64_t width, const float 
     return quantize(row, step, width, NULL, out, 0);
 }
 
-/* Pack weights [outputs][inputs], with rows of `row_bytes`, into tiles. */
-void cenote_pack_weights(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uint8_t *tiles) {
-    const int64_t steps = row_bytes / 64, halves = (outputs + PANEL - 1) / PANEL * 2;
-#pragma omp parallel for
-    for (int64_t half = 0; half < halves; half++)
-        for (int64_t step = 0; step < steps; step++) {
-            __m512i rows[16];
-            for (int64_t n = 0; n < 16; n++) {
-                const int64_t output = half * 16 + n;
-                rows[n] = output < outputs ? _mm512_loadu_si512(weights + output * row_bytes + step * 64) : _mm512_setzero_si512();
-            }
-            transpose(rows, (uint32_t *)(tiles + ((half / 2 * steps + step) * 2 + half % 2) * TILE_BYTES));
-        }
-}
-
 /* Compute the panels from `first` to `last` for contiguous rows of bfloat16, in the calling thread. */
 static void linear_rows(const PackedLinear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
     const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / TILE_ROWS * TILE_ROWS;

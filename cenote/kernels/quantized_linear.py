@@ -90,6 +90,14 @@ def quantize_pieces(
     return QuantizedWeight(values, scales)
 
 
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
+    exact = weight.float()
+    scales = exact.abs().amax(dim=1) / 127
+    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
+    return (exact * inverse[:, None]).round().to(torch.int8), scales
+
+
 def quantize_module(module: nn.Module, quantizer: WeightQuantizer) -> None:
     """Quantize a module whose weights are loaded."""
     replaced: dict[object, nn.Module] = {}

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.fixed_rows import FixedRowsLinear, SizesByShape, apply_elementwise
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
@@ -84,12 +83,12 @@ def _is_invariant_block(layer: nn.Module) -> bool:
 
 
 def _is_supported_linear(linear: object) -> bool:
-    return type(linear) in (Linear, PrepackedLinear, AMXLinear, PackedLinear)
+    return type(linear) in (Linear, PrepackedLinear, PackedLinear)
 
 
 def _fix_rows(linear: nn.Module, in_features: int, sizes_by_shape: SizesByShape) -> nn.Module:
     # the order of the sums of native code depends on the layer alone
-    if isinstance(linear, AMXLinear | PackedLinear):
+    if isinstance(linear, PackedLinear):
         return linear
     assert isinstance(linear, Linear | PrepackedLinear)
     return FixedRowsLinear(linear, in_features, sizes_by_shape)

@@ -7,7 +7,6 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu import encoder as level_encoder
 from cenote.kernels.cpu import packed_linear
 from cenote.kernels.cpu.encoder import (
@@ -19,7 +18,7 @@ from cenote.kernels.cpu.encoder import (
     RotaryRows,
     TableWeights,
 )
-from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format, load_amx_level, load_level
+from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
@@ -61,9 +60,12 @@ class FusedEncoder:
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | None:
     """Return a fused encoder for the backbone, or None if it has layers that the C code does not support."""
-    return _try_fuse_level_encoder(backbone, load_level(), PackedLinear) or _try_fuse_level_encoder(
-        backbone, load_amx_level(), AMXLinear
-    )
+    plan = _plan_level_encoder(backbone, PackedLinear)
+    if plan is None:
+        return None
+    level = plan[0][0].qkv.level
+    linears = (x for layer in plan[0] for x in (layer.qkv, layer.out, layer.up, layer.down))
+    return FusedEncoder(backbone, level, *plan) if all(x.level is level for x in linears) else None
 
 
 def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
@@ -73,13 +75,6 @@ def can_fuse_layers(backbone: Backbone, format: Format) -> bool:
         return False
     linears = [x for layer in plan[0] for x in (layer.qkv, layer.out, layer.up, layer.down)]
     return all(isinstance(x, Linear) and packed_linear.supports(x, x.activation, format) for x in linears)
-
-
-def _try_fuse_level_encoder(
-    backbone: Backbone, level: CPULevel | None, linear_class: type[nn.Module]
-) -> FusedEncoder | None:
-    plan = None if level is None else _plan_level_encoder(backbone, linear_class)
-    return None if level is None or plan is None else FusedEncoder(backbone, level, *plan)
 
 
 def _plan_level_encoder(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.amx_linear import AMXLinear
 from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format, unquantized_format
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
@@ -82,8 +81,6 @@ def prepare_products(
 def describe_products(model: nn.Module) -> ProductReport | None:
     """Return the format and the level of the first layer with a kernel of this project; None if there is none."""
     for layer in model.modules():
-        if isinstance(layer, AMXLinear):
-            return ProductReport(layer.format, "amx")
         if isinstance(layer, PackedLinear):
             return ProductReport(layer.format, layer.level.name)
     return None

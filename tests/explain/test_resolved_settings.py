@@ -10,7 +10,7 @@ import pytest
 from cenote import LLM
 from cenote.explain import resolved_settings
 from cenote.explain.resolved_settings import IN_USE, KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
-from cenote.kernels import amx_linear, fp8, int8, linear, quantized_linear
+from cenote.kernels import fp8, int8, linear, quantized_linear
 from cenote.kernels.cpu import packed_linear
 from cenote.layers import linear as plain
 from tests.kernels.levels import needs_level
@@ -25,7 +25,7 @@ def test_every_kernel_with_a_name_is_a_module(module: str) -> None:
 
 @pytest.mark.parametrize("name", LINEAR_DESCRIPTIONS)
 def test_every_linear_layer_with_a_description_is_a_class(name: str) -> None:
-    modules = (amx_linear, packed_linear, linear, int8, fp8, quantized_linear, plain)
+    modules = (packed_linear, linear, int8, fp8, quantized_linear, plain)
     assert any(isinstance(getattr(module, name, None), type) for module in modules)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.kernels import amx_linear
 from cenote.kernels.cpu import packed_linear, threads
 
 
@@ -12,5 +11,4 @@ from cenote.kernels.cpu import packed_linear, threads
 def use_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the small layers of tests use all threads that torch has: results must not depend on their number."""
     monkeypatch.setattr(threads, "ROWS_AT_ONCE", 1 << 40)
-    for module in (amx_linear, packed_linear):
-        monkeypatch.setattr(module, "MIN_WORK_OF_LINEAR", 0)
+    monkeypatch.setattr(packed_linear, "MIN_WORK_OF_LINEAR", 0)

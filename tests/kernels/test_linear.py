@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from cenote.kernels import amx_linear, native_library
+from cenote.kernels import linear as linear_kernels
+from cenote.kernels import native_library
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.amx_linear import AMXLinear
-from cenote.kernels.cpu.library import ACTIVATION_CODES
-from cenote.kernels.int8 import Int8Linear, Int8Quantizer, quantize_int8
+from cenote.kernels.cpu.library import ACTIVATION_CODES, load_amx_level
+from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.kernels.int8 import Int8Linear, Int8Quantizer
 from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16, prepack
 from cenote.kernels.quantized_linear import (
     BLOCK_ELEMENTS,
     DEQUANTIZED_ELEMENTS,
     QuantizedWeight,
     WeightOnlyLinear,
+    quantize_int8,
     quantize_module,
     quantize_pieces,
 )
@@ -65,8 +69,13 @@ def torch_int8(layer: Linear) -> Int8Linear:
     return Int8Linear(weight_only(layer), QuantizedWeight(*quantize_int8(layer.weight)))
 
 
-def amx_int8(layer: Linear) -> AMXLinear:
-    return AMXLinear(layer, layer.activation, weight=QuantizedWeight(*quantize_int8(layer.weight)))
+def amx_layer(layer: Linear, activation: str | None) -> PackedLinear:
+    return PackedLinear(layer, activation, "bfloat16", level=load_amx_level())
+
+
+def amx_int8(layer: Linear) -> PackedLinear:
+    weight = QuantizedWeight(*quantize_int8(layer.weight))
+    return PackedLinear(layer, layer.activation, "int8", weight=weight, level=load_amx_level())
 
 
 @needs_bf16
@@ -92,7 +101,7 @@ def test_amx_computes_the_same(inputs: int, outputs: int, count: int, activation
     layer = linear(inputs, outputs, activation, bias=count != 16).bfloat16()
     x = rows(count, inputs)
 
-    ours = AMXLinear(layer, activation)(x)
+    ours = amx_layer(layer, activation)(x)
 
     assert ours.shape == (count, outputs)
     assert_close(ours.double(), exact_output(layer, x), rtol=2**-8, atol=2e-5)
@@ -171,7 +180,7 @@ def test_a_cpu_without_int8_units_keeps_the_dtype_of_the_activations() -> None:
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_row_gives_the_same_bits_in_any_batch(int8: bool) -> None:
     plain = linear(1088, 96, "gelu").bfloat16()
-    layer = amx_int8(plain) if int8 else AMXLinear(plain, "gelu")
+    layer = amx_int8(plain) if int8 else amx_layer(plain, "gelu")
     x = rows(200, 1088)
 
     batched = layer(x)
@@ -189,29 +198,31 @@ def test_nan_inputs_give_nan_outputs() -> None:
     for activation in ACTIVATION_CODES:
         for int8 in (False, True):
             plain = linear(64, 32, activation).bfloat16()
-            finite = (amx_int8(plain) if int8 else AMXLinear(plain, activation))(x).isfinite().all(dim=1)
+            finite = (amx_int8(plain) if int8 else amx_layer(plain, activation))(x).isfinite().all(dim=1)
             assert finite[[0, 3]].all()
             assert not finite[1]
 
 
 @needs_amx
 def test_views_and_more_dimensions_are_supported() -> None:
-    layer = AMXLinear(linear(32, 64).bfloat16(), None)
+    layer = amx_layer(linear(32, 64).bfloat16(), None)
     x = rows(12, 64)[:, ::2].unflatten(0, (3, 4))
 
     assert torch.equal(layer(x), layer(x.contiguous().flatten(0, 1)).unflatten(0, (3, 4)))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-@pytest.mark.parametrize("layer_class", [PrepackedLinear, pytest.param(AMXLinear, marks=needs_amx)])
+@pytest.mark.parametrize("make_layer", [PrepackedLinear, pytest.param(amx_layer, marks=needs_amx)])
 @needs_bf16
-def test_the_fused_activation_is_the_requested_one(layer_class: type[nn.Module], activation: str) -> None:
+def test_the_fused_activation_is_the_requested_one(
+    make_layer: Callable[[Linear, str | None], nn.Module], activation: str
+) -> None:
     layer = linear(32, 32, activation, bias=False)
     layer.weight.data.copy_(torch.eye(32))
     x = torch.linspace(-4, -2, 32).expand(3, 32).bfloat16()  # where the two differ by 10% or more
 
     with torch.inference_mode():
-        ours = layer_class(layer.bfloat16(), layer.activation)(x)
+        ours = make_layer(layer.bfloat16(), layer.activation)(x)
 
     assert_close(ours.double(), ACTIVATIONS[activation](x.double()), rtol=2**-6, atol=1e-6)
 
@@ -247,7 +258,7 @@ def test_a_backbone_can_be_prepacked(
         packed = backbone(pack_sequences(SEQUENCES))
 
     classes = [type(module) for module in backbone.modules()]
-    assert classes.count(AMXLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
+    assert classes.count(PackedLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
     assert Linear not in classes
     assert cosine_similarity(packed.float(), plain.float(), dim=-1).min() > (0.97 if int8 else 0.999)
 
@@ -266,7 +277,7 @@ def test_layers_that_share_weights_are_packed_once() -> None:
 
 @needs_bf16
 def test_layers_without_a_fused_activation_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx_linear, "supports", lambda *args, **kwargs: False)
+    monkeypatch.setattr(linear_kernels, "find_amx_level", lambda *args: None)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
     prepack(model)
@@ -311,7 +322,7 @@ def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
 
     to_int8(model)
 
-    assert isinstance(model.wide, AMXLinear if native_code else Int8Linear)
+    assert isinstance(model.wide, PackedLinear if native_code else Int8Linear)
     error, before = ((x(batch).double() - expected).norm() / expected.norm() for x in (model, unscaled))
     assert error < 0.3 * before
 

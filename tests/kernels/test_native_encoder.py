@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.kernels import native_library
-from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
@@ -146,7 +146,7 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
 
     report = check.run(plain)
 
-    formats = [layer.format for layer in backbone.modules() if isinstance(layer, AMXLinear)]
+    formats = [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinear)]
     assert 0 < formats.count("bfloat16") == report.num_unquantized < len(formats)
     assert report.cosine is not None and report.cosine > plain.cosine
     assert isinstance(backbone.fused_encoder, FusedEncoder) and not keeps_tiles(backbone)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cenote.kernels.cpu import library
 from cenote.kernels.cpu.library import CPULevel, Format
+from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers
 from cenote.packed_batch import PackedBatch
 
@@ -28,16 +28,6 @@ class NormWeights:
     is_rms: bool
 
 
-class LevelLinear(Protocol):
-    """A linear layer whose weights are packed for a product of the level: PackedLinear or AMXLinear."""
-
-    in_features: int
-    out_features: int
-    activation: str | None
-    format: Format
-    level_descriptor: library.PackedLinear
-
-
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. `norms` are those of LevelLayer in encoder.h, in this order; None: the layer has no such norm.
@@ -46,10 +36,10 @@ class LayerWeights:
     come after them, before their residual adds.
     """
 
-    qkv: LevelLinear
-    out: LevelLinear
-    up: LevelLinear
-    down: LevelLinear
+    qkv: PackedLinear
+    out: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
     norms: tuple[NormWeights | None, ...]  # mixer, MLP, mixer out, MLP out, query, key
     rope: int  # NO_ROPE, ROPE or LOCAL_ROPE
     window: int | None
@@ -193,7 +183,7 @@ class LevelEncoder:
 
     def _make_layer(self, layer: LayerWeights) -> library.LevelLayer:
         return library.LevelLayer(
-            *(linear.level_descriptor for linear in _linears(layer)),
+            *(linear.descriptor for linear in _linears(layer)),
             *(self._make_norm(norm) for norm in layer.norms),
             layer.rope,
             library.NO_WINDOW if layer.window is None else layer.window,
@@ -259,5 +249,5 @@ def _attention_format(level: CPULevel, linear_formats: set[Format]) -> Format:
     return "float16" if "float16" in level.products and "float32" not in linear_formats else "float32"
 
 
-def _linears(layer: LayerWeights) -> tuple[LevelLinear, ...]:
+def _linears(layer: LayerWeights) -> tuple[PackedLinear, ...]:
     return layer.qkv, layer.out, layer.up, layer.down

@@ -2,7 +2,7 @@
  *
  * A product multiplies tiles of packed rows with panels of packed weights. Both operands are stored as words, a word being the
  * inputs that one lane of an instruction multiplies: [row tile][word][rows][inputs of a word] and [panel][word][columns][inputs of
- * a word]; the weights of AMX, which AMXLinear packs, have another order within a word (x86_amx.c). Everything between the products works on rows
+ * a word]; the weights of AMX have another order within a word (x86_amx.c). Everything between the products works on rows
  * of float32: the residual stream, norms, softmax and activations; a level with tile registers may keep rows of bfloat16 (TileLayers).
  */
 #ifndef CENOTE_LEVEL_H

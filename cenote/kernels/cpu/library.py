@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
+import torch
+
 from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
 from cenote.kernels.native_library import find_library_path, open_library
 
@@ -116,11 +118,16 @@ class CPULevel:
     pointer: int
     products: dict[Format, ProductLayout]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows that a layer alone reads and writes."""
+        return torch.bfloat16 if self.name == "amx" else torch.float32
+
 
 def load_level() -> CPULevel | None:
     """Return the highest level of this CPU within CENOTE_CPU_LEVEL, or None; None if the library is not built.
 
-    With AMX, its only products are those of float32: layers of bfloat16 and int8 are AMXLinear there.
+    With AMX, its only products are those of float32: layers of bfloat16 and int8 are for the level of AMX.
     """
     return _find_level(cpu_features())
 
@@ -144,10 +151,7 @@ def warn_without_library() -> None:
 
 
 def load_amx_level() -> CPULevel | None:
-    """Return the level of encoders whose layers are AMXLinear, or None if AMX is not used or the library is not built.
-
-    It has no products here: AMXLinear packs its weights itself.
-    """
+    """Return the level of models in bfloat16, or None if AMX is not used or the library is not built."""
     return _find_amx_level(cpu_features())
 
 
@@ -169,7 +173,7 @@ def _find_level(features: CPUFeatures) -> CPULevel | None:
 def _find_amx_level(features: CPUFeatures) -> CPULevel | None:
     library = _open_library() if features.has_amx else None
     pointer = None if library is None else library.cenote_find_level(b"amx")
-    return None if pointer is None else CPULevel("amx", library, pointer, {})
+    return None if pointer is None else CPULevel("amx", library, pointer, _read_products(library, pointer))
 
 
 def _open_library() -> Any:

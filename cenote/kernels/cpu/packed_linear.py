@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cenote.kernels import native_library
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu.library import Format, ProductLayout, load_level
+from cenote.kernels.cpu.library import CPULevel, Format, ProductLayout, load_amx_level, load_level
 from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads
-from cenote.kernels.int8 import quantize_int8
+from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear, quantize_int8
 
+TILE_ROW_BYTES = 64
 LEAST_ACTIVATION = 0.3  # absolute value of the smallest result of an activation; that of SiLU is -0.28
 
 
@@ -29,6 +31,16 @@ def has_packable_weight(linear: nn.Linear, format: Format) -> bool:
     return linear.weight.device.type == "cpu" and linear.weight.dtype in dtypes
 
 
+def find_amx_level(
+    in_features: int, dtype: torch.dtype, device: torch.device, activation: str | None, format: Format
+) -> CPULevel | None:
+    """Return the level of AMX if it is for a layer of this size in a model of this dtype, otherwise None."""
+    row_bytes = in_features * (1 if format == "int8" else 2)
+    has_kernel = activation in library.ACTIVATION_CODES and row_bytes % TILE_ROW_BYTES == 0
+    is_bf16_on_cpu = device.type == "cpu" and dtype == torch.bfloat16
+    return load_amx_level() if has_kernel and is_bf16_on_cpu and native_library.is_available() else None
+
+
 class PackedLinear(nn.Module):
     """y = activation(x W' + b), with x and y in the same dtype, and everything but the products in float32.
 
@@ -38,23 +50,31 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(
-        self, linear: nn.Linear, activation: str | None, format: Format, smooth_scales: Tensor | None = None
+        self,
+        linear: nn.Linear | WeightOnlyLinear,
+        activation: str | None,
+        format: Format,
+        smooth_scales: Tensor | None = None,
+        *,
+        weight: QuantizedWeight | None = None,
+        level: CPULevel | None = None,
     ) -> None:
+        """`weight`: in int8, divided by the SmoothQuant scales; None: that of `linear`."""
         super().__init__()
-        level = load_level()
+        level = level or load_level()
         assert level is not None
         self.level = level
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.activation, self.format = activation, format
-        weight, scales = _convert(linear.weight.detach(), format, smooth_scales)
+        values, scales = _convert(linear, format, smooth_scales) if weight is None else weight
         layout = level.products[format]
         # not parameters: the packed layout must not be moved to another device or saved
-        self.panels = pack_panels(weight, layout)
+        self.panels = pack_panels(values, layout)
         self.bias = _pad(linear.bias, self.out_features, layout.columns)
         self.scales = None if scales is None else _pad(scales, self.out_features, layout.columns)
-        self.offsets = _column_offsets(weight, layout) if layout.input_offset else None
+        self.offsets = _column_offsets(values, layout) if layout.input_offset else None
         self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
-        self.level_descriptor = library.PackedLinear(
+        self.descriptor = library.PackedLinear(
             panels=self.panels.data_ptr(),
             bias=self.bias.data_ptr(),
             scales=None if self.scales is None else self.scales.data_ptr(),
@@ -64,22 +84,20 @@ class PackedLinear(nn.Module):
             outputs=self.out_features,
             activation=library.ACTIVATION_CODES.index(activation),
             format=library.FORMATS.index(format),
-            max_norm=linear.weight.detach().norm(dim=1).max().item() if format == "float16" else 0.0,
+            max_norm=_largest_norm(linear) if format == "float16" else 0.0,
             max_bias=_largest_addition(self.bias, activation),
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.float().contiguous()
+        rows = x.to(self.level.dtype).contiguous()
         num_rows = rows.numel() // self.in_features
-        out = torch.empty((*x.shape[:-1], self.out_features))
-        failed = self.level.library.cenote_packed_linear(
-            self.level.pointer,
-            ctypes.byref(self.level_descriptor),
-            rows.data_ptr(),
-            num_rows,
-            out.data_ptr(),
-            count_threads(num_rows * self.in_features * self.out_features, MIN_WORK_OF_LINEAR),
-        )
+        out = torch.empty((*x.shape[:-1], self.out_features), dtype=self.level.dtype)
+        threads = count_threads(num_rows * self.in_features * self.out_features, MIN_WORK_OF_LINEAR)
+        arguments = (ctypes.byref(self.descriptor), rows.data_ptr(), num_rows, out.data_ptr(), threads)
+        if self.level.dtype is torch.bfloat16:
+            failed = native_library.load_library().cenote_linear(*arguments)
+        else:
+            failed = self.level.library.cenote_packed_linear(self.level.pointer, *arguments)
         if failed:
             raise MemoryError(
                 f"cannot allocate scratch memory for a linear layer over an input of shape {tuple(x.shape)}"
@@ -88,14 +106,25 @@ class PackedLinear(nn.Module):
 
 
 def pack_panels(weight: Tensor, layout: ProductLayout) -> Tensor:
-    """Reorder [outputs, inputs], padded with zeros, to [panel][word][columns][inputs of a word]."""
+    """Reorder [outputs, inputs], padded with zeros, to [panel][word][columns][inputs of a word].
+
+    A word that is as long as a row of a tile has two tiles of 16 columns, in which four bytes of inputs stay together.
+    """
     outputs, inputs = weight.shape
     padded = F.pad(weight, (0, -inputs % layout.word, 0, -outputs % layout.columns))
-    return padded.view(-1, layout.columns, padded.shape[1] // layout.word, layout.word).transpose(1, 2).contiguous()
+    words = padded.shape[1] // layout.word
+    if layout.word * weight.element_size() == TILE_ROW_BYTES:
+        tiles = padded.view(torch.int32).view(-1, layout.columns // 16, 16, words, TILE_ROW_BYTES // 4)
+        return tiles.permute(0, 3, 1, 4, 2).contiguous()
+    return padded.view(-1, layout.columns, words, layout.word).transpose(1, 2).contiguous()
 
 
-def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _convert(
+    linear: nn.Linear | WeightOnlyLinear, format: Format, smooth_scales: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Return the weights in the format, and what their products have to be multiplied with."""
+    assert isinstance(linear, nn.Linear), "only int8 layers are made of quantized weights"
+    weight = linear.weight.detach()
     if format == "int8":
         return quantize_int8(weight if smooth_scales is None else weight / smooth_scales)
     if format == "float16":  # below 1, so that no sum of 128 products overflows
@@ -105,6 +134,12 @@ def _convert(weight: Tensor, format: Format, smooth_scales: Tensor | None) -> tu
     if format == "bfloat16":
         return weight.bfloat16(), None
     return weight.contiguous(), None
+
+
+def _largest_norm(linear: nn.Linear | WeightOnlyLinear) -> float:
+    assert isinstance(linear, nn.Linear)
+    largest: float = linear.weight.detach().norm(dim=1).max().item()
+    return largest
 
 
 def _largest_addition(bias: Tensor, activation: str | None) -> float:
