@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +15,11 @@ from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.products import (
-    MIN_COSINE,
     UNQUANTIZED_SHARES,
     ProductReport,
     describe_products,
     find_min_cosine,
+    leave_out_worst,
     summarize_states,
 )
 from cenote.packed_batch import PackedBatch
@@ -36,6 +37,7 @@ class Int8Check:
         self.quantizer = quantizer
         self.sample = sample
         self.errors: dict[nn.Module, float] = {}  # of the layers that the sample reaches, relative to their results
+        self.replaced: set[nn.Module] = set()  # quantized layers that the model does not use any more
         self.reference = self._run_unquantized()
 
     def run(self, report: ProductReport | None) -> ProductReport:
@@ -43,16 +45,9 @@ class Int8Check:
         dtype: Format = "bfloat16" if self.backbone.dtype is torch.bfloat16 else "float32"
         if report is None or report.format != "int8":
             report = ProductReport("int8", "torch", is_weight_only=not self.quantizer.multiplies_int8)
-        report = replace(report, cosine=self._measure(), unquantized=dtype, reference=dtype)
         worst = sorted(self.errors, key=lambda layer: -self.errors[layer])
-        for share in (*UNQUANTIZED_SHARES, 1.0):
-            assert report.cosine is not None
-            if report.cosine >= MIN_COSINE["int8"] or not worst:
-                break
-            logger.info("cosine %.6f of int8 with %s is below %s", report.cosine, dtype, MIN_COSINE["int8"])
-            count = max(1, round(share * len(worst)))
-            self._replace(worst[report.num_unquantized : count])
-            report = replace(report, cosine=self._measure(), num_unquantized=count)
+        cosine, count = leave_out_worst(self._measure(), worst, (*UNQUANTIZED_SHARES, 1.0), self._leave_out)
+        report = replace(report, cosine=cosine, num_unquantized=count, unquantized=dtype, reference=dtype)
         if report.num_unquantized == len(self.quantizer.layers):
             report = describe_products(self.model) or ProductReport(dtype, "torch")
         logger.info("%s", report)
@@ -75,12 +70,14 @@ class Int8Check:
     def _measure(self) -> float:
         return find_min_cosine(summarize_states(self.model, self.sample), self.reference)
 
-    def _replace(self, layers: list[nn.Module]) -> None:
+    def _leave_out(self, layers: Sequence[nn.Module]) -> float:
         self.backbone.fused_encoder = None
-        linears = {layer: self.quantizer.read_linear(layer) for layer in layers}
+        linears = {layer: self.quantizer.read_linear(layer) for layer in layers if layer not in self.replaced}
+        self.replaced.update(linears)
         for parent in list(self.model.modules()):
             for name, child in parent.named_children():
                 if child in linears:
                     setattr(parent, name, linears[child])
         process_weights_after_loading(self.model, torch.device("cpu"), None)
         self.backbone.fused_encoder = try_fuse_encoder(self.backbone)
+        return self._measure()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,18 +99,20 @@ def _check(
     cosine = find_min_cosine(summarize_states(model, sample), reference)
     if cosine >= MIN_COSINE[format]:
         return ProductReport(format, level, cosine)
-    logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
     if format == "int8":
         _restore(backbone, linears)
         worst = _by_error(model, sample, linears)
-        for share in UNQUANTIZED_SHARES:
-            unquantized = set(worst[: max(1, round(share * len(worst)))])
+
+        def leave_out(unquantized: Collection[nn.Module]) -> float:
             _restore(backbone, linears)
             pack_linears(model, "int8", unquantized=unquantized)
             backbone.fused_encoder = try_fuse_encoder(backbone)
-            cosine = find_min_cosine(summarize_states(model, sample), reference)
-            if cosine >= MIN_COSINE["int8"]:
-                return ProductReport("int8", level, cosine, len(unquantized), unquantized_format())
+            return find_min_cosine(summarize_states(model, sample), reference)
+
+        cosine, count = leave_out_worst(cosine, worst, UNQUANTIZED_SHARES, leave_out)
+        if cosine >= MIN_COSINE["int8"]:
+            return ProductReport("int8", level, cosine, count, unquantized_format())
+    logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
     _restore(backbone, linears)
     other = unquantized_format() if format == "int8" else "float32"
     pack_linears(model, other)
@@ -117,6 +120,26 @@ def _check(
     if other == "float32":
         return ProductReport("float32", level)
     return _check(model, backbone, ProductReport(other, level), sample, reference, linears)
+
+
+def leave_out_worst(
+    cosine: float,
+    worst: Sequence[nn.Module],
+    shares: Sequence[float],
+    leave_out: Callable[[Sequence[nn.Module]], float],
+) -> tuple[float, int]:
+    """Leave more and more layers of an int8 model unquantized, the worst first, until its cosine is large enough.
+
+    `leave_out` computes these layers in another format and returns the cosine. Return the last one, and their number.
+    """
+    count = 0
+    for share in shares if worst else ():
+        if cosine >= MIN_COSINE["int8"]:
+            break
+        count = max(1, round(share * len(worst)))
+        logger.info("cosine %.6f of int8 is below %s: %d layers are not", cosine, MIN_COSINE["int8"], count)
+        cosine = leave_out(worst[:count])
+    return cosine, count
 
 
 def _has_kernels(model: nn.Module, format: Format) -> bool:
