@@ -239,11 +239,12 @@ def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypat
             assert not links
         while not links:
             await asyncio.sleep(0.01)
+        num_links = len(links)  # more than one if the front-end was slow to read them
         front_ends.set_engine_state(EngineState(7, "restarting", ""))
         front_ends.reconnect(front_ends.running[0], 7)
-        assert links == [7]
+        assert len(links) == num_links
         front_ends.set_engine_state(EngineState(7, "ready", ""))
-        assert links == [7, 7]
+        assert len(links) == num_links + 1
         await front_ends.drain()
 
     asyncio.run(run())
