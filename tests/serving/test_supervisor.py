@@ -128,7 +128,7 @@ def test_front_ends_that_are_started_while_the_engine_restarts_tell_its_state(fo
         wait_until(lambda: server.output.count("restarting in") == 2)
         with server.client() as client:
             wait_until(lambda: client.get("/health/live").status_code == 200)
-            assert client.get("/health/ready").json()["state"] == "restarting"
+            wait_until(lambda: client.get("/health/ready").json()["state"] == "restarting")
             card = client.get("/v1/models").json()["data"][0]
             assert (card["root"], card["state"]) == (folder.name, "restarting")
             assert "cenote_engine_restarts_total" in client.get("/metrics").text
