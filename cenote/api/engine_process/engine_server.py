@@ -280,7 +280,7 @@ class FrontEndLink:
         )
         self._on_closed = on_closed
         self.engine: Engine | None = None
-        self._token_link: TokenLink | None = None  # None: the front-end does not tokenize
+        self._token_link: TokenLink | None = None  # None: the engine has no renderer
 
     def set_engine(self, engine: Engine, server: EngineServer) -> None:
         if self.engine is not None or not self.channel.is_open:

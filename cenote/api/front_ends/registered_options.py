@@ -57,9 +57,9 @@ class OptionsRegistry:
         `role`: of its texts, if other modules encode those of other roles.
         """
         adapter = selection.adapter if request.adapter is None else request.adapter
-        assert adapter is None or isinstance(adapter, str), "checked by can_render"
+        assert adapter is None or isinstance(adapter, str), "no route has one for each input"
         params = request.params
-        assert params is None or isinstance(params, PoolingParams), "checked by can_render"
+        assert params is None or isinstance(params, PoolingParams), "no route has one for each input"
         encoded_params = None if params is None else msgspec.msgpack.encode(params)
         has_operands = request.operands is not None
         key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling, has_operands, role)

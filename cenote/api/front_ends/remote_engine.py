@@ -79,7 +79,7 @@ class RemoteEngine(FrontEndEngine):
         self.availability = Availability()
         self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
-        self._token_client: TokenClient | None = None  # None: the engine tokenizes
+        self._token_client: TokenClient | None = None  # None: there is no link
         self.text_models = TextModelCache()
         self._connecting: asyncio.Task[None] | None = None
         self._token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)

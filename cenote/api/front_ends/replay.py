@@ -92,11 +92,10 @@ class ReplayableCall:
         self.error = self.error or error
 
 
-def make_poison_error(index: int | None, reason: str) -> InputCrashedEngine:
-    name = "an input of this request" if index is None else f"input {index}"
+def make_poison_error(index: int, reason: str) -> InputCrashedEngine:
     error = InputCrashedEngine(
-        f"{name} crashed the engine process ({reason}), twice and the second time alone on the device; it is not run "
-        "again. The other inputs of the request can be sent without it"
+        f"input {index} crashed the engine process ({reason}), twice and the second time alone on the device; it is not "
+        "run again. The other inputs of the request can be sent without it"
     )
     error.index = index
     return error

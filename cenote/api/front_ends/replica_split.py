@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cenote.errors import PoolingError
-from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest, Timing
 from cenote.protocol.results import PoolResultBatch
 
@@ -23,16 +22,9 @@ class Part(NamedTuple):
 
 
 def take_pool_part(request: PoolRequest, rows: Sequence[int]) -> PoolRequest:
-    params, adapter = request.params, request.adapter
-    if params is not None and not isinstance(params, PoolingParams):
-        params = take(params, rows)
-    if adapter is not None and not isinstance(adapter, str):
-        adapter = take(adapter, rows)
     return replace(
         request,
         inputs=take(request.inputs, rows),
-        params=params,
-        adapter=adapter,
         operands=None if request.operands is None else take(request.operands, rows),
         timing=Timing(),
         on_tokenized=None,  # no part knows the tokens of all

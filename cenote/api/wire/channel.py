@@ -124,19 +124,13 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         reply, _ = await self.start_call(message)
         return cast("ReplyT", reply)
 
-    def start_call(
-        self, message: Message, call_id: int = 0, future: asyncio.Future[Any] | None = None
-    ) -> asyncio.Future[Any]:
-        """Send a call and return the future of its reply and the arrays after it; raise what `send` raises.
-
-        `call_id`: unique on this channel, if the caller needs to know it; above those that the channel chooses.
-        """
-        if future is None:
-            future = asyncio.get_running_loop().create_future()
+    def start_call(self, message: Message) -> asyncio.Future[Any]:
+        """Send a call and return the future of its reply and the arrays after it; raise what `send` raises."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             future.set_exception(self._make_closed_error())
             return future
-        call_id = call_id or next(self._call_ids)
+        call_id = next(self._call_ids)
         self._send(CALL, call_id, message)
         self._pending[call_id] = future
         future.add_done_callback(lambda done: self._on_call_done(call_id, done))
