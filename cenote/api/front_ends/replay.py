@@ -94,8 +94,8 @@ class ReplayableCall:
 
 def make_poison_error(index: int, reason: str) -> InputCrashedEngine:
     error = InputCrashedEngine(
-        f"input {index} crashed the engine process ({reason}), twice and the second time alone on the device; it is not "
-        "run again. The other inputs of the request can be sent without it"
+        f"input {index} crashed the engine process ({reason}), twice and the second time alone on the device; it is "
+        "not run again. The other inputs of the request can be sent without it"
     )
     error.index = index
     return error
