@@ -148,7 +148,7 @@ class NumericalError(PoolingError):
 
 
 class InputCrashedEngine(PoolingError):
-    """The engine process died twice while this input was on the device, the second time alone; it is not run again."""
+    """Engine processes died while this input was on the device, also when it was alone there; it is not run again."""
 
     code = "input_crashed_engine"
     _index: int | None = None

@@ -24,10 +24,10 @@ HEALTH_CHECKS = {"health_check_period_ms": 1000, "health_check_timeout_ms": 3000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of the cluster may wait for several actors to start."""
+    """A test of the cluster waits for several actors to start, beside the other tests."""
     for item in items:
         if "tests/ray" in str(item.path):
-            item.add_marker(pytest.mark.timeout(1800 if IS_FULL else 170))
+            item.add_marker(pytest.mark.timeout(1800 if IS_FULL else 400))
 
 
 @pytest.fixture(scope="session")

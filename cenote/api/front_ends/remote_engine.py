@@ -153,7 +153,7 @@ class RemoteEngine(FrontEndEngine):
                 poison += call.on_exit(numbers, exited)
                 self.quarantine.add_suspects(call.owner.suspect_digests)
         calls = {call.owner for call in self._token_calls.pending.values()}
-        if not exited.calls and not exited.is_external:
+        if not exited.calls and exited.cause != "external":
             for call in calls:
                 call.on_unexplained_crash(exited)
         if poison:

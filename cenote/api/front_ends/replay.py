@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cenote.api.wire.control_messages import EngineExited
+from cenote.api.wire.control_messages import EngineExited, ExitCause
 from cenote.errors import EngineStopped, InputCrashedEngine
 
-# exits with SIGKILL, sent by somebody else, while the same input was alone on the device: so many may be chance
-MAX_EXTERNAL_EXITS = 3
+# so many processes end while the same input is alone on the device before it is to blame, by how they end: a device
+# that hangs is often the reason itself, and who sends SIGKILL does not look at what runs
+MAX_EXITS_ALONE: dict[ExitCause, int] = {"crash": 1, "hang": 2, "external": 3}
 # crashes with nothing on the device, for example of the tokenizer: nobody knows which request is to blame
 MAX_UNEXPLAINED_CRASHES = 3
 # links that were lost although the engine process lived, for example because a message could not be read
@@ -34,7 +36,7 @@ class ReplayableCall:
     retry_until = 0.0  # monotonic; 0.0 unless the engine was overloaded
     suspects: frozenset[int] = frozenset()  # inputs that were on the device when an engine process died
     may_crash = False  # they may be the reason: nobody else has killed that process
-    _num_external_exits: Sequence[int] = ()  # numbers of inputs, once for each exit
+    _exits_alone: Counter[tuple[int, ExitCause]] | None = None  # by number of the input that was alone
     _num_unexplained = 0
     _num_link_losses = 0
 
@@ -67,14 +69,13 @@ class ReplayableCall:
                 poison.append(number)
             else:
                 self.suspects |= {number}
-                self.may_crash |= not exited.is_external
+                self.may_crash |= exited.cause != "external"
         return poison
 
     def _is_to_blame(self, number: int, exited: EngineExited) -> bool:
-        if not exited.is_external:
-            return True
-        self._num_external_exits = [*self._num_external_exits, number]
-        return self._num_external_exits.count(number) >= MAX_EXTERNAL_EXITS
+        self._exits_alone = self._exits_alone or Counter()
+        self._exits_alone[number, exited.cause] += 1
+        return self._exits_alone[number, exited.cause] >= MAX_EXITS_ALONE[exited.cause]
 
     def on_unexplained_crash(self, exited: EngineExited) -> None:
         """The engine process has crashed with nothing on the device."""
@@ -94,8 +95,8 @@ class ReplayableCall:
 
 def make_poison_error(index: int, reason: str) -> InputCrashedEngine:
     error = InputCrashedEngine(
-        f"input {index} crashed the engine process ({reason}), twice and the second time alone on the device; it is "
-        "not run again. The other inputs of the request can be sent without it"
+        f"input {index} crashed the engine process ({reason}), also when it was alone on the device; it is not run "
+        "again. The other inputs of the request can be sent without it"
     )
     error.index = index
     return error

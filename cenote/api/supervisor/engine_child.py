@@ -25,6 +25,7 @@ from cenote.api.wire.control_messages import (
     EngineInit,
     EngineLoaded,
     EngineToSupervisor,
+    ExitCause,
     LoadFailed,
     SetAdapters,
     StopEngine,
@@ -167,10 +168,15 @@ class EngineChild(Child[EngineToSupervisor]):
         """Tell the front-ends what was on the device, before they send anything to the next process."""
         self._num_exits += 1
         calls, is_isolated, _ = self.on_device
-        is_external = self.was_killed_externally(code)
         self.listener.on_engine_exited(
-            EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, is_external)
+            EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, self._find_cause(code))
         )
+
+    def _find_cause(self, code: int) -> ExitCause:
+        if self.was_killed_externally(code):
+            return "external"
+        # also when it has stopped by itself, because a batch took too long
+        return "crash" if self.kill_reason is None and self.failure is None else "hang"
 
     def find_final_error(self, reason: str) -> Exception | None:
         if self.has_been_ready:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from cenote.api.model_admin import ModelRow
@@ -111,6 +113,10 @@ class EngineState(Message):
     reason: str
 
 
+# it ended by itself; the device or the process did not go on; somebody else has killed it
+ExitCause = Literal["crash", "hang", "external"]
+
+
 class EngineExited(Message):
     """An engine process has exited: what is not answered goes to the next one, after this message."""
 
@@ -119,7 +125,7 @@ class EngineExited(Message):
     reason: str
     calls: list[tuple[int, int]]  # on the device at that moment: call ids and numbers of inputs, of any front-end
     is_isolated: bool  # one input, alone on the device because it had been there when another process exited
-    is_external: bool  # killed by somebody else, so that nothing on the device is to blame
+    cause: ExitCause
 
 
 class PoisonFound(Message):

@@ -217,7 +217,7 @@ def test_images_are_not_preprocessed_again_for_the_next_engine_process(
             monkeypatch.setattr(TokenLink, "on_batch", on_batch)
             link.channel.close()
             await wait_until(lambda: remote.status != "ready")
-            remote.on_engine_exited(EngineExited(0, 1, "exited with SIGSEGV", [], False, True))
+            remote.on_engine_exited(EngineExited(0, 1, "exited with SIGSEGV", [], False, "external"))
             next_link = await attach_engine(remote, engine, 1)
             results = await asyncio.wait_for(call, 60)
             next_link.channel.close()

@@ -109,7 +109,7 @@ def test_only_chunks_without_a_result_are_sent_again_after_a_crash(make_engine: 
         hang = await machine.start(666, pooler_config=CHUNKED, max_num_seqs=1)
         pooled = asyncio.ensure_future(machine.remote.pool(PoolRequest(task="embed", inputs=[text])))
         await asyncio.to_thread(hang.gate.reached.wait, 20)
-        await machine.crash(is_external=True)
+        await machine.crash(cause="external")
         hang.gate.opened.set()
         again = await machine.start(pooler_config=CHUNKED, max_num_seqs=1)
         (result,) = await asyncio.wait_for(pooled, 20)

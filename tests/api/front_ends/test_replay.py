@@ -14,9 +14,9 @@ import pytest
 from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.front_ends import availability
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.replay import MAX_EXTERNAL_EXITS, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
+from cenote.api.front_ends.replay import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
 from cenote.api.front_ends.text_model import TextModelCache
-from cenote.api.wire.control_messages import EngineExited, ReplayStats
+from cenote.api.wire.control_messages import EngineExited, ExitCause, ReplayStats
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.sequence_group import ScheduledBatch
@@ -65,16 +65,16 @@ class Machine:
         self.link: FrontEndLink = await attach_engine(self.remote, self.engine, self.num_exits)
         return hang
 
-    async def crash(self, *, is_external: bool = False, reason: str = "exited with SIGSEGV") -> None:
+    async def crash(self, *, cause: ExitCause = "crash", reason: str = "exited with SIGSEGV") -> None:
         """Close the link and report what was on the device, as the supervisor does."""
         self.link.channel.close()
         await wait_until(lambda: self.remote.status != "ready")
-        self.report(is_external=is_external, reason=reason)
+        self.report(cause=cause, reason=reason)
 
-    def report(self, *, is_external: bool = False, reason: str = "exited with SIGSEGV") -> None:
+    def report(self, *, cause: ExitCause = "crash", reason: str = "exited with SIGSEGV") -> None:
         self.num_exits += 1
         calls, is_isolated, _ = self.table.read()
-        self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, is_external))
+        self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, cause))
         self.remote.set_status("restarting", reason)
 
     def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
@@ -240,16 +240,34 @@ def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) ->
     run(make_engine, crash)
 
 
-def test_a_signal_of_somebody_else_does_not_make_an_input_poison(make_engine: MakeEngine) -> None:  # noqa: F811
+@pytest.mark.parametrize("cause", ["hang", "external"])
+def test_what_may_be_chance_does_not_make_an_input_poison(
+    make_engine: MakeEngine,  # noqa: F811
+    cause: ExitCause,
+) -> None:
     async def crash(machine: Machine) -> None:
         call = None
-        for _ in range(MAX_EXTERNAL_EXITS):  # the first one finds it in a batch, the others alone
+        for _ in range(MAX_EXITS_ALONE[cause]):  # the first one finds it in a batch, the others alone
             hang = await machine.start(7)
             call = call or machine.embed([[7]])
             await wait_until(hang.gate.reached.is_set)
-            await machine.crash(is_external=True)
+            await machine.crash(cause=cause)
         await machine.start()
         assert values(await call) == [[7]]
+
+    run(make_engine, crash)
+
+
+def test_an_input_that_hangs_alone_twice_is_refused(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        call = None
+        for _ in range(3):
+            hang = await machine.start(7)
+            call = call or machine.embed([[7]])
+            await wait_until(hang.gate.reached.is_set)
+            await machine.crash(cause="hang", reason="a batch did not finish")
+        with pytest.raises(InputCrashedEngine, match="input 0 crashed the engine process .a batch did not finish"):
+            await call
 
     run(make_engine, crash)
 

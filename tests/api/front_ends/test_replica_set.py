@@ -149,7 +149,7 @@ def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
         second = replicas.other(first)
         second.hangs[0].token_ids = set()
         second.hangs[0].gate.opened.set()
-        await first.crash(is_external=True, reason="exited with SIGKILL")
+        await first.crash(cause="external", reason="exited with SIGKILL")
         for number, call in enumerate(calls):
             assert values(await call) == [[POISON], [100 + number]]
         assert replicas.engine.status == "ready" and replicas.engine.dead_error is None
@@ -170,7 +170,7 @@ def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_eng
         await wait_until(lambda: first.remote.status != "ready")
         await asyncio.sleep(0.05)
         assert not second.hangs[0].batches and not call.done()
-        first.report(is_external=True)
+        first.report(cause="external")
         assert values(await call) == [[POISON]]
         assert first.total().num_quarantined == 1
 
@@ -246,7 +246,7 @@ def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(
     async def crash(replicas: Replicas) -> None:
         await replicas.start()
         for machine in replicas.machines:
-            await machine.crash(is_external=True)
+            await machine.crash(cause="external")
         assert replicas.engine.status == "restarting"
         call = replicas.embed([[100], [101]])
         score = asyncio.create_task(replicas.engine.score(ScoreRequest(queries=["a"], documents=["a", "b"])))
@@ -286,7 +286,7 @@ def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other
         first = await replicas.find_busy()
         replicas.other(first).hangs[0].token_ids = set()
         replicas.engine.start_draining()
-        await first.crash(is_external=True)
+        await first.crash(cause="external")
         assert values(await call) == [[POISON]]
 
     run(make_engine, crash)
