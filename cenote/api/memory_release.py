@@ -18,6 +18,11 @@ LOW_SHARE = 1 / 8  # of the peak: most of its requests have been answered
 NUM_LOW_CHECKS = 3  # in a row: clients that send one request after the other may all be answered at once
 
 
+# of glibc: blocks of this size are of the system, not of a heap, and so many free bytes end a heap of a thread
+MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES = 1 << 20, 4 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
 class BurstWatcher:
     """Finds the ends of bursts: of many requests, or of what the process has grown for.
 
@@ -66,3 +71,14 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def limit_kept_memory() -> None:
+    """Keep glibc from raising its thresholds with the size of what is freed.
+
+    After one large body it would keep up to 64 MiB for each thread, at the end of its heap, which no trim releases.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        set_option(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)

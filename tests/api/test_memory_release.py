@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,33 @@ def test_memory_of_many_small_objects_is_given_back() -> None:
 
     assert full - resident_bytes() > 30_000_000
     assert len(last) == 600
+
+
+# glibc takes the size of a freed block, up to 32 MiB, as its new threshold, and keeps twice as much for each thread
+AFTER_LARGE_BODIES = """
+import sys, threading
+from cenote.api import memory_release
+
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+if "limited" in sys.argv:
+    memory_release.limit_kept_memory()
+bytes(31 << 20)  # is freed at once
+before = resident_mib()
+thread = threading.Thread(target=lambda: [b"a" * 100_000 for _ in range(500)])
+thread.start(), thread.join()
+memory_release.release_memory()
+print(resident_mib() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or resource.getpagesize() != 4096, reason="reads /proc/self/statm")
+def test_large_bodies_leave_no_memory_to_threads() -> None:
+    growth_mib = {
+        name: int(subprocess.check_output([sys.executable, "-c", AFTER_LARGE_BODIES, name]))
+        for name in ("limited", "as glibc does")
+    }
+
+    assert growth_mib["limited"] < 8
+    assert growth_mib["as glibc does"] > 30  # otherwise there is nothing to limit here

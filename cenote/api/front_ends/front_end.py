@@ -24,6 +24,7 @@ from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
 from cenote.api.http.acceptor import Acceptor
 from cenote.api.http.connection import HttpConnection
 from cenote.api.http.server_state import ServerState
+from cenote.api.memory_release import limit_kept_memory
 from cenote.api.server import FINAL_FLUSH_S, ApiServer
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import encode_error
@@ -58,6 +59,7 @@ REPORT_INTERVAL_S = 0.1
 def main(argv: Sequence[str]) -> int:
     exit_with_parent()
     prefer_as_oom_victim(FRONT_END_OOM_SCORE)
+    limit_kept_memory()
     channel_fd, links_fd, heartbeat_fd, supervisor_fd, counts_fd, admission_fd, *listener_fds = map(int, argv)
     listeners = [socket.socket(fileno=fd) for fd in listener_fds]
     for listener in listeners:
