@@ -17,13 +17,14 @@ import pytest
 
 from cenote.api.dialects import DIALECTS
 from cenote.api.dialects.dialect import Route
+from cenote.api.supervisor.engine_launcher import LAUNCHER_MODULE
 from tests.api.app_client import add_chat_template
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_splade
 
 from .large_requests import LargeRequest, choose, list_large_requests
 from .live_poller import LivePoller
 from .memory_limit import limit_memory
-from .server_process import ServerProcess, children
+from .server_process import ServerProcess, children, command_line
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 REQUESTS_PER_ROUTE = int(os.environ.get("REQUESTS_PER_ROUTE", 0))
@@ -82,6 +83,12 @@ def list_processes(pid: int) -> list[int]:
     return [pid, *(found for child in children(pid) for found in list_processes(child))]
 
 
+def list_serving(server: ServerProcess) -> dict[int, str]:
+    """Return the command lines of all processes but the launcher, which exits when it was not used for ten minutes."""
+    commands = {pid: command_line(pid) for pid in list_processes(server.process.pid)}
+    return {pid: command for pid, command in commands.items() if LAUNCHER_MODULE not in command}
+
+
 def send(server: ServerProcess, path: str, body: bytes, timeout_ms: int, model: str = MODELS[0]) -> int | None:
     """Return the status of the answer, which is read to its end and dropped; None without an answer."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
@@ -114,7 +121,7 @@ def find_problems(
 ) -> list[str]:
     """Send the requests one after the other; return those that were not answered, and those that delayed others."""
     problems = []
-    processes = list_processes(server.process.pid)
+    processes = list_serving(server)
     for request in requests:
         body = request.encode(num_bytes)
         model = find_model(server, request)
@@ -123,8 +130,8 @@ def find_problems(
         delay_s = live.take()
         if status is None or status == 500 or delay_s > MAX_LIVE_S:
             problems.append(f"{request.path} ({request.name}), {len(body)} bytes: {status}, {delay_s:.2f} s")
-    if list_processes(server.process.pid) != processes:
-        problems.append(f"a process has exited:\n{server.output[-4000:]}")
+    if list_serving(server) != processes:
+        problems.append(f"of {processes} there are {list_serving(server)}:\n{server.output[-4000:]}")
     return problems
 
 
