@@ -6,10 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar, Unpack
-
-import numpy as np
-from torch import Tensor
+from typing import Any, NoReturn, TypeAlias, TypeVar, Unpack
 
 from cenote.config.engine import EngineConfig
 from cenote.config.llm_options import LLMOptions
@@ -28,36 +25,37 @@ from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
 from cenote.errors import BadRequest, PoolingError, Unsupported, explain_no_generation
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
+from cenote.llm_outputs import (
+    describe_late_chunks,
+    make_chunk_outputs,
+    make_lazy_results,
+    make_sparse_output,
+    make_task_output,
+)
 from cenote.loading.model_config import ModelConfig
 from cenote.outputs import (
-    ChunkEmbeddingOutput,
     ClassificationOutput,
     ClassificationRequestOutput,
-    CombinedOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     EntitiesOutput,
     EntitiesRequestOutput,
-    LazyResults,
     PluginRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    SparseEmbeddingOutput,
     SparseEmbeddingRequestOutput,
 )
 from cenote.protocol.input_types import ChunkedDocument
-from cenote.protocol.late_chunking import describe_chunks, find_late_chunking_params, get_offsets
 from cenote.protocol.names import resolve_role, resolve_task_names
-from cenote.protocol.params import AggregationStrategy, LateChunkingParams, PoolingParams, ScoreType, Task
-from cenote.protocol.prompt_selection import select_prompt
-from cenote.protocol.requests import PoolRequest
+from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task
 from cenote.utils.progress import UseTqdm, progress_bar
 from cenote.utils.request_ids import RequestIdCounter
 
 RequestOutputT = TypeVar("RequestOutputT", bound=RequestOutput[Any])
+# prompts, pooling params, LoRA request, tokenization kwargs
+PromptArgs: TypeAlias = tuple[Any, PoolingParamsArg, Any, Mapping[str, Any] | None]
 
 
 class LLM:
@@ -134,21 +132,17 @@ class LLM:
         text is a document and is split into chunks of at most that many characters. There is one output per chunk,
         with `outputs.document_index`, `outputs.start` and `outputs.end`.
         """
-        args = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        selection: dict[str, Any] = {
-            "prompt": prompt,
-            "prompt_name": prompt_name,
-            "input_type": input_type,
-            "embedding_task": task,
-        }
+        args = (prompts, pooling_params, lora_request, tokenization_kwargs)
+        selection: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type}
+        selection["embedding_task"] = task
         is_late = late_chunking or (isinstance(pooling_params, PoolingParams) and bool(pooling_params.late_chunking))
         if is_late or chunk_size is not None:
-            return self._embed_documents(make_documents(prompts, chunk_size), *args[1:], **selection)
+            return self._embed_documents(make_documents(prompts, chunk_size), args, use_tqdm, **selection)
         if self._embeds_tokens(pooling_params):
-            make_output = partial(self._make_output, ("token_embed",))
-            outputs: Any = self._pool(PoolingRequestOutput, make_output, ("token_embed",), *args, **selection)
+            make_output = partial(make_task_output, self.engine, ("token_embed",))
+            outputs: Any = self._pool(PoolingRequestOutput, make_output, ("token_embed",), args, use_tqdm, **selection)
             return outputs  # type: ignore[no-any-return]  # PoolingRequestOutput, of those who ask for matrices
-        return self._pool(EmbeddingRequestOutput, EmbeddingOutput, ("embed",), *args, **selection)
+        return self._pool(EmbeddingRequestOutput, EmbeddingOutput, ("embed",), args, use_tqdm, **selection)
 
     def classify(
         self,
@@ -160,8 +154,8 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of every class for each prompt, as `outputs.probs`."""
-        args = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        return self._pool(ClassificationRequestOutput, ClassificationOutput, ("classify",), *args)
+        args = (prompts, pooling_params, lora_request, tokenization_kwargs)
+        return self._pool(ClassificationRequestOutput, ClassificationOutput, ("classify",), args, use_tqdm)
 
     def sparse_embed(
         self,
@@ -176,9 +170,10 @@ class LLM:
         input_type: str | None = None,
     ) -> list[SparseEmbeddingRequestOutput]:
         """Return a sparse vector per prompt, as `outputs.token_ids`, `outputs.weights` and `outputs.tokens`."""
-        args = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        args = (prompts, pooling_params, lora_request, tokenization_kwargs)
         selection: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type}
-        return self._pool(SparseEmbeddingRequestOutput, self._make_sparse_output, ("sparse_embed",), *args, **selection)
+        make_output = partial(make_sparse_output, self.engine)
+        return self._pool(SparseEmbeddingRequestOutput, make_output, ("sparse_embed",), args, use_tqdm, **selection)
 
     def encode(
         self,
@@ -206,15 +201,15 @@ class LLM:
             pooling_task = self.pooling_task  # the deprecated option `task` selects it
         if pooling_task is None:
             raise BadRequest(MISSING_TASK_MESSAGE + ", ".join(self.supported_tasks))
+        args = (prompts, pooling_params, lora_request, tokenization_kwargs)
         if pooling_task == "plugin":
-            return [self._run_plugin(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
+            return [self._run_plugin(args, use_tqdm)]
         # the engine refuses names that are not tasks
         tasks: Sequence[Task] = resolve_task_names(pooling_task, self.engine.model_info)  # type: ignore[assignment]
         role = resolve_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
-        args = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         selection: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type}
-        make_output = partial(self._make_output, tasks)
-        return self._pool(PoolingRequestOutput, make_output, tasks, *args, role=role, **selection)
+        make_output = partial(make_task_output, self.engine, tasks)
+        return self._pool(PoolingRequestOutput, make_output, tasks, args, use_tqdm, role=role, **selection)
 
     def reward(
         self,
@@ -340,15 +335,11 @@ class LLM:
         output_type: type[RequestOutputT],
         make_output: Callable[..., Any],
         tasks: Sequence[Task],
-        prompts: Any,
-        params: PoolingParamsArg,
+        args: PromptArgs,
         use_tqdm: UseTqdm,
-        lora_request: Any,
-        tokenization_kwargs: Mapping[str, Any] | None,
         **request_kwargs: Any,
     ) -> list[RequestOutputT]:
         """Run a request; results are wrapped in output objects while others are still computed."""
-        args = (prompts, params, lora_request, tokenization_kwargs)
         request = make_pool_request(self.engine, tasks, *args, return_exceptions="computed", **request_kwargs)
         first_ids: list[int] = []  # of the request, or of its consecutive sub-requests
 
@@ -358,7 +349,7 @@ class LLM:
 
             def wrap(result: GroupResult) -> list[RequestOutputT]:
                 return output_type.from_lazy(
-                    _make_lazy_results(make_output, result), (result.indices + first_id).tolist()
+                    make_lazy_results(make_output, result), (result.indices + first_id).tolist()
                 )
 
             return wrap
@@ -369,111 +360,39 @@ class LLM:
             output_type(str(first_ids[0] + position), result) if isinstance(result, PoolingError) else result
             for position, result in enumerate(results)
         ]
-        if late_chunking_params := find_late_chunking_params(request):
-            self._describe_chunks(outputs, request, late_chunking_params)
+        describe_late_chunks(self.engine, request, outputs)
         return outputs
 
-    def _describe_chunks(
-        self,
-        outputs: Sequence[RequestOutput[Any]],
-        request: PoolRequest,
-        late_chunking_params: Sequence[LateChunkingParams | None],
-    ) -> None:
-        """Set the places of the chunks of every text that has chunks of a number of tokens."""
-        prompt = select_prompt(request, self.engine.model_info).prompt
-        for output, text, late in zip(outputs, request.inputs, late_chunking_params, strict=True):
-            if late is not None and output.error is None:
-                assert isinstance(text, str), "checked at admission"
-                token_ids = output.prompt_token_ids
-                offsets = self.engine.tokenizer.find_offsets((prompt or "") + text, token_ids)
-                output.late_chunking = describe_chunks(text, prompt, late.chunk_size, len(token_ids), offsets)
-
     def _embed_documents(
-        self,
-        documents: list[ChunkedDocument],
-        params: PoolingParamsArg,
-        use_tqdm: UseTqdm,
-        lora_request: Any,
-        tokenization_kwargs: Mapping[str, Any] | None,
-        **request_kwargs: Any,
+        self, documents: list[ChunkedDocument], args: PromptArgs, use_tqdm: UseTqdm, **request_kwargs: Any
     ) -> list[EmbeddingRequestOutput]:
         """Return one output per chunk of all documents."""
+        _, params, lora_request, tokenization_kwargs = args
         if params is not None and not isinstance(params, PoolingParams):
             raise BadRequest(f"late_chunking takes one PoolingParams for all chunks, got {type(params).__name__}")
         params = replace(params or PoolingParams(), late_chunking=True)
         args = (documents, params, lora_request, tokenization_kwargs)
         request = make_pool_request(self.engine, ("embed",), *args, return_exceptions="computed", **request_kwargs)
         with progress_bar(use_tqdm) as on_progress:
-            results = self.engine.pool_as(request, lambda _: partial(_make_chunk_outputs, documents), on_progress)
-        outputs = [
-            output
-            for document, result in zip(documents, results, strict=True)
-            for output in (
-                [EmbeddingRequestOutput("", result) for _ in document.chunks]
-                if isinstance(result, PoolingError)
-                else result
-            )
-        ]
+            results = self.engine.pool_as(request, lambda _: partial(make_chunk_outputs, documents), on_progress)
+        outputs: list[EmbeddingRequestOutput] = []
+        for document, result in zip(documents, results, strict=True):
+            is_error = isinstance(result, PoolingError)
+            outputs += [EmbeddingRequestOutput("", result) for _ in document.chunks] if is_error else result
         first_id = self._request_ids.reserve(len(outputs))
         for number, output in enumerate(outputs):
             output.request_id = str(first_id + number)
         return outputs
 
-    def _run_plugin(
-        self,
-        prompts: Any,
-        params: PoolingParamsArg,
-        use_tqdm: UseTqdm,
-        lora_request: Any,
-        tokenization_kwargs: Mapping[str, Any] | None,
-    ) -> PluginRequestOutput:
+    def _run_plugin(self, args: PromptArgs, use_tqdm: UseTqdm) -> PluginRequestOutput:
+        prompts, params, lora_request, tokenization_kwargs = args
         if lora_request is not None:
             raise Unsupported("IO processor plugins do not support lora_request", param="lora_request")
         if self.engine.io_processor is None:
             raise Unsupported(NO_PLUGIN_MESSAGE)
         data = prompts.get("data") if isinstance(prompts, Mapping) else None
-        tokenization = None
-        if tokenization_kwargs:
-            tokenization = parse_tokenization_kwargs(tokenization_kwargs)
+        tokenization = parse_tokenization_kwargs(tokenization_kwargs) if tokenization_kwargs else None
         with progress_bar(use_tqdm) as on_progress:
             pool = partial(self.engine.pool_sync, on_progress=on_progress)
             result = self.engine.io_processor.process_sync(data, pool, params=params, tokenization=tokenization)
         return PluginRequestOutput(result)
-
-    def _make_output(self, tasks: Sequence[Task], *tensors: Tensor) -> PoolingOutput:
-        outputs: dict[str, PoolingOutput] = {
-            task: self._make_sparse_output(data) if task == "sparse_embed" else PoolingOutput(data)
-            for task, data in zip(tasks, tensors, strict=True)
-        }
-        return CombinedOutput(outputs) if len(outputs) > 1 else outputs[tasks[0]]
-
-    def _make_sparse_output(self, data: Tensor) -> SparseEmbeddingOutput:
-        return SparseEmbeddingOutput(data, self.engine.tokenizer.convert_ids_to_tokens)
-
-
-def _make_lazy_results(make_output: Callable[..., Any], result: GroupResult) -> LazyResults[Any]:
-    inputs = result.inputs
-    if inputs.images is not None:  # outputs must not keep preprocessed images in memory
-        result = result._replace(inputs=replace(inputs, images=None))
-    num_input_tokens = [inputs.only_record[2]] if len(inputs) == 1 else inputs.metadata["num_input_tokens"]
-    return LazyResults(make_output, result.unbind, inputs.token_ids, inputs.cu_seqlens, num_input_tokens)
-
-
-def _make_chunk_outputs(
-    documents: Sequence[ChunkedDocument], result: GroupResult
-) -> list[list[EmbeddingRequestOutput]]:
-    """Return for every document of a group the outputs of its chunks."""
-    inputs, offsets = result.inputs, result.inputs.cu_seqlens.tolist()
-    assert inputs.row_mask is not None, "the renderer marks the chunks of every document"
-    outputs = []
-    (tensors,) = result.unbind()
-    for index, vectors, start, end in zip(result.indices.tolist(), tensors, offsets, offsets[1:], strict=False):
-        places = get_offsets(documents[index].chunks)
-        token_ids = np.split(inputs.token_ids[start:end], np.flatnonzero(inputs.row_mask[start:end])[1:])
-        outputs.append(
-            [
-                EmbeddingRequestOutput("", ChunkEmbeddingOutput(vector, index, *place), ids)
-                for vector, place, ids in zip(vectors, places, token_ids, strict=True)
-            ]
-        )
-    return outputs

@@ -13,11 +13,10 @@ from cenote.kernels.kernel_level import find_kernel_level
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import PART_CHARS, PARTS, compute_fingerprint
-from cenote.loading.gliner import find_tokenizer_checkpoint
+from cenote.loading.layouts.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.model_files import digest_file, list_weight_files
-from cenote.loading.static_embeddings import SIZE_SOURCE, UNKNOWN_SIZES, has_plain_tokenizer, without_special_tokens
-from cenote.loading.tokenizer_files import TokenizerFiles, append_suffix, load_tokenizer_files
+from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files, remove_special_tokens
 from cenote.scoring.scorer import ScoringModel
 
 UNKNOWN = "unknown"  # a size that only the weights have, and they are missing
@@ -277,13 +276,16 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
     if model.kind.value == "tensors" or not model.architecture.reads_texts:
         return None, None
     try:
-        checkpoint = find_tokenizer_checkpoint(model.checkpoint, model.config)
-        files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(model))
-        if (suffix := model.sentence_transformers.text_suffix) is not None:
-            append_suffix(files.tokenizer, suffix, str(model.checkpoint.folder))
-        return files if model.architecture.adds_special_tokens else without_special_tokens(files), None
+        files = load_tokenizer_files(
+            model.find_tokenizer(),
+            is_plain=model.architecture.has_plain_tokenizer,
+            text_suffix=model.sentence_transformers.text_suffix,
+        )
     except PoolingError as error:
         return None, f"the tokenizer cannot be loaded: {error.message}"
+    if not model.architecture.adds_special_tokens:
+        remove_special_tokens(files.tokenizer)
+    return files, None
 
 
 def _format_role(role: RoleSettings, expansion: ExpansionSettings | None = None) -> str:

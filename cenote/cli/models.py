@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from cenote.loading.model_description import TASKS_BY_KIND
+from cenote.loading.pooling_settings import TASKS_BY_KIND
 from cenote.models.checked_models import CheckedModel, read_checked_models
 from cenote.models.recommended_models import (
     format_recommended,

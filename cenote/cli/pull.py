@@ -10,7 +10,6 @@ from cenote.loading.checkpoint import Checkpoint, is_offline
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import check_fingerprint, compute_fingerprint
 from cenote.loading.model_files import list_missing_files, list_weight_files
-from cenote.loading.tokenizer_source import find_tokenizer
 
 
 def pull_model(config: EngineConfig, *, as_json: bool = False) -> int:
@@ -20,7 +19,7 @@ def pull_model(config: EngineConfig, *, as_json: bool = False) -> int:
     """
     description = describe_model(config)
     checkpoint = description.checkpoint
-    tokenizer = find_tokenizer(config, description) if description.architecture.reads_texts else None
+    tokenizer = description.find_tokenizer() if description.architecture.reads_texts else None
     check_complete(checkpoint, tokenizer)
     fingerprint = compute_fingerprint(description, config)
     if config.expect_fingerprint is not None:

@@ -12,14 +12,12 @@ from cenote.config.engine import HubAccess
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Checkpoint, find_checkpoint
 from cenote.loading.peft_files import check_lora_config, open_adapter_weights, read_full_tensors
+from cenote.loading.weights import has_weights
 from cenote.models.registry import KIND_SUFFIXES, UnknownArchitecture, find_architecture
 
 logger = logging.getLogger("cenote")
 
 BASE_KEY = "base_model_name_or_path"
-WEIGHT_FILES = tuple(
-    f"{name}{suffix}" for name in ("model.safetensors", "pytorch_model.bin") for suffix in ("", ".index.json")
-)
 # task of PEFT -> suffix of the architecture that the adapter was trained in
 SUFFIX_BY_TASK = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
 CLASSIFIER_WEIGHTS = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
@@ -32,7 +30,7 @@ def with_base_model(
     if checkpoint.find_file(ADAPTER_CONFIG) is None:
         return checkpoint
     source = checkpoint.folder / ADAPTER_CONFIG
-    if _has_weights(checkpoint):
+    if has_weights(checkpoint):
         return checkpoint
     config = checkpoint.read_json_object(ADAPTER_CONFIG)
     check_lora_config(config, str(source))
@@ -52,10 +50,6 @@ def find_adapter_doubts(checkpoint: Checkpoint) -> list[str]:
         f"{checkpoint.folder / ADAPTER_CONFIG}: the adapter is not applied, since the folder has the weights of a "
         "model; if these are of the base model, move the adapter to its own folder and load that"
     ]
-
-
-def _has_weights(checkpoint: Checkpoint) -> bool:
-    return any(checkpoint.find_file(file) is not None for file in WEIGHT_FILES)
 
 
 def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any], overrides: Any = None) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cenote.loading.encoder_pooling import GENERAL_ENCODERS
 from cenote.loading.model_card import ModelCard
+from cenote.models.published_models import GENERAL_ENCODERS
 from cenote.models.registry import CheckpointKind
 
 EMBEDDERS: tuple[CheckpointKind, ...] = ("embed", "hybrid", "masked", "sparse", "multi_vector")

@@ -1,4 +1,4 @@
-"""Find the architecture of a checkpoint and decide how the model is used: embedder, classifier, reranker, ..."""
+"""Decide how a model is used: embedder, classifier, reranker, ..."""
 
 from __future__ import annotations
 
@@ -12,21 +12,10 @@ from cenote.errors import LoadError
 from cenote.loading.bge_m3 import find_head_files
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.hf_config import read_architectures
+from cenote.loading.layouts.layout import Layout
 from cenote.loading.merged_weights import open_model_weights
-from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
-from cenote.loading.transformers_backend import is_available, supports, transformers_entry
-from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.refused_models import check_not_refused
-from cenote.models.registry import (
-    ArchitectureEntry,
-    CheckpointKind,
-    UnknownArchitecture,
-    find_architecture,
-    names_from_model_type,
-)
-from cenote.utils.install_commands import install_command
+from cenote.models.architecture import Architecture, Head
+from cenote.models.registry import ArchitectureEntry, CheckpointKind
 
 # names of the tensors in which reward models store a value per token
 REWARD_HEAD_PREFIXES = (
@@ -35,53 +24,16 @@ REWARD_HEAD_PREFIXES = (
 )
 
 
-def detect_kind(
-    checkpoint: Checkpoint, entry: ArchitectureEntry, files: SentenceTransformersFiles
-) -> Sourced[CheckpointKind] | None:
-    """Return the kind declared by the files; None if the architecture name determines it."""
-    if files.score_head is not None:
-        return Sourced("sequence", f"{files.score_head}/config.json module_output_name")
-    if files.splade is not None and entry.kind in ("masked", "embed", "causal"):
-        return Sourced("sparse", files.splade.source)
-    if files.multi_vector is not None and entry.kind in ("embed", "masked", "causal"):
-        return Sourced("multi_vector", files.multi_vector.source)
-    if entry.kind == "embed" and (heads := find_head_files(checkpoint)) is not None:
-        return Sourced("hybrid", " and ".join(path.name for path in heads))
-    if entry.kind == "masked" and files.pooling is not None:
-        return Sourced("embed", files.pooling.source)  # a masked language model fine-tuned for embeddings
-    return None
-
-
-def find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
-    """Return the architecture: native if registered, else of a plugin, else of the Transformers backend."""
-    names = read_architectures(config) or names_from_model_type(str(config.get("model_type", "")))
-    check_not_refused(names, config)
-    if options.model_impl == "transformers":
-        return transformers_entry(names, config.source)
-    try:
-        return find_architecture(names, config.source)
-    except UnknownArchitecture as error:
-        if (plugin_entry := find_plugin_entry(resolve_plugin_name(options, config), names)) is not None:
-            return plugin_entry
-        if options.model_impl != "auto" or not names:
-            raise
-        if not is_available():
-            raise LoadError(
-                f"{error.message}. The Transformers backend may support it: {install_command('transformers')}"
-            ) from None
-        if not supports(names, config):
-            raise
-        return transformers_entry(names, config.source)
-
-
 def resolve_kind(
     options: EngineConfig,
+    layout: Layout,
     entry: ArchitectureEntry,
     architecture: Architecture,
     from_tokens: TokenLabels | None,
-    from_files: Sourced[CheckpointKind] | None,
+    from_weights: Sourced[CheckpointKind] | None,
 ) -> Sourced[CheckpointKind]:
     """Return how the model is used: by option, else by its files, else by its architecture name."""
+    from_files = from_weights or _detect_kind(layout, entry)
     if options.runner == "generate":
         raise LoadError("runner='generate' is not supported: Cenote runs pooling models; expected 'pooling' or 'auto'")
     if entry.kind == "tensors":
@@ -121,6 +73,22 @@ def resolve_kind(
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classification head; use convert='embed'")
     return kind
+
+
+def _detect_kind(layout: Layout, entry: ArchitectureEntry) -> Sourced[CheckpointKind] | None:
+    """Return the kind declared by the files; None if the architecture name determines it."""
+    files = layout.files
+    if files.score_head is not None:
+        return Sourced("sequence", f"{files.score_head}/config.json module_output_name")
+    if files.splade is not None and entry.kind in ("masked", "embed", "causal"):
+        return Sourced("sparse", files.splade.source)
+    if files.multi_vector is not None and entry.kind in ("embed", "masked", "causal"):
+        return Sourced("multi_vector", files.multi_vector.source)
+    if entry.kind == "embed" and (heads := find_head_files(layout.checkpoint)) is not None:
+        return Sourced("hybrid", " and ".join(path.name for path in heads))
+    if entry.kind == "masked" and files.pooling is not None:
+        return Sourced("embed", files.pooling.source)  # a masked language model fine-tuned for embeddings
+    return None
 
 
 def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architecture: Architecture) -> Head | None:

@@ -13,8 +13,8 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.embedding_output import SETTINGS_FILE
 from cenote.loading.encoder_args import find_encoder_file
-from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.models.architecture import HFConfig, QueryFormat
+from cenote.loading.layouts.layout import Layout
+from cenote.models.architecture import Architecture, QueryFormat
 
 logger = logging.getLogger("cenote")
 
@@ -99,27 +99,21 @@ class LateInteraction:
         return self.summary.source == NO_SETTINGS
 
 
-def resolve_late_interaction(
-    plain: bool | None,
-    checkpoint: Checkpoint,
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    family_defaults: Mapping[str, Any] | None,
-    query_format: QueryFormat | None = None,
-) -> LateInteraction:
+def resolve_late_interaction(plain: bool | None, layout: Layout, architecture: Architecture) -> LateInteraction:
     """Use the settings of the checkpoint, or plain texts if it has none.
 
     `plain` is the option: True for plain texts always, False for ColBERT's defaults where the checkpoint has none.
     """
+    config = layout.config
     if plain is None:
         plain = config.get(PLAIN_OPTION)
         if plain is not None and not isinstance(plain, bool):
             raise LoadError(f"{config.source}: {PLAIN_OPTION} is {plain!r}; expected true or false")
     if plain:
         return LateInteraction(None, Sourced(PLAIN_MAX_SIM, PLAIN_OPTION))
-    settings = _read_late_interaction(checkpoint, config, files, family_defaults)
-    if settings is None and query_format is not None:
-        settings = _settings_of_format(query_format, "the architecture, as its processor")
+    settings = _read_late_interaction(layout, architecture.late_interaction_defaults)
+    if settings is None and architecture.query_format is not None:
+        settings = _settings_of_format(architecture.query_format, "the architecture, as its processor")
     if settings is None:
         return LateInteraction(None, Sourced(PLAIN_MAX_SIM, "the architecture"))
     if plain is None and settings.source == COLBERT_DEFAULTS:
@@ -149,19 +143,13 @@ def _settings_of_format(query_format: QueryFormat, source: str) -> LateInteracti
     )
 
 
-def _read_late_interaction(
-    checkpoint: Checkpoint,
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    family_defaults: Mapping[str, Any] | None,
-) -> LateInteractionSettings | None:
+def _read_late_interaction(layout: Layout, family_defaults: Mapping[str, Any] | None) -> LateInteractionSettings | None:
     """Return the settings in the files, None if there are none; `family_defaults` complete artifact.metadata."""
+    checkpoint, config, files = layout.checkpoint, layout.config, layout.files
     if files.multi_vector is not None and files.multi_vector.value == "Sentence Transformers":
-        return _read_sentence_transformers(checkpoint, config, files)
+        return _read_sentence_transformers(layout)
     if files.multi_vector is not None:
-        return _resolve_settings(
-            PYLATE_DEFAULTS, checkpoint.read_json_object(SETTINGS_FILE), config, files, SETTINGS_FILE
-        )
+        return _resolve_settings(PYLATE_DEFAULTS, checkpoint.read_json_object(SETTINGS_FILE), layout, SETTINGS_FILE)
     if family_defaults is None and checkpoint.find_file(METADATA_FILE) is None:
         return None
     given = {**(family_defaults or {}), **_drop_nulls(checkpoint.read_json_object(METADATA_FILE))}
@@ -174,7 +162,7 @@ def _read_late_interaction(
         source = "config.json or hf_overrides, completed by ColBERT defaults"
     else:
         source = "defaults of the architecture" if family_defaults else COLBERT_DEFAULTS
-    return _resolve_settings(STANFORD_DEFAULTS, values, config, files, source)
+    return _resolve_settings(STANFORD_DEFAULTS, values, layout, source)
 
 
 def check_vector_size(checkpoint: Checkpoint, size: int) -> None:
@@ -185,10 +173,9 @@ def check_vector_size(checkpoint: Checkpoint, size: int) -> None:
         logger.warning("%s: dim is %r, but the projection in the checkpoint has size %d", file, written, size)
 
 
-def _read_sentence_transformers(
-    checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformersFiles
-) -> LateInteractionSettings:
+def _read_sentence_transformers(layout: Layout) -> LateInteractionSettings:
     """A MultiVectorEncoder as Sentence Transformers writes it since version 6."""
+    checkpoint, files = layout.checkpoint, layout.files
     encoder = find_encoder_file(checkpoint) or SETTINGS_FILE
     values = dict(checkpoint.read_json_object(encoder))
     expansion = values.get("query_expansion")
@@ -204,16 +191,13 @@ def _read_sentence_transformers(
         raise LoadError(f"{files.mask_folder}/config.json: keep_only_token_ids (for images) is not supported")
     values["skiplist_words"] = masked.get("skiplist_words")
     values["skiplist_tasks"] = masked.get("skiplist_tasks")
-    return _resolve_settings(SENTENCE_TRANSFORMERS_DEFAULTS, values, config, files, encoder)
+    return _resolve_settings(SENTENCE_TRANSFORMERS_DEFAULTS, values, layout, encoder)
 
 
 def _resolve_settings(
-    defaults: Mapping[str, Any],
-    values: Mapping[str, Any],
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    source: str,
+    defaults: Mapping[str, Any], values: Mapping[str, Any], layout: Layout, source: str
 ) -> LateInteractionSettings:
+    config, files = layout.config, layout.files
     overrides = {name: config.values.get(name) for name in PYLATE_DEFAULTS}
     found = {**defaults, **_drop_nulls(values), **_drop_nulls(overrides)}
     native = defaults is SENTENCE_TRANSFORMERS_DEFAULTS

@@ -26,12 +26,11 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
+from cenote.loading.layouts.static_embeddings import SIZE_SOURCE
 from cenote.loading.lora import parse_lora_module
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.model_files import iter_digests, list_tokenizer_files, list_weight_files
-from cenote.loading.static_embeddings import SIZE_SOURCE
 from cenote.loading.template_files import read_template_text
-from cenote.loading.tokenizer_source import find_tokenizer
 
 PARTS = ("weights", "config", "tokenizer", "pooling", "prompts", "dtype")
 DIGEST_CHARS, PART_CHARS = 16, 4
@@ -148,7 +147,7 @@ def _collect_config(description: ModelDescription, options: EngineConfig) -> dic
 def _collect_tokenizer(description: ModelDescription, options: EngineConfig) -> list[tuple[str, str]]:
     if not description.architecture.reads_texts or description.kind.value == "tensors":
         return []
-    checkpoint = find_tokenizer(options, description)
+    checkpoint = description.find_tokenizer()
     digests = iter_digests(checkpoint, list_tokenizer_files(checkpoint))
     return [(path.rpartition("/")[2], digest) for path, digest in digests]
 

@@ -30,24 +30,20 @@ from cenote.loading.backbone_loader import (
 )
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
-from cenote.loading.gliner import add_prompt_tokens
-from cenote.loading.gliner2 import add_schema_tokens
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.packed_heads import pack_heads
-from cenote.loading.static_embeddings import has_plain_tokenizer, without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
     TokenizerFiles,
     append_eos,
-    append_suffix,
     empty_tokenizer_files,
     load_tokenizer_files,
+    remove_special_tokens,
 )
-from cenote.loading.tokenizer_source import find_tokenizer
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.image_spec import ProcessorFiles
@@ -120,14 +116,14 @@ def _load_described(
         logger.warning("%s", doubt)
     if description.kind.value == "tensors":
         return _load_tensor_model(options, description)
-    tokenizer = _load_tokenizer(options, description)
+    tokenizer = _load_tokenizer(description)
     if description.architecture.appends_eos:
         append_eos(tokenizer)
     if description.kind.value == "hybrid":
         description = replace(description, plan=_exclude_special_tokens(description, tokenizer))
     architecture = description.architecture
     if not architecture.adds_special_tokens:
-        tokenizer = without_special_tokens(tokenizer)
+        remove_special_tokens(tokenizer.tokenizer)
     if architecture.is_static:
         unknown_id = tokenizer.unk_token_id if architecture.drops_unknown_tokens else None
         unknown = () if unknown_id is None else (unknown_id,)
@@ -275,22 +271,22 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> 
     return LoadedModel(description, model, pooler, empty_tokenizer_files())
 
 
-def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> TokenizerFiles:
-    if not description.architecture.reads_texts:
+def _load_tokenizer(description: ModelDescription) -> TokenizerFiles:
+    architecture = description.architecture
+    if not architecture.reads_texts:
         return empty_tokenizer_files()
-    checkpoint = find_tokenizer(options, description)
-    files = load_tokenizer_files(checkpoint, is_plain=has_plain_tokenizer(description))
-    if (spec := description.architecture.span_head) is not None and spec.prompt.splits_as_gliner2:
-        add_schema_tokens(files.tokenizer, description.config)
-    elif spec is not None:
-        add_prompt_tokens(files.tokenizer, description.config, spec)
-    for token in description.architecture.required_tokens:
+    checkpoint = description.find_tokenizer()
+    files = load_tokenizer_files(
+        checkpoint,
+        is_plain=architecture.has_plain_tokenizer,
+        text_suffix=description.sentence_transformers.text_suffix,
+    )
+    if architecture.add_tokens is not None:
+        architecture.add_tokens(files.tokenizer)
+    for token in architecture.required_tokens:
         if files.tokenizer.token_to_id(token) is None:
             raise LoadError(f"{checkpoint.folder}: the tokenizer has no token {token!r}, which scores need")
-    if (suffix := description.sentence_transformers.text_suffix) is not None:
-        append_suffix(files.tokenizer, suffix, str(checkpoint.folder))
-    vocab_size = description.architecture.backbone.vocab_size
-    check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
+    check_tokenizer(files, description.config, architecture.backbone.vocab_size, checkpoint.folder)
     if description.kind.value == "sequence":
         warn_of_token_types(files, description.config, checkpoint.folder)
     return files

@@ -11,7 +11,6 @@ import yaml
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.models.architecture import HFConfig
 
 CARD_FILE = "README.md"
 MAX_CARD_CHARS = 1_000_000
@@ -68,14 +67,6 @@ class ModelCard:
         facts = {"pipeline_tag": self.pipeline_tag, "library_name": self.library_name}
         models = {"base_model": list(self.base_models)} if self.base_models else {}
         return {name: value for name, value in facts.items() if value is not None} | models
-
-
-def list_names(checkpoint: Checkpoint, config: HFConfig, card: ModelCard) -> list[tuple[str, str]]:
-    """Return the names of a published model that its files and folder have, without owner, each with its source."""
-    path = str(config.get("_name_or_path", "")).rstrip("/")
-    names = [(name, f"the name {name}") for name in checkpoint.candidate_names]
-    names.append((path.rpartition("/")[2], f"config.json _name_or_path {path}"))
-    return names + [(name.rpartition("/")[2], f"README.md model-index {name}") for name in card.own_names]
 
 
 def _split_front_matter(text: str) -> dict[str, str]:

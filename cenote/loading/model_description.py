@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,21 +24,6 @@ from cenote.pooling.plan import PoolingPlan
 from cenote.protocol.input_types import ScoreTemplate
 from cenote.protocol.params import ScoreType, Task
 
-# supported tasks by kind, the default first
-TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
-    "embed": ("embed", "token_embed"),
-    "sequence": ("classify", "token_classify"),
-    "token": ("token_classify",),
-    "reward": ("token_classify", "token_embed", "embed"),
-    "masked": ("token_classify", "embed", "token_embed"),
-    "sparse": ("embed", "token_embed", "sparse_embed"),
-    "multi_vector": ("token_embed",),
-    "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
-    "listwise": ("token_embed",),
-    "causal": ("token_classify",),
-    "entities": ("token_classify",),
-    "tensors": ("plugin",),
-}
 # score type by kind, where it does not follow from the tasks
 SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
     "sparse": "sparse",
@@ -72,9 +57,16 @@ class ModelDescription:
     head_dtype: Sourced[torch.dtype]
     matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
+    find_own_tokenizer: Callable[[], Checkpoint] | None = (
+        None  # finds the checkpoint with the tokenizer; None: this one
+    )
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
     card: CardEvidence = CardEvidence()  # of the model card, compared with the rest
     doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
+
+    def find_tokenizer(self) -> Checkpoint:
+        """Return the checkpoint that has the tokenizer of the model."""
+        return self.checkpoint if self.find_own_tokenizer is None else self.find_own_tokenizer()
 
     @property
     def head(self) -> Head | None:

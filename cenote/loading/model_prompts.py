@@ -9,8 +9,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.embedding_output import SETTINGS_FILE
-from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.loading.family import Family
 
 # Sentence Transformers defines these for every model, with empty text by default
 BUILTIN_PROMPT_NAMES = ("query", "document")
@@ -23,15 +22,8 @@ class ModelPrompts:
     default: Sourced[str] | None  # for requests without a prompt
 
 
-def read_model_prompts(
-    options: EngineConfig,
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    architecture: Architecture,
-    *,
-    has_role_prompts: bool,
-) -> ModelPrompts:
-    """Return the prompts; `has_role_prompts`: queries and documents have their own, so there is no file default."""
+def read_model_prompts(options: EngineConfig, family: Family) -> ModelPrompts:
+    config, files, architecture = family.layout.config, family.layout.files, family.architecture
     instructions = config.get("task_instructions") or {}
     if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
         raise LoadError(
@@ -41,24 +33,18 @@ def read_model_prompts(
     return ModelPrompts(
         prompts,
         instructions,
-        _resolve_default_prompt(options, {**instructions, **prompts}, files, architecture, has_role_prompts),
+        _resolve_default_prompt(options, {**instructions, **prompts}, family),
     )
 
 
-def _resolve_default_prompt(
-    options: EngineConfig,
-    known: Mapping[str, str],
-    files: SentenceTransformersFiles,
-    architecture: Architecture,
-    has_role_prompts: bool,
-) -> Sourced[str] | None:
+def _resolve_default_prompt(options: EngineConfig, known: Mapping[str, str], family: Family) -> Sourced[str] | None:
     if options.default_prompt is not None:
         return Sourced(options.default_prompt, "default_prompt")
     name, source = options.default_prompt_name, "default_prompt_name"
-    if name is None and not has_role_prompts:
-        name, source = files.default_prompt_name, SETTINGS_FILE
+    if name is None and family.kind.value != "multi_vector":  # whose queries and documents have their own
+        name, source = family.layout.files.default_prompt_name, SETTINGS_FILE
         if name is None:
-            name, source = architecture.default_prompt_name, "the architecture"
+            name, source = family.architecture.default_prompt_name, "the architecture"
     if name is None:
         return None
     if name not in known and name not in BUILTIN_PROMPT_NAMES:

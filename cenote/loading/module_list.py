@@ -9,7 +9,6 @@ from typing import Any
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.router import ROUTER_KINDS, Route, read_router
-from cenote.loading.v_splade import V_SPLADE_ROUTES, is_v_splade
 
 MODULES_FILE = "modules.json"
 # stage of each module type; modules must be in the order in which the pooler applies them
@@ -60,12 +59,8 @@ class Module:
         return MODULE_STAGES[self.kind]
 
 
-def locate_encoder(checkpoint: Checkpoint, route: str | None = None) -> Checkpoint:
-    """Return the checkpoint with the folder of its encoder, which is not always the root.
-
-    `route` is that of a Router; None: its default.
-    """
-    checkpoint = replace(checkpoint, route=route)
+def locate_encoder(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the folder of its encoder, which is not always the root."""
     encoder = next((step for step in read_module_list(checkpoint) if step.stage == 0), None)
     return checkpoint if encoder is None else replace(checkpoint, encoder_folder=encoder.folder)
 
@@ -74,7 +69,7 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
     """Return the modules in order, those of the checkpoint's route in the place of a Router; empty without a file."""
     entries = checkpoint.read_json(MODULES_FILE)
     source = checkpoint.folder / MODULES_FILE
-    if entries is None or is_v_splade(checkpoint):
+    if entries is None:
         return []
     if not isinstance(entries, list):
         raise LoadError(f"{source} contains a {type(entries).__name__}; expected a list of modules")
@@ -96,8 +91,6 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
 
 def read_routes(checkpoint: Checkpoint) -> tuple[Route, ...]:
     """Return the routes of a model with a Router, the default first; empty for other models."""
-    if is_v_splade(checkpoint):
-        return V_SPLADE_ROUTES
     entries = checkpoint.read_json(MODULES_FILE)
     for entry in entries if isinstance(entries, list) else ():
         kind, folder = _read_entry((checkpoint.folder / MODULES_FILE).as_posix(), entry)

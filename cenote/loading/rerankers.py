@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files as files_of
@@ -11,128 +10,19 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
-from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.kalm_reranker import KALM_FILE, read_template_variables
-from cenote.loading.model_card import ModelCard
+from cenote.loading.layouts.layout import Layout
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
 from cenote.loading.tokenizer_files import read_chat_template
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture
 from cenote.models.refused_models import check_name_not_refused
 from cenote.models.registry import ArchitectureEntry
+from cenote.models.reranker_recipes import NON_VERBATIM_TEMPLATES, RECIPES, TEMPLATE_NAMES, RerankerRecipe
 from cenote.protocol.input_types import ScoreTemplate
 
 SCORE_TEMPLATE_OPTION = "score_template"
 # pipeline tags of rerankers; fine-tuned models with another tag are not rerankers
 RANKING_TAGS = ("text-ranking", "text-classification")
-
-
-@dataclass(frozen=True, slots=True)
-class RerankerRecipe:
-    """A published reranker: how its checkpoints are recognised, and its label tokens."""
-
-    name: str  # also the name of its score template
-    model_types: tuple[str, ...]  # of config.json
-    name_pattern: re.Pattern[str]  # of repository and folder names
-    prompt_sentence: str | None  # part of its prompt, found in chat templates and model cards
-    tokens: tuple[str | int, ...]  # vocabulary entries or token ids
-    method: str
-    file: str | None = None  # that no other model has
-    scale: float = 1.0  # of the logits
-    code: str | None = None  # file of the repository's own code, in auto_map; LogitScore files replace it
-    activation: str | None = None  # of the score, if it is not a probability; None: whatever config.json says
-
-    def make_labels(self, source: str) -> TokenLabels:
-        return TokenLabels(self.tokens, self.method, source, self.scale)
-
-
-QWEN3_PROMPT_SENTENCE = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
-)
-RECIPES = (
-    RerankerRecipe(
-        "qwen3_reranker",
-        ("qwen3",),
-        re.compile(r"qwen3[-_.]?reranker", re.IGNORECASE),
-        QWEN3_PROMPT_SENTENCE,
-        ("no", "yes"),
-        "from_2_way_softmax",
-    ),
-    RerankerRecipe(
-        "qwen3_vl_reranker",
-        ("qwen3_vl",),
-        re.compile(r"qwen3[-_.]?vl[-_.]?reranker", re.IGNORECASE),
-        QWEN3_PROMPT_SENTENCE,
-        ("no", "yes"),
-        "from_2_way_softmax",
-    ),
-    RerankerRecipe(
-        "mxbai_rerank_v2",
-        ("qwen2",),
-        re.compile(r"mxbai[-_]rerank[-_]\w+[-_]v2", re.IGNORECASE),
-        "You are a search relevance expert who evaluates how well documents match search queries.",
-        ("0", "1"),
-        "from_2_way_softmax",
-    ),
-    RerankerRecipe(
-        "bge_reranker_v2_gemma",
-        ("gemma",),
-        re.compile(r"bge[-_]reranker[-_]v2[-_]gemma", re.IGNORECASE),
-        "Given a query A and a passage B, determine whether the passage contains an answer to the query",
-        ("Yes",),
-        "no_post_processing",
-    ),
-    RerankerRecipe(
-        "monot5",
-        ("t5",),
-        re.compile(r"mono[-_]?t5", re.IGNORECASE),
-        "Query: {query} Document: {document} Relevant:",
-        ("\u2581false", "\u2581true"),
-        "from_2_way_softmax",
-    ),
-    RerankerRecipe(
-        "kalm_reranker_v1",
-        ("t5gemma2",),
-        re.compile(r"kalm[-_]reranker[-_]v1", re.IGNORECASE),
-        QWEN3_PROMPT_SENTENCE,
-        ("no", "yes"),
-        "from_2_way_softmax",
-        file=KALM_FILE,
-    ),
-    # zerank-1, zerank-1-small, and zerank-2 before it had files of Sentence Transformers
-    RerankerRecipe(
-        "zerank",
-        ("qwen3",),
-        re.compile(r"zerank[-_]1", re.IGNORECASE),
-        None,
-        ("Yes",),
-        "no_post_processing",
-        scale=0.2,
-        code="modeling_zeranker",
-    ),
-    # the score is the logit of the first vocabulary entry, whatever that is
-    RerankerRecipe(
-        "ctxl_rerank_v2",
-        ("qwen3", "mistral"),
-        re.compile(r"ctxl[-_]rerank[-_]v2", re.IGNORECASE),
-        "Check whether a given document contains information helpful to answer the query.",
-        (0,),
-        "no_post_processing",
-        activation="identity",
-    ),
-)
-ARCHITECTURE_TEMPLATES = (
-    "bge_reranker_v2_minicpm",
-    "bge_reranker_v2_5_gemma2",
-    "hhem",
-    "nemotron_rerank",
-    "nemotron_vl_rerank",
-    "jina_reranker_m0",
-    "querit",
-)
-TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), *ARCHITECTURE_TEMPLATES)
-# templates that do not contain the document verbatim
-NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank", "zerank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,39 +35,53 @@ class RerankerSettings:
 
 
 def detect_reranker(
-    options: EngineConfig,
-    checkpoint: Checkpoint,
-    config: HFConfig,
-    entry: ArchitectureEntry,
-    family: Architecture,
-    files: SentenceTransformersFiles,
-    card: ModelCard,
-    *,
-    has_one_label: bool,
+    options: EngineConfig, layout: Layout, entry: ArchitectureEntry, family: Architecture, *, has_one_label: bool
 ) -> RerankerSettings:
     """Return the reranker settings of options and files; empty if the model is not a reranker."""
+    config, files = layout.config, layout.files
     given = read_token_labels(config)
     users = _template_from_options(options)
     embeds = options.convert == "embed" or any((files.pooling, files.splade, files.multi_vector))
     scores = entry.kind == "causal" or given is not None or (entry.kind == "sequence" and has_one_label)
     if embeds or not scores or not entry.is_native:
         return RerankerSettings(given, users)
-    recipe = _find_recipe(options, checkpoint, config, files, card)
-    labels = given
+    found = _find_recipe(options, layout)
+    recipe, labels = (None if found is None else found.value), given
     if labels is None and entry.kind == "causal":
-        labels = _labels_from_logit_score(files) or (recipe.value.make_labels(recipe.source) if recipe else None)
+        labels = _labels_from_logit_score(files)
+        if labels is None and found is not None:
+            labels = TokenLabels(found.value.tokens, found.value.method, found.source, found.value.scale)
         if labels is None:
-            check_name_not_refused(checkpoint.candidate_names, config)
+            check_name_not_refused(layout.checkpoint.candidate_names, config)
             return RerankerSettings(None, users)
     if users is not None or options.score_template == "none":
-        return RerankerSettings(labels, users, recipe.value if recipe else None)
-    template = _template_from_files(checkpoint, files, recipe)
-    if template is None and recipe is not None:
-        variables = read_template_variables(config, files.prompts.get(files.default_prompt_name or ""))
-        template = Sourced(replace(load_builtin_template(recipe.value.name), variables=variables), recipe.source)
+        return RerankerSettings(labels, users, recipe)
+    template = _template_from_files(layout, recipe)
+    if template is None and found is not None:
+        instructions = {
+            "system_instruction": config.get("system_instruction"),
+            "default_instruction": files.prompts.get(files.default_prompt_name or ""),
+        }
+        variables = {name: text for name, text in instructions.items() if text is not None}
+        template = Sourced(replace(load_builtin_template(found.value.name), variables=variables), found.source)
     if template is None and family.score_template is not None:
         template = Sourced(load_builtin_template(family.score_template), f"architecture {entry.name}")
-    return RerankerSettings(labels, template, recipe.value if recipe else None)
+    return RerankerSettings(labels, template, recipe)
+
+
+def refuse_unknown_reranker(options: EngineConfig, layout: Layout, reranker: RerankerSettings) -> None:
+    """Raise LoadError for an encoder-decoder that is a reranker by its name, if its prompt is not known.
+
+    Its embeddings would not be wrong, but scores would be cosines, which nobody expects of a reranker.
+    """
+    if reranker.labels is not None or options.convert == "embed" or "rerank" not in " ".join(layout.names).lower():
+        return
+    for recipe in RECIPES:
+        if recipe.advice is not None and layout.config.get("model_type") in recipe.model_types:
+            raise LoadError(
+                f"{layout.config.source}: the prompt of this reranker is not known; {recipe.advice}, or "
+                "convert='embed' to embed with its encoder"
+            )
 
 
 def load_builtin_template(name: str) -> ScoreTemplate:
@@ -204,13 +108,7 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
     return None if text is None else Sourced(ScoreTemplate(text, "given", is_user_given=True), "chat_template")
 
 
-def _find_recipe(
-    options: EngineConfig,
-    checkpoint: Checkpoint,
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    card: ModelCard,
-) -> Sourced[RerankerRecipe] | None:
+def _find_recipe(options: EngineConfig, layout: Layout) -> Sourced[RerankerRecipe] | None:
     """Return the published reranker this checkpoint is, or is derived from, with the evidence as source."""
     for recipe in RECIPES:
         if options.score_template == recipe.name:
@@ -218,15 +116,16 @@ def _find_recipe(
     if options.score_template == "none":
         return None
     for recipe in RECIPES:
-        is_replaced = recipe.code is not None and files.logit_score is not None
-        if config.get("model_type") in recipe.model_types and not is_replaced:
-            for source in _iter_evidence(recipe, checkpoint, config, card):
+        is_replaced = recipe.code is not None and layout.files.logit_score is not None
+        if layout.config.get("model_type") in recipe.model_types and not is_replaced:
+            for source in _iter_evidence(recipe, layout):
                 return Sourced(recipe, source)
     return None
 
 
-def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFConfig, card: ModelCard) -> Iterator[str]:
+def _iter_evidence(recipe: RerankerRecipe, layout: Layout) -> Iterator[str]:
     """Yield evidence in the files for a recipe, most reliable first."""
+    checkpoint, config, card = layout.checkpoint, layout.config, layout.card
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
         yield given.source
@@ -259,11 +158,9 @@ def _labels_from_logit_score(files: SentenceTransformersFiles) -> TokenLabels | 
     return TokenLabels((false, true), "from_2_way_softmax", files.logit_score.source)
 
 
-def _template_from_files(
-    checkpoint: Checkpoint, files: SentenceTransformersFiles, recipe: Sourced[RerankerRecipe] | None
-) -> Sourced[ScoreTemplate] | None:
+def _template_from_files(layout: Layout, recipe: RerankerRecipe | None) -> Sourced[ScoreTemplate] | None:
     """Return the chat template if Sentence Transformers files apply it to pairs and it supports documents."""
-    text = read_chat_template(checkpoint)
+    files, text = layout.files, read_chat_template(layout.checkpoint)
     if files.messages is None or text is None or (recipe is not None and "document" not in text):
         return None
     template = ScoreTemplate(

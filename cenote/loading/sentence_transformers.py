@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,8 +22,8 @@ from cenote.loading.module_list import (
 )
 from cenote.loading.router import Route
 from cenote.loading.unread_settings import find_unread_settings, skip_cross_encoder_settings
-from cenote.loading.v_splade import is_v_splade
 from cenote.loading.version_requirements import find_version_doubt
+from cenote.models.published_models import PROMPT_EXCLUDED_NAMES
 
 # in the order in which Sentence Transformers concatenates them
 POOLING_FLAGS = {
@@ -47,8 +46,6 @@ POOLING_NAMES = {
 # how many times log(1 + x) is applied to the logits
 SPLADE_NUM_LOGS = {"relu": 1, "log1p_relu": 2}
 SPLADE_STRATEGIES = ("max", "sum")
-# hkunlp/instructor-*: trained without pooling the instruction, which only Sentence Transformers' code says
-PROMPT_EXCLUDED_NAMES = re.compile(r"instructor-(base|large|xl)")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
 # names of other values that modules pass on
 SCORES_NAME, LOGITS_NAME = "scores", "causal_logits"
@@ -125,8 +122,6 @@ class SentenceTransformersFiles:
 
 def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
     """Return the settings of Sentence Transformers files; None if there are none."""
-    if is_v_splade(checkpoint):
-        return SentenceTransformersFiles(routes=read_routes(checkpoint), similarity_fn_name="dot")
     steps = read_module_list(checkpoint)
     encoder = find_encoder_file(checkpoint)
     settings = checkpoint.read_json_object(SETTINGS_FILE)

@@ -53,10 +53,13 @@ class TokenizerFiles:
     checkpoint: Checkpoint | None = None  # that has its files
 
 
-def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> TokenizerFiles:
+def load_tokenizer_files(
+    checkpoint: Checkpoint, *, is_plain: bool = False, text_suffix: str | None = None
+) -> TokenizerFiles:
     """Load from tokenizer.json, or else from older vocabulary files.
 
-    `is_plain`: tokenizer.json is used as it is, whatever class and tokens other files name.
+    `is_plain`: tokenizer.json is used as it is, whatever class and tokens other files name. `text_suffix` ends every
+    text.
     """
     config = checkpoint.read_json_object("config.json")
     args = read_encoder_args(checkpoint, find_encoder_file(checkpoint), TOKENIZER_ARGS)
@@ -100,6 +103,8 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
         if built is None and class_name is not None:
             add_class_template(tokenizer, class_name, names)
         _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
+    if text_suffix is not None:
+        _append_suffix(tokenizer, text_suffix, str(checkpoint.folder))
 
     pad = _token_id(tokenizer, names.get("pad_token"))
     unk = names.get("unk_token") or getattr(tokenizer.model, "unk_token", None)
@@ -130,10 +135,7 @@ def load_tokenizer_files(checkpoint: Checkpoint, *, is_plain: bool = False) -> T
 
 def load_text_tokenizer(checkpoint: Checkpoint, text_suffix: str | None) -> Tokenizer:
     """Load the tokenizer of a text model again, in another process than the model."""
-    tokenizer = load_tokenizer_files(checkpoint).tokenizer
-    if text_suffix is not None:
-        append_suffix(tokenizer, text_suffix, str(checkpoint.folder))
-    return tokenizer
+    return load_tokenizer_files(checkpoint, text_suffix=text_suffix).tokenizer
 
 
 def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
@@ -171,7 +173,12 @@ def append_eos(files: TokenizerFiles) -> None:
     _add_bos_eos(files.tokenizer, {"add_eos_token": True}, dict(files.special_tokens), adds_bos=False)
 
 
-def append_suffix(tokenizer: Tokenizer, suffix: str, source: str) -> None:
+def remove_special_tokens(tokenizer: Tokenizer) -> None:
+    """Make the tokenizer add no special tokens to texts and pairs."""
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+
+
+def _append_suffix(tokenizer: Tokenizer, suffix: str, source: str) -> None:
     """Make the tokenizer end every input with the tokens of a text, which truncation keeps like an EOS token."""
     added = tokenizer.encode(suffix, add_special_tokens=False)
     if tokenizer.encode(f"a{suffix}").ids != [*tokenizer.encode("a").ids, *added.ids]:

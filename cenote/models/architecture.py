@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from tokenizers import Tokenizer
 from torch import nn
 
 from cenote.errors import LoadError
@@ -144,7 +145,9 @@ class Architecture:
     pairs_with_separator: bool = True  # cross-encoder input is query [SEP] document; False: their concatenation
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     adds_special_tokens: bool = True  # False: texts are tokenized without the tokenizer's special tokens
+    add_tokens: Callable[[Tokenizer], None] | None = None  # those that files leave to the model's own code
     required_tokens: tuple[str, ...] = ()  # of the vocabulary; the score template has them
+    has_plain_tokenizer: bool = False  # tokenizer.json is used as it is, whatever class and tokens other files name
     sums_repeated_tokens: bool = False  # static token weights: a token that occurs twice has twice its weight
     drops_unknown_tokens: bool = False  # the unknown token is left out of the pooling
     pair_lengths: PairLengths | None = None  # an encoder reads the document, a decoder the rest of the score template

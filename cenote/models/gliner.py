@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+from tokenizers import AddedToken, Tokenizer
+
+from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.deberta import deberta_v2
 from cenote.models.weight_table import WeightTable
@@ -17,6 +21,7 @@ MLPS = {
     "span": "span_rep_layer.span_rep_layer.out_project",
     "label": "prompt_rep_layer",
 }
+UNUSED_TOKEN = "[FLERT]"  # added before the two tokens of the prompt
 WORD_WEIGHTS: WeightTable = {"projection": "token_rep_layer.projection", "rnn": "rnn.lstm"}
 SPAN_WEIGHTS: WeightTable = {
     **WORD_WEIGHTS,
@@ -57,4 +62,25 @@ def gliner(config: HFConfig) -> Architecture:
         span_weights=TOKEN_LEVEL_WEIGHTS if is_token_level else SPAN_WEIGHTS,
         # positions are relative, and the gliner package limits only the words: most texts of that many words fit
         max_length=2048,
+        add_tokens=partial(_add_prompt_tokens, config, spec),
     )
+
+
+def _add_prompt_tokens(config: HFConfig, spec: SpanHeadSpec, tokenizer: Tokenizer) -> None:
+    """Add the tokens of the prompt if the files leave this to the gliner package; check that they have embeddings."""
+    settings, tokens = config.sub_config("gliner"), (spec.prompt.label_token, spec.prompt.after_labels[-1])
+    expected = settings.get("class_token_index", -1)
+    if expected == -1 or settings.get("vocab_size", -1) == -1:
+        tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (UNUSED_TOKEN, *tokens)])
+        if (size := tokenizer.get_vocab_size(with_added_tokens=True)) != config.vocab_size:
+            raise LoadError(
+                f"{config.source}: the tokenizer has {size} tokens with those of the prompt, the checkpoint has "
+                f"{config.vocab_size} embeddings; set the tokenizer option to that of the model's encoder"
+            )
+    for text, row in ((tokens[0], expected), (tokens[1], -1)):
+        found = tokenizer.token_to_id(text)
+        if found is None or found >= config.vocab_size or row not in (-1, found):
+            raise LoadError(
+                f"{config.source}: the tokenizer gives {text!r} the id {found}, expected "
+                f"{row if row != -1 else f'one below {config.vocab_size}'}; set the tokenizer option"
+            )

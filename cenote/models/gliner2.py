@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+from tokenizers import AddedToken, Tokenizer
+
+from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.deberta import deberta_v2
 from cenote.models.weight_table import WeightTable
@@ -63,4 +67,18 @@ def gliner2(config: HFConfig) -> Architecture:
         span_weights=SPAN_WEIGHTS,
         unused_weights=("classifier.*",),  # of the task classification
         max_length=2048,  # as for GLiNER: positions are relative, and the gliner2 package has no limit
+        add_tokens=partial(_add_schema_tokens, config),
     )
+
+
+def _add_schema_tokens(config: HFConfig, tokenizer: Tokenizer) -> None:
+    """Add the tokens of the prompt that the files leave to the gliner2 package; check that they have embeddings."""
+    missing = [token for token in PROMPT_TOKENS if tokenizer.token_to_id(token) is None]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in missing])
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    last = max(PROMPT_TOKENS, key=vocabulary.__getitem__)
+    if vocabulary[last] >= config.vocab_size:
+        raise LoadError(
+            f"{config.source}: the tokenizer gives {last!r} the id {vocabulary[last]}, the checkpoint has "
+            f"{config.vocab_size} embeddings; set the tokenizer option to that of the model"
+        )

@@ -158,11 +158,11 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "StaticEmbedding": ("static_embedding:static_embedding", "embed"),
     "StaticModel": ("static_embedding:static_embedding", "embed"),  # model2vec
     "SparseStaticEmbedding": ("static_embedding:sparse_static_embedding", "sparse"),
-    # names that loading/v_splade.py gives to the routes of V-SPLADE
+    # names that loading/layouts/v_splade.py gives to the routes of V-SPLADE
     "VSplade": ("v_splade:v_splade", "sparse"),
     "VSpladeQuery": ("v_splade:v_splade_query", "sparse"),
-    "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/gliner.py gives to gliner_config.json
-    "GLiNER2": ("gliner2:gliner2", "entities"),  # likewise, by loading/gliner2.py
+    "GLiNER": ("gliner:gliner", "entities"),  # the name that loading/layouts/gliner.py gives to gliner_config.json
+    "GLiNER2": ("gliner2:gliner2", "entities"),  # likewise, by loading/layouts/gliner2.py
     "GLiNER2.5": ("gliner2_5:gliner2_5", "entities"),
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
@@ -200,6 +200,8 @@ NO_FLOAT16 = (
 )
 # model types whose max_position_embeddings already includes the rope scaling
 PRESCALED_ROPE = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
+# max_position_embeddings of model types whose config.json leaves it out, inside that of a multimodal model
+DEFAULT_LENGTHS = {"gemma": 8192, "gemma2": 8192, "modernbert": 8192}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def static_embedding(config: HFConfig) -> Architecture:
         prefixes=("",),
         pooling="MEAN",
         adds_special_tokens=False,
+        has_plain_tokenizer=True,
         drops_unknown_tokens=bool(config.get("drops_unknown_tokens", False)),
     )
 

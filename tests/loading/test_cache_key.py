@@ -13,7 +13,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.pooler import PoolerConfig
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.loading import cache_key as module
-from cenote.loading import describe as describing
+from cenote.loading import number_formats
 from cenote.loading.cache_key import compute_cache_key
 from cenote.loading.describe import describe_model
 from tests.tiny import change_config, tiny_bert
@@ -38,7 +38,7 @@ def test_the_same_model_has_the_same(folder: Path) -> None:
 
 def test_options_that_affect_outputs_change_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every_unit = CPUFeatures("x86", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
-    monkeypatch.setattr(describing, "cpu_features", lambda: every_unit)
+    monkeypatch.setattr(number_formats, "cpu_features", lambda: every_unit)
     options: list[dict[str, Any]] = [
         {"dtype": "float32"},
         {"dtype": "bfloat16"},
@@ -52,7 +52,7 @@ def test_options_that_affect_outputs_change_it(folder: Path, monkeypatch: pytest
 
 
 def test_what_a_cpu_computes_in_the_same_way_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("arm", frozenset()))
+    monkeypatch.setattr(number_formats, "cpu_features", lambda: CPUFeatures("arm", frozenset()))
 
     plain = key_of(folder, dtype="float32")
 

@@ -15,8 +15,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, LoadError
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.loading import describe as describing
-from cenote.loading import model_files
+from cenote.loading import model_files, number_formats
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, compute_fingerprint, list_differing_parts
 from cenote.loading.model_files import digest_file, list_missing_files, list_weight_files
@@ -103,7 +102,7 @@ OPTION_CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", OPTION_CHANGES)
 def test_an_option_changes_the_part_it_belongs_to(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     every_unit = CPUFeatures("x86", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
-    monkeypatch.setattr(describing, "cpu_features", lambda: every_unit)
+    monkeypatch.setattr(number_formats, "cpu_features", lambda: every_unit)
     options, parts = OPTION_CHANGES[name]
 
     assert changed_parts(fingerprint_of(folder), fingerprint_of(folder, **options)) == parts

@@ -12,13 +12,9 @@ import torch
 
 from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.hf_config import (
-    read_architectures,
-    read_config,
-    resolve_dtype,
-    resolve_head_dtype,
-    resolve_max_length,
-)
+from cenote.loading.hf_config import read_architectures, read_config
+from cenote.loading.lengths import resolve_max_length
+from cenote.loading.number_formats import resolve_dtype, resolve_head_dtype
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import supports_float16
 

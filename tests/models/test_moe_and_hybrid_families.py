@@ -21,7 +21,7 @@ from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.layers.moe import MixtureOfExperts
-from cenote.loading import describe as describing
+from cenote.loading import number_formats
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from tests.models.test_parity import TOLERANCE, YARN, loaded, run
@@ -274,7 +274,7 @@ def test_the_bias_that_chooses_experts_keeps_its_digits_in_bfloat16(
 ) -> None:
     reference = saved(tmp_path, "DeepseekV3Model")
     # only loading: works on any CPU
-    monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("x86", frozenset({"avx512_bf16"})))
+    monkeypatch.setattr(number_formats, "cpu_features", lambda: CPUFeatures("x86", frozenset({"avx512_bf16"})))
 
     model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
 

@@ -7,35 +7,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tokenizers import processors
-
+from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.model_description import ModelDescription
-from cenote.loading.module_list import STATIC_KINDS, read_module_list
-from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer_max_length
+from cenote.loading.hf_config import read_config
+from cenote.loading.layouts.layout import Layout, read_files
+from cenote.loading.module_list import STATIC_KINDS, locate_encoder, read_module_list
+from cenote.loading.tokenizer_files import read_tokenizer_max_length
 from cenote.loading.weights import has_weights, open_weights
-from cenote.models.architecture import HFConfig
-from cenote.models.registry import ArchitectureEntry
 
-MODEL2VEC = "StaticModel"
+MODEL2VEC, SPARSE = "StaticModel", "SparseStaticEmbedding"
 # keys of the derived config: what its sizes were read from, and which could not be read
 SIZE_SOURCE, UNKNOWN_SIZES = "size_source", "unknown_sizes"
 # names of the table of embeddings: of StaticEmbedding, of model2vec, of SparseStaticEmbedding
 TABLE_NAMES = ("embedding.weight", "embeddings", "weight")
 # the embeddings of all tokens of a text are in memory at once; Sentence Transformers has no limit
-MAX_LENGTH = 131072
+NO_LIMIT = Sourced(131072, "limit for static embeddings")
 TRUNCATION_LENGTH = re.compile(r'"truncation":\s*{[^}]*"max_length":\s*(\d+)')
 TOKENIZER_HEAD_CHARS = 4096  # of tokenizer.json, which begins with the truncation
 
 
-def read_static_config(checkpoint: Checkpoint, *, needs_weights: bool = True) -> dict[str, Any] | None:
-    """Return a config.json for static embeddings, with the sizes of the table; None for other models.
-
-    Without `needs_weights` the weights may be missing; sizes that config.json does not have are then unknown.
-    """
+def read_static_embeddings(checkpoint: Checkpoint, options: EngineConfig, needs_weights: bool) -> Layout | None:
+    """Read a config.json with the sizes of the table; these are unknown if the weights are missing and not needed."""
+    checkpoint = locate_encoder(checkpoint)
     architecture = _find_architecture(checkpoint)
     if architecture is None:
         return None
@@ -45,7 +40,7 @@ def read_static_config(checkpoint: Checkpoint, *, needs_weights: bool = True) ->
             f"{checkpoint.encoder_path / 'config.json'}: path {stored['path']!r} is not supported; save the model with "
             "Sentence Transformers 5 or newer, which stores the weights in model.safetensors"
         )
-    return {
+    values = {
         **stored,
         "architectures": [architecture],
         "model_type": "static_embedding",
@@ -53,37 +48,25 @@ def read_static_config(checkpoint: Checkpoint, *, needs_weights: bool = True) ->
         # model2vec leaves out the unknown token, Sentence Transformers does not: the files decide which one is meant
         "drops_unknown_tokens": architecture == MODEL2VEC,
     }
+    config = read_config(checkpoint, options.hf_overrides, values)
+    files = read_files(checkpoint, config)
+    if files.normalize is None and architecture == MODEL2VEC:
+        files = replace(files, normalize=Sourced(bool(config.get("normalize", False)), "config.json normalize"))
+    read_length = read_sparse_length if architecture == SPARSE else _read_length
+    return Layout(checkpoint=checkpoint, config=config, files=replace(files, max_length=read_length(checkpoint)))
 
 
-def read_model2vec_settings(config: HFConfig, files: SentenceTransformersFiles) -> SentenceTransformersFiles:
-    """Return the settings of a model2vec model without Sentence Transformers files, which are in config.json."""
-    if files.normalize is not None or MODEL2VEC not in config.get("architectures", ()):
-        return files
-    normalizes = bool(config.get("normalize", False))
-    return replace(files, normalize=Sourced(normalizes, "config.json normalize"))
+def read_sparse_length(checkpoint: Checkpoint) -> Sourced[int]:
+    """Return the maximum length of a table of token weights: that of the tokenizer."""
+    length = read_tokenizer_max_length(checkpoint)
+    return NO_LIMIT if length is None else Sourced(length, "tokenizer_config.json")
 
 
-def resolve_static_length(checkpoint: Checkpoint, entry: ArchitectureEntry) -> Sourced[int]:
-    """Return the maximum length: that of the tokenizer's files, which is where Sentence Transformers truncates."""
-    if entry.kind == "sparse":
-        length, file = read_tokenizer_max_length(checkpoint), "tokenizer_config.json"
-    else:
-        with checkpoint.require_file("tokenizer.json").open(encoding="utf-8") as stream:
-            found = TRUNCATION_LENGTH.search(stream.read(TOKENIZER_HEAD_CHARS))
-        length, file = None if found is None else int(found[1]), "tokenizer.json truncation"
-    return Sourced(MAX_LENGTH, "limit for static embeddings") if length is None else Sourced(length, file)
-
-
-def has_plain_tokenizer(description: ModelDescription) -> bool:
-    """Whether Sentence Transformers and model2vec use tokenizer.json without a tokenizer class of Transformers."""
-    return description.architecture.is_static and description.entry.kind != "sparse"
-
-
-def without_special_tokens(files: TokenizerFiles) -> TokenizerFiles:
-    """Return the tokenizer without its template of special tokens."""
-    tokenizer = files.tokenizer
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
-    return files
+def _read_length(checkpoint: Checkpoint) -> Sourced[int]:
+    """Return the maximum length in tokenizer.json, where Sentence Transformers truncates."""
+    with checkpoint.require_file("tokenizer.json").open(encoding="utf-8") as stream:
+        found = TRUNCATION_LENGTH.search(stream.read(TOKENIZER_HEAD_CHARS))
+    return NO_LIMIT if found is None else Sourced(int(found[1]), "tokenizer.json truncation")
 
 
 def _find_architecture(checkpoint: Checkpoint) -> str | None:
