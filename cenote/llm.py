@@ -377,8 +377,10 @@ class LLM:
             results = self.engine.pool_as(request, lambda _: partial(make_chunk_outputs, documents), on_progress)
         outputs: list[EmbeddingRequestOutput] = []
         for document, result in zip(documents, results, strict=True):
-            is_error = isinstance(result, PoolingError)
-            outputs += [EmbeddingRequestOutput("", result) for _ in document.chunks] if is_error else result
+            if isinstance(result, PoolingError):
+                outputs += [EmbeddingRequestOutput("", result) for _ in document.chunks]
+            else:
+                outputs += result
         first_id = self._request_ids.reserve(len(outputs))
         for number, output in enumerate(outputs):
             output.request_id = str(first_id + number)

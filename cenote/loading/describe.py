@@ -67,7 +67,7 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
             head_dtype=formats.head_dtype,
             matmul_dtype=formats.matmul_dtype,
             quantization=formats.quantization,
-            find_own_tokenizer=layout.find_tokenizer,
+            find_tokenizer=layout.find_tokenizer or (lambda: layout.checkpoint),
             deterministic=options.deterministic,
             doubts=tuple(_iter_doubts(family)),
         )

@@ -55,10 +55,6 @@ def read_text_args(checkpoint: Checkpoint, file: str | None) -> dict[str, Any]:
     return {name: value for name, value in text.items() if value not in HARMLESS_TEXT_VALUES.get(name, ())}
 
 
-def adds_special_tokens(checkpoint: Checkpoint, file: str | None) -> bool:
-    return bool(read_text_args(checkpoint, file).get("add_special_tokens", True))
-
-
 def read_max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] | None:
     """Return the length to which texts are cut: of the tokenizer's call, of its arguments, or max_seq_length."""
     if file is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ def apply_known_encoder(options: EngineConfig, layout: Layout) -> Layout:
         return layout
     for name, source in layout.published_names:
         for known in KNOWN_ENCODERS:
-            if known.name_pattern.fullmatch(name):
+            if re.fullmatch(known.name_pattern, name, re.IGNORECASE):
                 # an option names a pooling of hidden states, as in vLLM
                 uses_pooler = known.has_pooler and options.pooler_config.seq_pooling_type is None
                 settings = replace(

@@ -13,7 +13,7 @@ from cenote.loading.family import Family
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.tokenizer_files import read_tokenizer_max_length
 from cenote.models.architecture import HFConfig
-from cenote.models.registry import has_prescaled_rope
+from cenote.models.registry import PRESCALED_ROPE
 
 logger = logging.getLogger("cenote")
 
@@ -44,7 +44,7 @@ def resolve_length(options: EngineConfig, family: Family) -> Sourced[int]:
         requested=options.max_model_len,
         position_offset=architecture.backbone.position_offset,
         num_learned_positions=architecture.backbone.num_learned_positions,
-        has_prescaled_rope=has_prescaled_rope(layout.config.get("model_type")),
+        has_prescaled_rope=layout.config.get("model_type") in PRESCALED_ROPE,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,10 @@ from cenote.loading.backbone_loader import (
     open_weights,
     use_deterministic_algorithms,
 )
+from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
 from cenote.loading.heads import load_heads, load_projector
-from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.packed_heads import pack_heads
@@ -290,3 +291,11 @@ def _load_tokenizer(description: ModelDescription) -> TokenizerFiles:
     if description.kind.value == "sequence":
         warn_of_token_types(files, description.config, checkpoint.folder)
     return files
+
+
+def read_processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
+    """Return the settings of the image processor."""
+    processor = checkpoint.read_json_object("processor_config.json")
+    nested = processor.get("image_processor")
+    image_processor = checkpoint.read_json_object("preprocessor_config.json")
+    return ProcessorFiles({**(nested if isinstance(nested, Mapping) else {}), **image_processor}, processor)

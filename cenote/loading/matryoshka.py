@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from cenote.config.engine import EngineConfig
@@ -43,7 +44,7 @@ def _find_known_sizes(layout: Layout, full: int) -> Matryoshka | None:
     for name, source in layout.published_names:
         for known in KNOWN_SIZES:
             # a list that does not contain the full size belongs to another model of that name
-            if known.name_pattern.fullmatch(name) and (not known.sizes or full in known.sizes):
+            if re.fullmatch(known.name_pattern, name, re.IGNORECASE) and (not known.sizes or full in known.sizes):
                 found = Matryoshka(True, known.sizes, full, min_size=min(known.min_size, full), source=source)
                 return replace(found, has_layer_norm=known.has_layer_norm)
     if MATRYOSHKA_TAG in layout.card.tags:

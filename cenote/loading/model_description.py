@@ -57,16 +57,10 @@ class ModelDescription:
     head_dtype: Sourced[torch.dtype]
     matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
-    find_own_tokenizer: Callable[[], Checkpoint] | None = (
-        None  # finds the checkpoint with the tokenizer; None: this one
-    )
+    find_tokenizer: Callable[[], Checkpoint]  # finds the checkpoint that the tokenizer is loaded from
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
     card: CardEvidence = CardEvidence()  # of the model card, compared with the rest
     doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
-
-    def find_tokenizer(self) -> Checkpoint:
-        """Return the checkpoint that has the tokenizer of the model."""
-        return self.checkpoint if self.find_own_tokenizer is None else self.find_own_tokenizer()
 
     @property
     def head(self) -> Head | None:

@@ -40,6 +40,7 @@ CUSTOM_MODULES = (
     ("custom_st", "MultiModalTransformer"),  # gme-Qwen2-VL: texts and images in a prompt of its own
     ("modeling_zembed", "ZembedTransformer"),  # zembed-1: a suffix after every text
 )
+SUFFIX_KINDS = ("ZembedTransformer",)  # whose suffix is in config_sentence_transformers.json
 CUSTOM_CLASSES = ("KaLMCrossEncoderModule",)  # likewise, in whatever file of the repository
 # architectures whose family does what their `custom_st.Transformer` does; the same name means other code elsewhere
 CUSTOM_TRANSFORMERS = ("JinaCLIPModel",)

@@ -16,7 +16,7 @@ from cenote.kernels.post_load import packs_int8, resolve_matmul_dtype, resolve_q
 from cenote.loading.family import Family
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.models.architecture import HFConfig
-from cenote.models.registry import supports_float16
+from cenote.models.registry import NO_FLOAT16
 
 logger = logging.getLogger("cenote")
 
@@ -52,7 +52,7 @@ def resolve_number_formats(options: EngineConfig, family: Family) -> NumberForma
         _requested_dtype(options, family, cpu),
         device.value.type,
         native_bf16=cpu.has_bfloat16,
-        supports_float16=supports_float16(config.get("model_type")),
+        supports_float16=config.get("model_type") not in NO_FLOAT16,
         multiplies_float16=supports_format("float16"),
     )
     is_fp8 = stores_fp8(read_quantization_config(family.layout.checkpoint))

@@ -10,11 +10,12 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.embedding_output import EMBEDDING_NAME, SETTINGS_FILE, has_normalize, read_truncate_dim
-from cenote.loading.encoder_args import adds_special_tokens, find_encoder_file, read_max_length
+from cenote.loading.encoder_args import find_encoder_file, read_max_length, read_text_args
 from cenote.loading.module_list import (
     MODULE_STAGES,
     MODULES_FILE,
     STATIC_KINDS,
+    SUFFIX_KINDS,
     Module,
     read_module_config,
     read_module_list,
@@ -161,7 +162,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         normalize=Sourced(normalizes, MODULES_FILE) if pooling or mask or normalizes or encodes else None,
         truncate_dim=read_truncate_dim(checkpoint, settings),
         max_length=read_max_length(checkpoint, encoder),
-        adds_special_tokens=adds_special_tokens(checkpoint, encoder),
+        adds_special_tokens=bool(read_text_args(checkpoint, encoder).get("add_special_tokens", True)),
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
@@ -183,8 +184,8 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
 
 
 def _read_text_suffix(checkpoint: Checkpoint, settings: dict[str, Any], encoder: Module | None) -> str | None:
-    """Return the suffix that zembed-1's own Transformer module appends; its last token is the one that is pooled."""
-    if encoder is None or encoder.kind != "ZembedTransformer":
+    """Return the suffix that some Transformer modules append; its last token is the one that is pooled."""
+    if encoder is None or encoder.kind not in SUFFIX_KINDS:
         return None
     if isinstance(suffix := settings.get("suffix"), str) and suffix:
         return suffix

@@ -9,7 +9,6 @@ from typing import TypeAlias
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.layers.tensor_parallel import LAYER_RULES
 from cenote.loading.lora import find_bundled
 from cenote.loading.model_description import ModelDescription
 from cenote.pooling.heads import Heads, SpladeHead
@@ -81,14 +80,3 @@ def split_heads(heads: Heads, group: ParallelGroup) -> Heads:
     if isinstance(heads.splade, SpladeHead):
         heads.splade = ParallelSpladeHead(heads.splade, group)
     return heads
-
-
-def describe_rules() -> list[str]:
-    """Return the rows of the table in docs/serving.md: what is split, replicated and refused."""
-    rows = ["| part of a model | with several ranks |", "|---|---|"]
-    rows += [f"| {rule.label} | {rule.treatment} |" for rule in LAYER_RULES if not rule.is_refused]
-    rows += ["| SPLADE head | split by vocabulary |"]
-    rows += ["| embeddings, norms, other heads | replicated, or on the first rank |"]
-    refused = [(rule.label, rule.treatment) for rule in LAYER_RULES if rule.is_refused]
-    refused += [(refusal.label, refusal.reason) for refusal in REFUSALS]
-    return rows + [f"| {label} | refused: {reason} |" for label, reason in refused]

@@ -46,8 +46,8 @@ def find_unnamed_reranker(
         return None
     name = f"{head.weights['head.classifier']}.weight"
     if (weights := _open_if_present(layout.checkpoint)) is None:
-        found = any(map(UNNAMED_RERANKER.search, layout.names))
-        return Sourced("sequence", "the name jina-reranker-v1") if found else None
+        found = next(filter(None, map(UNNAMED_RERANKER.search, layout.names)), None)
+        return None if found is None else Sourced("sequence", f"the name {found[0]}")
     stored = next((f"{prefix}{name}" for prefix in ("", *architecture.prefixes) if f"{prefix}{name}" in weights), None)
     if stored is None or weights.get(stored).shape[0] != 1:
         return None

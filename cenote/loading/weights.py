@@ -23,22 +23,6 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.")
 RENAMED_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-class SafetensorsReader:
-    """Reads one tensor of a safetensors file, or a range of one of its dimensions."""
-
-    def __init__(self, file: Any, name: str) -> None:
-        self.file = file
-        self.name = name
-
-    def __call__(self) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
-
-    def read_range(self, dim: int, start: int, end: int) -> Tensor:
-        part: Tensor = self.file.get_slice(self.name)[(*[slice(None)] * dim, slice(start, end))]
-        return part
-
-
 class CheckpointWeights:
     """Tensors by name, memory-mapped and read on first use."""
 

@@ -30,7 +30,7 @@ MERGED_IMAGE_EMBEDDER = "jina-embeddings-v4-vllm-"
 class TrainedSizes:
     """Sizes named on the page of a published model: a list, or any size from `min_size`."""
 
-    name_pattern: re.Pattern[str]  # of the name without owner
+    name_pattern: str  # of the name without owner, in any case
     sizes: tuple[int, ...] = ()
     min_size: int = 1
     has_layer_norm: bool = False  # before the cut, without weights
@@ -40,7 +40,7 @@ class TrainedSizes:
 class KnownEncoder:
     """What the page of a published encoder says about its embeddings."""
 
-    name_pattern: re.Pattern[str]  # of the name without owner
+    name_pattern: str  # of the name without owner, in any case
     normalize: bool = False
     max_length: int | None = None
     has_pooler: bool = False  # the embedding is the output of the pooler, not the state that it reads
@@ -59,53 +59,45 @@ class KnownCode:
     doubt: str | None = None  # if the source is not certain
 
 
-def _sizes(pattern: str, *sizes: int, min_size: int = 1, has_layer_norm: bool = False) -> TrainedSizes:
-    return TrainedSizes(re.compile(pattern, re.IGNORECASE), sizes, min_size, has_layer_norm)
-
-
-def _encoder(pattern: str, **facts: bool | int | str | None) -> KnownEncoder:
-    return KnownEncoder(re.compile(pattern, re.IGNORECASE), **facts)  # type: ignore[arg-type]
-
-
 # published models whose config.json has neither matryoshka_dimensions nor is_matryoshka; sizes from their pages
 KNOWN_SIZES = (
-    _sizes(r"nomic-embed-text-v1\.5", min_size=64, has_layer_norm=True),
-    _sizes(r"nomic-embed-text-v2-moe", 256, 768),
-    _sizes(r"(nomic-)?modernbert-embed-base", 256, 768),
-    _sizes(r"modernbert-embed-large", 256, 1024),
-    _sizes(r"mxbai-embed-(2d-)?large-v1", min_size=64),
-    _sizes(r"deepset-mxbai-embed-de-large-v1", min_size=64),
-    _sizes(r"mxbai-embed-xsmall-v1", min_size=64),
-    _sizes(r"qwen3-embedding-[\d.]+b", min_size=32),
-    _sizes(r"qwen3-vl-embedding-[\d.]+b", min_size=64),
-    _sizes(r"embeddinggemma-300m", 128, 256, 512, 768),
-    _sizes(r"snowflake-arctic-embed-m-v1\.5", 256, 768),
-    _sizes(r"snowflake-arctic-embed-m-v2\.0", 256, 768),
-    _sizes(r"snowflake-arctic-embed-l-v2\.0", 256, 1024),
-    _sizes(r"gte-multilingual-base", min_size=128),
-    _sizes(r"jina-embeddings-v3(-hf)?", 32, 64, 128, 256, 512, 768, 1024),
-    _sizes(r"jina-embeddings-v4.*", 128, 256, 512, 1024, 2048),
-    _sizes(r"jina-embeddings-v5-text-small.*", 32, 64, 128, 256, 512, 768, 1024),
-    _sizes(r"jina-embeddings-v5-text-nano.*", 32, 64, 128, 256, 512, 768),
-    _sizes(r"jina-code-embeddings-0\.5b", 64, 128, 256, 512, 896),
-    _sizes(r"jina-code-embeddings-1\.5b", 128, 256, 512, 1024, 1536),
-    _sizes(r"granite-embedding-311m-multilingual-r2", 128, 256, 384, 512, 768),
-    _sizes(r"bekko-embedding-v1-a(8|25)m", 64, 128, 256, 384),
-    _sizes(r"mmbert-embed-32k-2d-matryoshka", 64, 128, 256, 512, 768),
-    _sizes(r"pplx-embed-(context-)?v1-[\d.]+b", min_size=128),
-    _sizes(r"voyage-4-nano", 256, 512, 1024, 2048),
-    _sizes(r"llama-(3\.2-)?(nv-embedqa|nemotron-embed)-1b-v2", 384, 512, 768, 1024, 2048),
-    _sizes(r"kalm-embedding-multilingual-mini-instruct-v2(\.5)?", 64, 128, 256, 512, 896),
+    TrainedSizes(r"nomic-embed-text-v1\.5", min_size=64, has_layer_norm=True),
+    TrainedSizes(r"nomic-embed-text-v2-moe", (256, 768)),
+    TrainedSizes(r"(nomic-)?modernbert-embed-base", (256, 768)),
+    TrainedSizes(r"modernbert-embed-large", (256, 1024)),
+    TrainedSizes(r"mxbai-embed-(2d-)?large-v1", min_size=64),
+    TrainedSizes(r"deepset-mxbai-embed-de-large-v1", min_size=64),
+    TrainedSizes(r"mxbai-embed-xsmall-v1", min_size=64),
+    TrainedSizes(r"qwen3-embedding-[\d.]+b", min_size=32),
+    TrainedSizes(r"qwen3-vl-embedding-[\d.]+b", min_size=64),
+    TrainedSizes(r"embeddinggemma-300m", (128, 256, 512, 768)),
+    TrainedSizes(r"snowflake-arctic-embed-m-v1\.5", (256, 768)),
+    TrainedSizes(r"snowflake-arctic-embed-m-v2\.0", (256, 768)),
+    TrainedSizes(r"snowflake-arctic-embed-l-v2\.0", (256, 1024)),
+    TrainedSizes(r"gte-multilingual-base", min_size=128),
+    TrainedSizes(r"jina-embeddings-v3(-hf)?", (32, 64, 128, 256, 512, 768, 1024)),
+    TrainedSizes(r"jina-embeddings-v4.*", (128, 256, 512, 1024, 2048)),
+    TrainedSizes(r"jina-embeddings-v5-text-small.*", (32, 64, 128, 256, 512, 768, 1024)),
+    TrainedSizes(r"jina-embeddings-v5-text-nano.*", (32, 64, 128, 256, 512, 768)),
+    TrainedSizes(r"jina-code-embeddings-0\.5b", (64, 128, 256, 512, 896)),
+    TrainedSizes(r"jina-code-embeddings-1\.5b", (128, 256, 512, 1024, 1536)),
+    TrainedSizes(r"granite-embedding-311m-multilingual-r2", (128, 256, 384, 512, 768)),
+    TrainedSizes(r"bekko-embedding-v1-a(8|25)m", (64, 128, 256, 384)),
+    TrainedSizes(r"mmbert-embed-32k-2d-matryoshka", (64, 128, 256, 512, 768)),
+    TrainedSizes(r"pplx-embed-(context-)?v1-[\d.]+b", min_size=128),
+    TrainedSizes(r"voyage-4-nano", (256, 512, 1024, 2048)),
+    TrainedSizes(r"llama-(3\.2-)?(nv-embedqa|nemotron-embed)-1b-v2", (384, 512, 768, 1024, 2048)),
+    TrainedSizes(r"kalm-embedding-multilingual-mini-instruct-v2(\.5)?", (64, 128, 256, 512, 896)),
 )
 # all of them read the first token
 KNOWN_ENCODERS = (
-    _encoder(r"medcpt-query-encoder", max_length=64),
-    _encoder(r"medcpt-article-encoder"),
-    _encoder(r"specter(2|2_base|2_aug2023refresh_base)?", similarity=None),
-    _encoder(r"scincl", similarity=None),
+    KnownEncoder(r"medcpt-query-encoder", max_length=64),
+    KnownEncoder(r"medcpt-article-encoder"),
+    KnownEncoder(r"specter(2|2_base|2_aug2023refresh_base)?", similarity=None),
+    KnownEncoder(r"scincl", similarity=None),
     # as the package of SimCSE uses them
-    _encoder(r"sup-simcse-(bert|roberta)-.*", normalize=True, has_pooler=True, similarity=None),
-    _encoder(r"unsup-simcse-(bert|roberta)-.*", normalize=True, similarity=None),
+    KnownEncoder(r"sup-simcse-(bert|roberta)-.*", normalize=True, has_pooler=True, similarity=None),
+    KnownEncoder(r"unsup-simcse-(bert|roberta)-.*", normalize=True, similarity=None),
 )
 BIDIRECTIONAL: Mapping[str, Any] = MappingProxyType({"is_causal": False})
 # of the model card of jina-reranker-v3.5: three layers with a window, two without; the last of 28 without

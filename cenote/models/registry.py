@@ -220,14 +220,6 @@ def names_from_model_type(model_type: str) -> list[str]:
     return [f"{stem}Model" for stem in FAMILIES if stem.lower() == bare]
 
 
-def supports_float16(model_type: str | None) -> bool:
-    return model_type not in NO_FLOAT16
-
-
-def has_prescaled_rope(model_type: str | None) -> bool:
-    return model_type in PRESCALED_ROPE
-
-
 class UnknownArchitecture(LoadError):
     """None of the architecture names is registered."""
 

@@ -20,7 +20,8 @@ from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.distributed.parallel_model import resolve_devices
 from cenote.errors import BadRequest, EngineStopped, LoadError
-from cenote.loading.tensor_parallel import describe_rules
+from cenote.layers.tensor_parallel import LAYER_RULES
+from cenote.loading.tensor_parallel import REFUSALS
 from tests.models.test_reward import outcome
 from tests.serving.server_process import is_alive, wait_until
 from tests.suite import first_of
@@ -211,9 +212,15 @@ def test_the_number_of_devices_must_match() -> None:
 
 
 def test_the_documentation_has_the_rules() -> None:
-    text = Path("docs/serving.md").read_text()
+    rows = ["| part of a model | with several ranks |", "|---|---|"]
+    rows += [f"| {rule.label} | {rule.treatment} |" for rule in LAYER_RULES if not rule.is_refused]
+    rows += ["| SPLADE head | split by vocabulary |"]
+    rows += ["| embeddings, norms, other heads | replicated, or on the first rank |"]
+    refused = [(rule.label, rule.treatment) for rule in LAYER_RULES if rule.is_refused]
+    refused += [(refusal.label, refusal.reason) for refusal in REFUSALS]
+    rows += [f"| {label} | refused: {reason} |" for label, reason in refused]
 
-    assert "\n".join(describe_rules()) in text
+    assert "\n".join(rows) in Path("docs/serving.md").read_text()
 
 
 def rank_pids(llm: LLM) -> list[int]:

@@ -16,7 +16,7 @@ from cenote.loading.hf_config import read_architectures, read_config
 from cenote.loading.lengths import resolve_max_length
 from cenote.loading.number_formats import resolve_dtype, resolve_head_dtype
 from cenote.models.architecture import HFConfig
-from cenote.models.registry import supports_float16
+from cenote.models.registry import NO_FLOAT16
 
 ORIGINAL = {"original_max_position_embeddings": "many"}
 
@@ -249,7 +249,7 @@ def test_an_invalid_length_in_the_config_is_named(tmp_path: Path, refused: Any) 
 def test_automatic_dtype_follows_the_checkpoint_and_the_device(
     config: dict[str, Any], device: str, native: bool, expected: torch.dtype
 ) -> None:
-    float16 = supports_float16(config.get("model_type"))
+    float16 = config.get("model_type") not in NO_FLOAT16
     assert (
         resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, supports_float16=float16).value is expected
     )

@@ -9,7 +9,8 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Dialect, Route, has_keys
-from cenote.api.dialects.tei_tasks import Prediction, make_predictions
+from cenote.api.dialects.tei import make_predictions
+from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.plain_route import PlainRoute
 from cenote.api.raw_scores import classify_as
 from cenote.api.replies import Reply, Usage, json_reply

@@ -1,4 +1,4 @@
-"""Fields, inputs and errors of Text Embeddings Inference, shared by its routes."""
+"""Fields, replies, inputs and errors of Text Embeddings Inference, shared by its routes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cenote.api.replies import ErrorBody
+from cenote.api.request_body import NULL_JSON
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import PROMPT_NAME_DOC, Dimensions, doc
 from cenote.errors import BadRequest, NotOffered, PoolingError, RouteNotFound
@@ -20,6 +21,50 @@ Direction = Literal["Left", "Right", "left", "right"]
 class TeiError(msgspec.Struct):
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+class Prediction(msgspec.Struct):
+    score: float
+    label: str
+
+
+class Rank(msgspec.Struct, omit_defaults=True):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SparseValue(msgspec.Struct):
+    index: int
+    value: float
+
+
+class Info(msgspec.Struct):
+    model_id: str
+    model_sha: None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_input_length: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+class VertexBody(msgspec.Struct):
+    instances: list[msgspec.Raw]
+
+
+class Predictions(msgspec.Struct):
+    predictions: list[Any]
+
+
+class InstanceKeys(msgspec.Struct):
+    """The keys that tell the requests of `POST /` apart."""
+
+    inputs: msgspec.Raw = NULL_JSON
+    texts: msgspec.Raw = NULL_JSON
+    model: str | None = None
 
 
 class EmptyInput(BadRequest):

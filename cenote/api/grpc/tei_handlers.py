@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from cenote.api.dialects.tei import describe_model_type
+from cenote.api.dialects.tei import compute_predictions, compute_ranks, describe_model_type, pool
 from cenote.api.dialects.tei_fields import (
     Direction,
     TeiEmbedFields,
@@ -14,7 +14,6 @@ from cenote.api.dialects.tei_fields import (
     TruncationFields,
     check_not_empty,
 )
-from cenote.api.dialects.tei_tasks import compute_predictions, compute_ranks, pool
 from cenote.api.dialects.tei_tokenize import iter_tokens
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei

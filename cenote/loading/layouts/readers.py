@@ -48,6 +48,7 @@ def read_transformers(checkpoint: Checkpoint, options: EngineConfig, needs_weigh
     return Layout(checkpoint=checkpoint, config=config, files=read_files(checkpoint, config))
 
 
+# tried in order; the last one takes every checkpoint
 READERS: tuple[Reader, ...] = (
     read_v_splade,
     read_gliner,
