@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -98,8 +97,9 @@ def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architect
     """
     if architecture.reward_head is not None:
         return architecture.reward_head
-    stored = {_remove_prefix(name, architecture.prefixes) for name in open_model_weights(checkpoint).names()}
-    names = sorted(name for name in stored if name.startswith(REWARD_HEAD_PREFIXES))
+    stored = open_model_weights(checkpoint).names()
+    bare = {name.removeprefix(next(filter(name.startswith, architecture.prefixes), "")) for name in stored}
+    names = sorted(name for name in bare if name.startswith(REWARD_HEAD_PREFIXES))
     if not names:
         return None
     head = architecture.sequence_head
@@ -111,11 +111,6 @@ def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architect
     raise LoadError(
         f"{checkpoint.folder}: {entry.name} has a reward head that is not supported ({', '.join(names[:4])}){advice}"
     )
-
-
-def _remove_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """Return the name of a tensor without the prefix of the backbone's names, if it has one."""
-    return name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
 
 
 def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture, source: str) -> None:

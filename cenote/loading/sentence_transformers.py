@@ -138,9 +138,10 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
     pooling = next((step for step in steps if step.kind == "Pooling"), None)
     splade = next((step for step in steps if step.kind == "SpladePooling"), None)
     mask = next((step for step in steps if step.kind == "MultiVectorMask"), None)
+    encoder_values = {} if encoder is None else checkpoint.read_json_object(encoder)
     # the encoder itself returns one embedding per input
     encodes = first is not None and (
-        first.kind in (*STATIC_KINDS, "CLIPModel") or _outputs_embedding(checkpoint, encoder)
+        first.kind in (*STATIC_KINDS, "CLIPModel") or encoder_values.get("module_output_name") == EMBEDDING_NAME
     )
     normalizes = has_normalize(checkpoint, steps, is_pooled=pooling is not None or encodes)
     projector = tuple(_read_projection(checkpoint, step) for step in steps if step.stage == MODULE_STAGES["Dense"])
@@ -163,14 +164,14 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         truncate_dim=read_truncate_dim(checkpoint, settings),
         max_length=read_max_length(checkpoint, encoder),
         adds_special_tokens=bool(read_text_args(checkpoint, encoder).get("add_special_tokens", True)),
-        do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
+        do_lower_case=bool(encoder_values.get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
         text_suffix=_read_text_suffix(checkpoint, settings, first),
         similarity_fn_name=settings.get("similarity_fn_name"),
         activation=settings.get("activation_fn"),
         logit_score=_read_logit_score(checkpoint, steps),
-        messages=None if encoder is None else _read_message_format(checkpoint, encoder),
+        messages=None if encoder is None else _read_message_format(encoder_values, encoder),
         model_type=settings.get("model_type"),
         encoder_kind=None if first is None else first.kind,
         score_head=_find_score_head(checkpoint, projector) if pooling or encodes else None,
@@ -244,11 +245,6 @@ def _find_score_head(checkpoint: Checkpoint, projector: Sequence[DenseModule | L
     return previous
 
 
-def _outputs_embedding(checkpoint: Checkpoint, file: str | None) -> bool:
-    """Return whether the file of a Transformer module says that it needs no pooling (CLIP)."""
-    return file is not None and checkpoint.read_json_object(file).get("module_output_name") == EMBEDDING_NAME
-
-
 def _check_token_pooling(checkpoint: Checkpoint, step: Module) -> None:
     factor = read_module_config(checkpoint, step).get("pool_factor", 1.0)
     if factor != 1:
@@ -288,8 +284,7 @@ def _read_logit_score(checkpoint: Checkpoint, steps: list[Module]) -> Sourced[tu
     return Sourced((true, false), source)
 
 
-def _read_message_format(checkpoint: Checkpoint, file: str) -> Sourced[MessageFormat] | None:
-    config = checkpoint.read_json_object(file)
+def _read_message_format(config: Mapping[str, Any], file: str) -> Sourced[MessageFormat] | None:
     message = config.get("modality_config", {}).get("message")
     if not isinstance(message, dict):
         return None

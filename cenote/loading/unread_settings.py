@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.embedding_output import EMBEDDING_NAME
 from cenote.loading.encoder_args import (
     APPLIED_TEXT_ARGS,
     APPLIED_TOKENIZER_ARGS,
@@ -29,7 +30,9 @@ def find_unread_settings(checkpoint: Checkpoint, encoder_file: str | None) -> li
     values, file = checkpoint.read_json_object(encoder_file), checkpoint.folder / encoder_file
     modality = values.get("modality_config")
     output = _get(_get(modality, "text"), "method_output_name")
-    if output not in APPLIED_OUTPUTS and not _is_whole_embedding(values):
+    # an encoder of texts and images returns an embedding by itself, without a pooling of hidden states
+    is_embedding = values.get("module_output_name") == EMBEDDING_NAME and "image" in (modality or ())
+    if output not in APPLIED_OUTPUTS and not is_embedding:
         doubts.append(f"{file}: method_output_name {output!r} is not applied: the last hidden states are used")
     for name, value in read_text_args(checkpoint, encoder_file).items():
         if name not in APPLIED_TEXT_ARGS:
@@ -54,15 +57,6 @@ def skip_cross_encoder_settings(file: Path, settings: Mapping[str, Any]) -> tupl
         f"{file}: {', '.join(names)} are not applied: Sentence Transformers reads them only with a modules.json, which "
         "is missing; download it, or set default_prompt and pooler_config use_activation"
     ]
-
-
-def _is_whole_embedding(values: Mapping[str, Any]) -> bool:
-    """Whether the encoder is one that returns an embedding by itself, such as CLIP."""
-    return (
-        values.get("module_output_name") == "sentence_embedding"
-        and values.get("modality_config") is not None
-        and ("image" in values["modality_config"])
-    )
 
 
 def _get(mapping: Any, key: str) -> Any:
