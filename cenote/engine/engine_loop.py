@@ -313,9 +313,8 @@ class EngineLoop:
             self.recorder.clear(batch.slot)
             device_s = self.metrics.on_computed(batch.times)
             self.scheduler.throughput.record(batch.num_tokens, batch.num_seqs, device_s)
-            times = batch.times
             num_waiting = self.scheduler.num_waiting_tokens
-            self.rate.record(batch.num_tokens, times.started_at, times.computed_at, num_waiting)
+            self.rate.record(batch.num_tokens, batch.times.started_at, time.monotonic(), num_waiting)
         else:
             self._retry(batch, failure)
 

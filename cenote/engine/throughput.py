@@ -48,14 +48,12 @@ class EngineRate:
         self.tokens_per_s = initial  # until the engine has been busy; 0.0: not known
         self._is_measured = False
         self._num_tokens, self._seconds, self._token_seconds = 0, 0.0, 0.0  # of the window
-        self._last_computed_at, self._num_waiting, self._was_late = 0.0, 0, False
+        self._last_ended_at, self._was_late = 0.0, False
 
-    def record(self, num_tokens: int, started_at: float, computed_at: float, num_waiting: int) -> None:
+    def record(self, num_tokens: int, started_at: float, ended_at: float, num_waiting: int) -> None:
         """Record a batch, and how many tokens wait for the next one."""
-        # between the results of a batch and the start of one that waited for it, the engine was at work as well
-        began_at = self._last_computed_at if self._num_waiting else max(started_at, self._last_computed_at)
-        elapsed_s = computed_at - began_at
-        self._last_computed_at, self._num_waiting = computed_at, num_waiting
+        elapsed_s = ended_at - max(started_at, self._last_ended_at)  # it may have waited for the batch before
+        self._last_ended_at = ended_at
         # after one late batch the process may have been stopped meanwhile; after two the device has become slower
         was_late, self._was_late = self._was_late, self.is_late(num_tokens, elapsed_s)
         if self._was_late and not was_late:

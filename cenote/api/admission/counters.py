@@ -78,7 +78,9 @@ class Counters:
     """The row of one front-end, and sums over the rows of all."""
 
     def __init__(self, fd: int = -1, num_rows: int = 1, row: int | None = 0) -> None:
-        """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums."""
+        """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums,
+        and write the speed of engines.
+        """
         self._values = memoryview(mmap.mmap(fd, 8 * NUM_COLUMNS * num_rows)).cast("d")
         self.num_rows = num_rows
         self._columns: dict[int, memoryview[float]] = {}  # of those that were summed

@@ -33,8 +33,8 @@ class QueueLimit:
       arrives than the engine computes, and a long queue would only add to the latency of every request.
 
     While an engine process does not compute, because it has exited or hangs, as much more may wait as it leaves
-    undone: that is computed later, and none of it is refused. This ends when the queue has drained to `DRAINED_SHARE`
-    of the limit, or `RECOVERY_S` after the engine computes again.
+    undone, up to `RECOVERY_S`: that is computed later, and none of it is refused. This ends when the queue has drained
+    to `DRAINED_SHARE` of the limit, or `RECOVERY_S` after the engine computes again.
     """
 
     def __init__(self, times: LaneTimes, max_tokens: int, max_seconds: float | None = None) -> None:
@@ -49,12 +49,11 @@ class QueueLimit:
         times, rate = self.times, speed.tokens_per_s
         if (seconds := self.max_seconds) is None:
             seconds = times.overload_s if now < self.overloaded_until else times.normal_s
-        tokens = rate * seconds if rate else max(seconds, times.initial_tokens)
         if self._drained_at < speed.stopped_at and now < speed.stopped_at + RECOVERY_S:
-            if num_queued <= tokens * DRAINED_SHARE:
+            if num_queued <= rate * seconds * DRAINED_SHARE:
                 self._drained_at = now  # while the engine is stopped, the next report is later
-            tokens += rate * speed.stopped_s
-        return min(tokens, self.max_tokens)
+            seconds = max(seconds, min(seconds + speed.stopped_s, RECOVERY_S))
+        return min(rate * seconds if rate else max(seconds, times.initial_tokens), self.max_tokens)
 
     def on_full(self, now: float) -> None:
         """A request did not fit."""
