@@ -59,7 +59,7 @@ class AppState(ServerContext):
         model = ServedModel(name, aliases, engine.model_info.source or engine.model_info.name)
         model.accepts_source_names = not self.settings.served_model_name
         model.set_use(EngineUse(engine, self.admission))
-        self.admission.on_loaded(engine.model_info)
+        self.admission.follow(engine)
         self.models.set([model])
 
     def start_draining(self) -> None:

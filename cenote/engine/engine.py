@@ -18,7 +18,7 @@ from cenote.engine.admission import Admission
 from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.engine_metrics import EngineMetrics
-from cenote.engine.execution.executor import Executor, LocalExecutor
+from cenote.engine.execution.executor import Executor
 from cenote.engine.execution.executor_factory import make_executor
 from cenote.engine.execution.token_budget import compute_token_budget
 from cenote.engine.model_info import build_model_info
@@ -134,8 +134,6 @@ class PoolingEngine(TextEngine):
         budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
         if executor is None:
             executor = make_executor(model, self.renderer.vocab_size)
-            if isinstance(executor, LocalExecutor):
-                self.model_info = replace(self.model_info, device_tokens_per_s=executor.warmup_tokens_per_s)
             if config.self_check:
                 self._check_results(executor)
         scheduler = Scheduler(
@@ -393,6 +391,11 @@ class PoolingEngine(TextEngine):
     @property
     def status(self) -> EngineStatus:
         return "ready" if self.dead_error is None else "stopped"
+
+    def measure_speed(self) -> tuple[float, float]:
+        """Return the tokens per second while enough wait, 0.0: not known; and for how long the device may hang."""
+        loops = [part.loop for part in (self, *self.routes.values())]
+        return max(loop.rate.tokens_per_s for loop in loops), max(loop.measure_late_s() for loop in loops)
 
     def find_busy_stage(self) -> tuple[str, float] | None:
         """Return the stage that has been busy for longest with one piece of work, and since when."""

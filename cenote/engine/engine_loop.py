@@ -18,6 +18,7 @@ from cenote.engine.lane_queue import Slice
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
+from cenote.engine.throughput import EngineRate
 
 logger = logging.getLogger("cenote")
 
@@ -65,7 +66,8 @@ class EngineLoop:
         self.on_batch_taken: Callable[[], None] = lambda: None  # called when the queue may have become shorter
         self.condition = threading.Condition()  # guards the scheduler
         self.step_started_at: float | None = None  # monotonic start time of the running batch
-        self.num_on_device = 0  # batches that were started and whose results are not on the host
+        self.rate = EngineRate(getattr(executor, "initial_tokens_per_s", 0.0))
+        self.num_on_device = 0  # tokens of batches that were started and whose results are not on the host
         self.is_stopping = False
         self.is_waiting = False  # the engine thread waits for sequences, and nothing is on the device
         self._is_elsewhere = False  # a thread that has submitted a batch starts or runs it
@@ -199,6 +201,13 @@ class EngineLoop:
         """Whether a batch is on the device or waits for it; reading it needs no lock."""
         return self.num_on_device > 0 or self._is_elsewhere or self._handed_over is not None or len(self.scheduler) > 0
 
+    def measure_late_s(self) -> float:
+        """Return the seconds since the running batch was started if it is late, else 0.0; needs no lock."""
+        if (started_at := self.step_started_at) is None:
+            return 0.0
+        elapsed_s = time.monotonic() - started_at
+        return elapsed_s if self.rate.is_late(self.num_on_device, elapsed_s) else 0.0
+
     @property
     def _is_idle(self) -> bool:
         """Whether no thread runs a batch or is about to."""
@@ -279,11 +288,11 @@ class EngineLoop:
         now = batch.times.started_at = time.monotonic()
         for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
-        self.num_on_device += 1
+        self.num_on_device += batch.num_tokens
         try:
             return self.executor.start(batch)
         except BaseException as error:
-            self.num_on_device -= 1
+            self.num_on_device -= batch.num_tokens
             if not isinstance(error, Exception):  # such as that of Ctrl-C: the engine thread starts the batch again
                 raise
             return error
@@ -299,19 +308,21 @@ class EngineLoop:
         return None
 
     def _finish_batch(self, batch: ScheduledBatch, wait: Wait) -> None:
-        failure = try_run(batch, lambda _: self._count_tokens(batch, self._wait(wait)))
+        failure = try_run(batch, lambda _: self._count_tokens(batch, self._wait(batch, wait)))
         if failure is None:
             self.recorder.clear(batch.slot)
             device_s = self.metrics.on_computed(batch.times)
             self.scheduler.throughput.record(batch.num_tokens, batch.num_seqs, device_s)
+            num_waiting = self.scheduler.num_waiting_tokens
+            self.rate.record(batch.num_tokens, batch.times.started_at, time.monotonic(), num_waiting)
         else:
             self._retry(batch, failure)
 
-    def _wait(self, wait: Wait) -> BatchOutput:
+    def _wait(self, batch: ScheduledBatch, wait: Wait) -> BatchOutput:
         try:
             return wait()
         finally:
-            self.num_on_device -= 1  # before callers get their results: their next requests find the device idle
+            self.num_on_device -= batch.num_tokens  # before callers get results: their next requests find it idle
 
     def _retry(self, batch: ScheduledBatch, failure: Exception) -> None:
         run_part = partial(self._run_part, batch)

@@ -24,7 +24,6 @@ class ModelInfo:
     max_model_len: int
     dtype: str
     device: str
-    device_tokens_per_s: float = 0.0  # computed by a GPU in its warm-up; 0.0: not known
     products: str | None = None  # how linear layers multiply on a CPU with kernels of ours
     deterministic: bool = False  # the results of an input do not depend on the other inputs of its batch
     embedding_size: int | None  # None if the model does not support embed

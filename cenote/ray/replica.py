@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
-from cenote.api.admission.admission_metrics import count_queued, read_rates
+from cenote.api.admission.admission_metrics import count_queued
+from cenote.api.admission.engine_speed import EngineSpeed
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.served_models import EngineUse, ServedModel
@@ -34,7 +35,7 @@ class ModelReplica:
         model = ServedModel(entry.name, entry.aliases, entry.source)
         model.accepts_source_names = entry.accepts_source_names
         model.set_use(EngineUse(self.engine, self.app_state.admission))
-        self.app_state.admission.on_loaded(self.engine.model_info)
+        self.app_state.admission.follow(self.engine)
         self.app_state.models.set([model])
         self.asgi_app = build_app(self.app_state)
         self._exporting: asyncio.Task[None] | None = None
@@ -61,8 +62,8 @@ class ModelReplica:
     @property
     def queue_seconds(self) -> float:
         counters = self.app_state.counters
-        lanes = zip(count_queued(counters, 0), read_rates(counters, 0), strict=True)
-        return sum((tokens / rate if rate else UNKNOWN_QUEUE_S) for tokens, rate in lanes if tokens > 0)
+        num_queued, speed = sum(count_queued(counters, 0)), EngineSpeed.read(counters, 0)
+        return speed.estimate_wait(num_queued, UNKNOWN_QUEUE_S) if num_queued else 0.0
 
     def _start_export(self) -> None:
         if self._exporting is None:

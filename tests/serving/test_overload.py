@@ -85,6 +85,14 @@ def test_more_requests_than_the_model_computes_are_refused_at_once(small_server:
     assert metric(small_server, "cenote_admitted_tokens") == 0
 
 
+def test_the_speed_that_the_engine_measures_reaches_admission(small_server: ServerProcess) -> None:
+    texts = [f"the cat {number} is in the city " * 15 for number in range(2000)]
+    with small_server.client() as client:
+        assert client.post("/v1/embeddings", json={"input": texts, "truncate_prompt_tokens": -1}).status_code == 200
+
+    assert metric(small_server, "cenote_drain_tokens_per_second") > 0
+
+
 CONNECTIONS, TEXT = 256, "how deep is the water in the cave?"
 
 

@@ -1,1 +1,1 @@
-"""Admission: which requests the server accepts, by what they cost and what is in flight already."""
+"""Admission: which requests the server accepts, by their cost, what is in flight and how fast the engines compute."""

@@ -11,13 +11,13 @@ from cenote.api.admission.counters import (
     NUM_SIZE_CLASSES,
     OPEN_FILES,
     QUEUED,
-    RATE,
     REASONS,
     REFUSED,
     USED_AT,
     Counters,
     find_model_column,
 )
+from cenote.api.admission.engine_speed import EngineSpeed
 from cenote.protocol.scheduling import Lane
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
@@ -38,7 +38,9 @@ def collect_model_metrics(counters: Counters, slot: int) -> list[MetricFamily]:
             count_queued(counters, slot),
         ),
         _make_lane_gauge(
-            "cenote_drain_tokens_per_second", "Tokens completed per second, as measured.", read_rates(counters, slot)
+            "cenote_drain_tokens_per_second",
+            "Tokens computed per second while enough wait, as the engines measure it; equal for both lanes.",
+            [EngineSpeed.read(counters, slot).tokens_per_s] * len(LANES),
         ),
     ]
 
@@ -65,12 +67,6 @@ def count_queued(counters: Counters, slot: int) -> list[float]:
     """Return the tokens in flight of a model, by lane."""
     first = find_model_column(slot) + QUEUED
     return [counters.total(first), counters.total_up_to(first + 1, NUM_SIZE_CLASSES - 1)]
-
-
-def read_rates(counters: Counters, slot: int) -> list[float]:
-    """Return the measured tokens per second of a model, by lane."""
-    first = find_model_column(slot) + RATE
-    return [max(counters.rows(first + lane)) for lane in range(len(LANES))]
 
 
 def measure_idle_s(counters: Counters, slot: int, since: float) -> float:

@@ -8,24 +8,22 @@ from collections.abc import Callable, Sequence
 from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.admission.counters import (
     BYTES,
-    DONE,
     MEMORY,
     NUM_SIZE_CLASSES,
     QUEUED,
-    RATE,
     REQUESTS,
     USED_AT,
-    WAITS_SINCE,
     Counters,
     find_model_column,
 )
+from cenote.api.admission.engine_speed import EngineSpeed, SpeedReport
 from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, QueueLimit
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
 from cenote.api.admission.ticket import MAX_INTERACTIVE_TOKENS, Ticket
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
-from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.engine import Engine
 from cenote.protocol.scheduling import Lane
 
 # size classes of bulk requests: the first up to 4 times the interactive size, then 4 times as much each
@@ -34,15 +32,17 @@ UNLIMITED = 2**62
 MAX_USED_MEMORY = 0.9  # of the limit of the container; above it large requests are admitted one at a time
 # a request that is larger than the whole queue may wait behind this many of its own size
 MAX_SAME_SIZE = 16
-# so many interactive requests may be in flight whatever their sizes and the measured speed: one of them, such as an
-# image that is still being decoded, may be larger than all that the server computes in a second
-MIN_REQUESTS = 8
-# and so many up to this size: a dozen clients, each with a handful of texts, are answered also on a machine that other
-# processes keep busy
-MIN_SMALL_REQUESTS, SMALL_REQUEST_TOKENS = 16, 512
-# clients that send one request after the other are not refused up to this many, if each sends a short text or the
-# device is fast
+# so many interactive requests may be in flight whatever their sizes and the rate of the engine: one of them, such as an
+# image that is still being decoded, may be larger than all that it computes in a second, and a dozen clients, each with
+# a handful of texts, are answered also on a machine that other processes keep busy
+MIN_REQUESTS = 16
+# clients that send one request after the other are not refused up to this many, if each sends a short text
 MAX_FEW_REQUESTS = 256
+# requests with one text of at most so many tokens may fill a longer time than others, also on a machine with other work
+SHORT_TEXT_TOKENS, SHORT_TEXTS_S = 128, 10.0
+# and those with a longer one of at most so many tokens while all together are at most so many: among clients with one
+# text each, the refusal of a single longer one would shorten the queue for all
+MEDIUM_TEXT_TOKENS, MEDIUM_TEXTS_TOKENS = 1024, 8192
 
 
 class AdmissionController:
@@ -61,9 +61,11 @@ class AdmissionController:
         self.clock = clock
         self.counters = counters or Counters()
         self.own = self.counters.own
+        self.slot = slot
         column = find_model_column(slot)
-        self.queued, self.done, self.rate = column + QUEUED, column + DONE, column + RATE
-        self.requests, self.waits_since, self.used_at = column + REQUESTS, column + WAITS_SINCE, column + USED_AT
+        self.queued, self.requests, self.used_at = column + QUEUED, column + REQUESTS, column + USED_AT
+        self._local_engine: Engine | None = None
+        self._local_report = SpeedReport(slot)
         self.max_queue_tokens = max_queue_tokens
         self.max_inflight_bytes = max_inflight_bytes
         self.limits = (
@@ -78,24 +80,24 @@ class AdmissionController:
         """Return a controller that admits every request, for programs that send their own requests."""
         return cls(max_queue_tokens=UNLIMITED, max_inflight_bytes=UNLIMITED, max_queue_seconds=UNLIMITED)
 
-    def on_loaded(self, model_info: ModelInfo, num_replicas: int = 1) -> None:
-        """Called when the model is loaded, on so many devices."""
-        for limit in self.limits:
-            limit.on_loaded(model_info.device.startswith("cuda"), num_replicas * model_info.device_tokens_per_s)
-
-    def set_engine_available(self, is_available: bool) -> None:
-        """Called when an engine process has exited, and when the next one computes requests."""
-        for limit in self.limits:
-            if is_available:
-                limit.on_resumed(self.clock())
-            else:
-                limit.on_interrupted()
+    def follow(self, engine: Engine) -> None:
+        """Use the rate of an engine in this process, which no supervisor reports."""
+        self._local_engine = engine
 
     # tokens
 
+    @property
+    def speed(self) -> EngineSpeed:
+        """What is known about the engines of the model."""
+        if self._local_engine is not None:
+            speed = getattr(self._local_engine, "measure_speed", lambda: (0.0, 0.0))()
+            self._local_report.write(self.counters, self.clock(), *speed)
+        return EngineSpeed.read(self.counters, self.slot)
+
     def measure_fill(self) -> float:
         """Return the share of the interactive lane's limit that is in use, from 0 to 1."""
-        return min(1.0, self.counters.total(self.queued) / max(1.0, self.limits[0].tokens))
+        num_queued = self.counters.total(self.queued)
+        return min(1.0, num_queued / max(1.0, self.limits[0].compute_tokens(self.clock(), num_queued, self.speed)))
 
     def admit(
         self,
@@ -116,36 +118,26 @@ class AdmissionController:
         now, own = self.clock(), self.own
         if not keys and lane is None and tokens <= MAX_INTERACTIVE_TOKENS and not deadline_at:
             # most requests: the same as below in fewer steps
-            limit, num_queued = self.limits[0], self.counters.total(self.queued)
-            if not num_queued or num_queued + tokens <= limit.tokens:
-                if num_queued < limit.least_since:
-                    limit.least_since = num_queued
-                if limit.is_overloaded or limit.is_recovering or limit.is_settling:
-                    limit.on_admitted(now, num_queued)
+            num_queued = self.counters.total(self.queued)
+            if not num_queued or num_queued + tokens <= self.limits[0].compute_tokens(now, num_queued, self.speed):
                 own[self.queued] += tokens
                 own[self.requests] += 1
-                if not num_queued:
-                    own[self.waits_since] = now
-                return Ticket(self, tokens, 0, 0, now, is_first=not num_queued, is_by_size=True)
+                return Ticket(self, tokens, 0, 0, now, is_by_size=True)
         size_class = find_size_class(tokens, lane)
         column = self.tenants.find_column(key, keys) if keys else 0
         num_queued = self._check_queue(tokens, size_class, key, column, now, num_inputs)
-        limit = self.limits[1 if size_class else 0]
-        if deadline_at and now + (wait_s := limit.estimate_wait(num_queued, default_s=0.0)) > deadline_at:
+        if deadline_at and now + (wait_s := self.speed.estimate_wait(num_queued, default_s=0.0)) > deadline_at:
             raise self.refusals.too_late(
                 f"{num_queued:.0f} tokens are ahead of the request, about {wait_s:.2f} s, and its deadline is in "
                 f"{max(0.0, deadline_at - now):.2f} s; retry later, or allow more time"
             )
-        limit.on_admitted(now, num_queued)
         own[self.queued + size_class] += tokens
         if not size_class:
             own[self.requests] += 1
-        if not num_queued and not size_class:
-            own[self.waits_since] = now
         if column:
             own[column + (1 if size_class else 0)] += tokens
             self.tenants.add_to_minute(column, tokens, now)
-        return Ticket(self, tokens, size_class, column, now, is_first=not num_queued, is_by_size=lane is None)
+        return Ticket(self, tokens, size_class, column, now, is_by_size=lane is None)
 
     def check_open(self, num_bytes: int, lane: Lane | None, key: KeySettings, keys: Sequence[KeySettings]) -> None:
         """Raise before a body is read if the request would be refused whatever is in it."""
@@ -162,7 +154,7 @@ class AdmissionController:
     @property
     def is_overloaded(self) -> bool:
         """Whether requests have been refused recently because the queue of small requests is full."""
-        return self.limits[0].is_overloaded
+        return self.clock() < self.limits[0].overloaded_until
 
     def _count_queued(self, size_class: int) -> float:
         """Return the tokens ahead of a request: of its lane, without those of far larger requests.
@@ -179,48 +171,50 @@ class AdmissionController:
         """Return the tokens ahead of a request, or raise if it does not fit."""
         limit = self.limits[1 if size_class else 0]
         num_queued = self._count_queued(size_class)
-        if not limit.is_measured:
-            limit.on_rate(max(self.counters.rows(self.rate + (1 if size_class else 0))))
-        may_be_stopped = False
-        if num_queued and not size_class:  # the bulk lane holds so much that a process is replaced before it is full
-            may_be_stopped = limit.on_waiting(now - max(self.counters.rows(self.waits_since)), num_queued)
-        max_queued = limit.tokens
+        speed = self.speed
+        max_queued = limit.compute_tokens(now, num_queued, speed)
         if size_class:
             max_queued = min(max(max_queued, MAX_SAME_SIZE * tokens), self.max_queue_tokens)
         fits = (
             not num_queued
             or num_queued + tokens <= max_queued
-            or self._has_room_for_few(tokens, size_class, num_queued, num_inputs)
+            or (not size_class and self._has_room_for_few(tokens, num_queued, num_inputs, speed))
         )
         if column:
-            self._check_key_limits(tokens, size_class, key, column, now)
+            self._check_key_limits(tokens, key, column, now)
             share = self.tenants.compute_share(key, now)
-            # a key may use what the others leave; while nothing is computed, it takes nothing from them
-            if share < 1.0 and not fits and not may_be_stopped:
+            if share < 1.0 and not fits:  # a key may use what the others leave
                 self._check_share(tokens, size_class, column, share, share * max_queued, now)
                 return num_queued
         if not fits:
             limit.on_full(now)
-            raise self._queue_error(tokens, num_queued, limit)
+            raise self.refusals.overloaded(
+                "queue",
+                f"overloaded: {num_queued:.0f} tokens in flight, limit {max_queued:.0f}; retry later",
+                speed.estimate_wait(num_queued + tokens - max_queued / 2),
+            )
         return num_queued
 
-    def _has_room_for_few(self, tokens: int, size_class: int, num_queued: float, num_inputs: int) -> bool:
+    def _has_room_for_few(self, tokens: int, num_queued: float, num_inputs: int, speed: EngineSpeed) -> bool:
         """Whether a request that exceeds the limit is admitted because few interactive requests are in flight."""
-        limit = self.limits[0]
-        if size_class or limit.max_seconds is not None or num_queued + tokens > self.max_queue_tokens:
+        limit, num_tokens = self.limits[0], num_queued + tokens
+        if limit.max_seconds is not None or num_tokens > self.max_queue_tokens:
             return False
         num_requests = self.counters.total(self.requests)
-        if num_requests < (MIN_SMALL_REQUESTS if tokens <= SMALL_REQUEST_TOKENS else MIN_REQUESTS):
+        if num_requests < MIN_REQUESTS:
             return True
-        return num_requests < MAX_FEW_REQUESTS and limit.has_room_for_few(tokens, num_queued, num_inputs)
+        if num_requests >= MAX_FEW_REQUESTS or num_inputs > 1 or self.is_overloaded:
+            return False
+        is_short = tokens <= SHORT_TEXT_TOKENS or (tokens <= MEDIUM_TEXT_TOKENS and num_tokens <= MEDIUM_TEXTS_TOKENS)
+        return is_short and speed.estimate_wait(num_tokens) <= SHORT_TEXTS_S
 
-    def _check_key_limits(self, tokens: int, size_class: int, key: KeySettings, column: int, now: float) -> None:
+    def _check_key_limits(self, tokens: int, key: KeySettings, column: int, now: float) -> None:
         """Count a key as active; raise if it has reached one of its own limits."""
-        tenants, limit = self.tenants, self.limits[1 if size_class else 0]
+        tenants = self.tenants
         tenants.touch(column, now)
         if key.max_queue_tokens is not None:
             in_flight = self.counters.total(column) + self.counters.total(column + 1)
-            self._check_key_queue(tokens, in_flight, key.max_queue_tokens, limit)
+            self._check_key_queue(tokens, in_flight, key.max_queue_tokens)
         if key.max_tokens_per_minute is not None:
             self._check_rate(tokens, tenants.tokens_this_minute(column, now), key.max_tokens_per_minute, now)
 
@@ -237,10 +231,10 @@ class AdmissionController:
             "share",
             f"overloaded: this API key has {in_lane:.0f} tokens in flight and the request about {tokens}, its share of "
             f"the queue is {max_queued:.0f} while other keys are active; retry later",
-            self.limits[lane].estimate_wait(tokens / share),
+            self.speed.estimate_wait(tokens / share),
         )
 
-    def _check_key_queue(self, tokens: int, in_flight: float, max_tokens: int, limit: QueueLimit) -> None:
+    def _check_key_queue(self, tokens: int, in_flight: float, max_tokens: int) -> None:
         if tokens > max_tokens:
             raise self.refusals.too_large(
                 "request_tokens",
@@ -252,7 +246,7 @@ class AdmissionController:
                 "key_queue",
                 f"this API key has {in_flight:.0f} tokens in flight and the request about {tokens}, limit "
                 f"{max_tokens} (max-queue-tokens of the key); retry later",
-                limit.estimate_wait(in_flight + tokens - max_tokens),
+                self.speed.estimate_wait(in_flight + tokens - max_tokens),
             )
 
     def _check_rate(self, tokens: int, num_used: float, max_tokens: int, now: float) -> None:
@@ -269,13 +263,6 @@ class AdmissionController:
                 f"{tokens}; retry in {seconds_to_next_minute(now):.0f} s",
                 seconds_to_next_minute(now),
             )
-
-    def _queue_error(self, tokens: int, num_queued: float, limit: QueueLimit) -> Overloaded:
-        return self.refusals.overloaded(
-            "queue",
-            f"overloaded: {num_queued:.0f} tokens in flight, limit {limit.tokens:.0f}; retry later",
-            limit.estimate_wait(num_queued + tokens - limit.tokens / 2),
-        )
 
     # bytes
 

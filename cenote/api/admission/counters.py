@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from cenote.config.engine import MAX_PROCESSES
@@ -43,15 +44,13 @@ NUM_SLOTS = 256  # of models
 BYTES = 0
 OPEN_FILES, MEMORY = 1, 2
 MODELS = 3
-# columns of a model: tokens in flight by size class, then by lane (interactive, bulk): tokens completed so far, and the
-# measured tokens per second; interactive requests in flight; monotonic time since when the interactive lane waits for
-# its next result; monotonic time of the last request; requests refused so far by reason; tokens in flight by replica
+# columns of a model: tokens in flight by size class; interactive requests in flight; the fields of EngineSpeed, which
+# the supervisor writes in the first row; monotonic time of the last request; requests refused so far by reason; tokens
+# in flight by replica
 QUEUED = 0
-DONE = QUEUED + NUM_SIZE_CLASSES
-RATE = DONE + 2
-REQUESTS = RATE + 2
-WAITS_SINCE = REQUESTS + 1
-USED_AT = WAITS_SINCE + 1
+REQUESTS = QUEUED + NUM_SIZE_CLASSES
+SPEED = REQUESTS + 1
+USED_AT = SPEED + 3
 REFUSED = USED_AT + 1
 REPLICA_TOKENS = REFUSED + len(REASONS)
 MODEL_COLUMNS = REPLICA_TOKENS + MAX_PROCESSES
@@ -79,7 +78,9 @@ class Counters:
     """The row of one front-end, and sums over the rows of all."""
 
     def __init__(self, fd: int = -1, num_rows: int = 1, row: int | None = 0) -> None:
-        """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums."""
+        """Without a descriptor the memory is private: one process serves alone. `row` None: only read the sums,
+        and write the speed of engines.
+        """
         self._values = memoryview(mmap.mmap(fd, 8 * NUM_COLUMNS * num_rows)).cast("d")
         self.num_rows = num_rows
         self._columns: dict[int, memoryview[float]] = {}  # of those that were summed
@@ -107,12 +108,20 @@ class Counters:
         """Return a column of every front-end."""
         return list(self._values[column::NUM_COLUMNS])
 
+    def read_speed(self, column: int) -> Sequence[float]:
+        """Return the fields of an EngineSpeed, which are in the first row only."""
+        return self._values[column : column + 3].tolist()
+
+    def write_speed(self, column: int, values: Sequence[float]) -> None:
+        for index, value in enumerate(values, column):
+            self._values[index] = value
+
     def clear_row(self, row: int) -> None:
         """Forget what a front-end had in flight when it died; what it has done and refused stays counted."""
         values = self._values[row * NUM_COLUMNS : (row + 1) * NUM_COLUMNS]
         values[BYTES] = values[OPEN_FILES] = values[MEMORY] = 0.0
         for model in range(MODELS, TENANTS, MODEL_COLUMNS):
-            for column in (*range(QUEUED, QUEUED + NUM_SIZE_CLASSES), RATE, RATE + 1, REQUESTS):
+            for column in range(QUEUED, REQUESTS + 1):
                 values[model + column] = 0.0
             values[model + REPLICA_TOKENS : model + MODEL_COLUMNS] = NO_TOKENS
         for tenant in range(TENANTS, NUM_COLUMNS, TENANT_COLUMNS):

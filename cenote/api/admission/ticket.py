@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Ticket:
     """Tokens that one request has in flight, until `release`."""
 
-    __slots__ = ("admitted_at", "column", "controller", "is_by_size", "is_first", "is_released", "size_class", "tokens")
+    __slots__ = ("admitted_at", "column", "controller", "is_by_size", "is_released", "size_class", "tokens")
 
     def __init__(
         self,
@@ -26,7 +26,6 @@ class Ticket:
         size_class: int,
         column: int,
         now: float,
-        is_first: bool,
         is_by_size: bool,
     ) -> None:
         self.controller = controller
@@ -34,7 +33,6 @@ class Ticket:
         self.size_class = size_class
         self.column = column  # of its tenant; 0: none
         self.admitted_at = now
-        self.is_first = is_first  # the lane was empty
         self.is_by_size = is_by_size  # the lane was chosen by the estimated tokens
         self.is_released = False
 
@@ -54,7 +52,7 @@ class Ticket:
             own[self.column + (1 if self.size_class else 0)] -= self.tokens
             controller.tenants.correct_minute(self.column, difference, self.admitted_at)
         if self.size_class and self.is_by_size and tokens <= MAX_INTERACTIVE_TOKENS:  # the estimate was too high
-            self.size_class, self.is_first = 0, False
+            self.size_class = 0
             own[controller.requests] += 1
         self.tokens = tokens
         own[controller.queued + self.size_class] += tokens
@@ -64,19 +62,12 @@ class Ticket:
 
     def release(self, *, is_completed: bool) -> None:
         controller, tokens, size_class = self.controller, self.tokens, self.size_class
-        own, lane = controller.own, 1 if size_class else 0
+        own = controller.own
         self.is_released = True
         own[controller.queued + size_class] -= tokens
         if not size_class:
             own[controller.requests] -= 1
         if self.column:
-            own[self.column + lane] -= tokens
+            own[self.column + (1 if size_class else 0)] -= tokens
         if is_completed:
-            now, limit, done = controller.clock(), controller.limits[lane], controller.done + lane
-            own[controller.used_at] = now
-            if not size_class:
-                own[controller.waits_since] = now
-            own[done] += tokens
-            latency_s = now - self.admitted_at if self.is_first else 0.0
-            if limit.on_completed(now, controller.counters.total(done), latency_s):
-                own[controller.rate + lane] = limit.rate
+            own[controller.used_at] = controller.clock()

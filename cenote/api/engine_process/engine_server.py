@@ -29,7 +29,7 @@ from cenote.api.wire.control_messages import (
     SupervisorToEngine,
 )
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable
-from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter, LoopClock
+from cenote.api.wire.heartbeat import BusyStage, HeartbeatWriter, LoopClock, Speed
 from cenote.api.wire.link_messages import FrontEndMessage
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import (
@@ -85,7 +85,7 @@ class EngineServer:
 
     async def serve(self, control: socket.socket, links: socket.socket, heartbeat_fd: int) -> int:
         """Load the model, serve until the supervisor says stop, and return the exit status."""
-        HeartbeatWriter(heartbeat_fd, self.find_busy_stage).thread.start()
+        HeartbeatWriter(heartbeat_fd, self.find_busy_stage, self.measure_speed).thread.start()
         await self.control.connect(control)
         receiver = LinkReceiver(links, self._on_link)
         watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -99,6 +99,11 @@ class EngineServer:
         busy: BusyStage = getattr(self.engine, "find_busy_stage", lambda: None)()
         lag = self._clock.find_busy_stage()
         return lag if lag is not None and (busy is None or lag[1] < busy[1]) else busy
+
+    def measure_speed(self) -> Speed:
+        """Return what admission needs to know about the engine; called by the heartbeat thread."""
+        speed: Speed = getattr(self.engine, "measure_speed", lambda: (0.0, 0.0))()
+        return speed
 
     async def broadcast_model_info(self) -> None:
         """Send the current model info to every front-end and wait: the next request may reach any of them."""

@@ -25,7 +25,6 @@ class Availability:
         self.status: EngineStatus = "loading"
         self.reason = ""
         self.is_available = False  # requests may be sent
-        self.on_change: Callable[[bool], None] = lambda is_available: None  # called when that changes
         self.on_update: Callable[[], None] = lambda: None  # called when anything changes
         self.replay_timeout_s = REPLAY_TIMEOUT_S
         self.engine_number = 0  # of the engine process at the other end of the link
@@ -160,10 +159,7 @@ class Availability:
     def _set(self, status: EngineStatus, reason: str) -> None:
         self.status, self.reason = status, reason
         # a process is sent requests after the reports of all processes before it, and until the report of its own exit
-        was_available = self.is_available
         self.is_available = status == "ready" and self.engine_number == self._num_exits
-        if self.is_available != was_available:
-            self.on_change(self.is_available)
         self.on_update()
         self.notify()
 

@@ -135,17 +135,9 @@ class RemoteEngines:
         admission = self.app_state.make_admission(state.slot)
         if state.model_info:  # known also while the engine restarts, in a front-end that was started later
             model_info = from_json(state.model_info, type=ModelInfo)
-            admission.on_loaded(model_info, len(engines))
             for engine in engines:
                 engine.set_default_model_info(model_info)
         joined = self._join(engines, state.slot)
-
-        def on_change(is_available: bool) -> None:
-            if is_available:
-                admission.on_loaded(joined.model_info, len(engines))
-            admission.set_engine_available(is_available)
-
-        joined.availability.on_change = on_change
         use = self._uses[state.engine_ids] = EngineUse(joined, admission, state.engine_ids)
         use.on_unused = self._close_released
         return use

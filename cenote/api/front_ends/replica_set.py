@@ -168,14 +168,10 @@ class ReplicaSet(FrontEndEngine):
 
     def _on_update(self) -> None:
         states = [replica.availability for replica in self.replicas]
-        num_available = sum(state.is_available for state in states)
-        is_one_lost, self._num_available = 0 < num_available < self._num_available, num_available
-        if num_available:
+        self._num_available = sum(state.is_available for state in states)
+        if self._num_available:
             self.chooser.has_result_cache = self.model_info.has_result_cache
         self.availability.combine(states)
-        if is_one_lost:  # the others compute what it had: more waits for a while, which is no overload
-            self.availability.on_change(False)
-            self.availability.on_change(True)
 
     # adapters and metrics
 

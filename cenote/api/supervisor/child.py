@@ -102,6 +102,9 @@ class Child(ABC, Generic[MessageT]):
     def on_unhandled(self, error: Exception) -> None:
         """A message cannot be read or handled."""
 
+    def on_beat(self, beat: Beat) -> None:
+        """The process was observed, several times a second."""
+
     @abstractmethod
     def find_hang(self, beat: Beat) -> str | None:
         """Return why the process has to be killed; None while it works."""
@@ -243,6 +246,7 @@ class Child(ABC, Generic[MessageT]):
     async def _watch(self) -> None:
         """Kill a process that hangs."""
         async for beat in read_beats(self.heartbeat):
+            self.on_beat(beat)
             if (hang := self.find_hang(beat)) is not None:
                 self.kill(hang)
 

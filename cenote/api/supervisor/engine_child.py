@@ -39,6 +39,7 @@ from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
 logger = logging.getLogger("cenote")
 
+LATE_BEAT_S = 0.5  # a process without a beat for longer does not compute
 LOADING_HEARTBEAT_TIMEOUT_S = 300.0  # loading may hold the interpreter for long
 # the engine's own watchdog goes first: its requests get a message that says what happened
 STEP_TIMEOUT_MARGIN_S = 1.0
@@ -57,6 +58,10 @@ class EngineListener(Protocol):
     def on_engine_exited(self, exited: EngineExited) -> None: ...
 
     def on_engine_status(self, engine: EngineChild, reason: str) -> None: ...
+
+    def on_engine_speed(self, engine: EngineChild) -> None:
+        """Called several times a second while the process serves."""
+        ...
 
     def on_engine_failed(self, engine: EngineChild, error: Exception) -> None:
         """Called once when no engine could be started at all; one that was ready once is started for ever."""
@@ -92,6 +97,8 @@ class EngineChild(Child[EngineToSupervisor]):
         self.adapters: dict[str, str] | None = None
         self.changed_adapters: set[str] = set()  # that requests have loaded since the process was started
         self._num_exits = 0
+        self.tokens_per_s = 0.0  # as the last process that has measured it, 0.0: not known
+        self.stopped_s = 0.0  # for which the process does not compute what it should; 0.0 while it does
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
@@ -144,6 +151,12 @@ class EngineChild(Child[EngineToSupervisor]):
     def on_unhandled(self, error: Exception) -> None:
         """Replace the process: its state is not known any more."""
         self.kill(f"the supervisor failed to handle a message of it ({type(error).__name__}: {error})")
+
+    def on_beat(self, beat: Beat) -> None:
+        if self.is_ready:
+            self.tokens_per_s = beat.tokens_per_s or self.tokens_per_s
+            self.stopped_s = beat.age_s if beat.age_s > LATE_BEAT_S else beat.late_s
+            self.listener.on_engine_speed(self)
 
     def find_hang(self, beat: Beat) -> str | None:
         if beat.age_s > (HEARTBEAT_TIMEOUT_S if self.is_ready else LOADING_HEARTBEAT_TIMEOUT_S):

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from cenote.api.admission.counters import Counters
+from cenote.api.admission.engine_speed import SpeedReport
 from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import ChangeAdapter, EngineToSupervisor
@@ -36,6 +38,7 @@ class EngineSet:
         self.slot = slot  # of the counters of admission
         self.started_at = time.monotonic()
         self.model_info = b""  # as JSON, once an engine has loaded the model
+        self._speed_report = SpeedReport(slot)
         self.is_stopping = False
         self.requested_adapters = dict(adapters or {})  # path by name, of those that requests have loaded
         self._adapter_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -58,6 +61,13 @@ class EngineSet:
             return "", 0.0
         child = next(child for child in self.children if child.status == self.status)
         return child.reason, max(child.since for child in self.children)
+
+    def report_speed(self, counters: Counters, stopped_s: float) -> None:
+        """Tell admission how fast the engines compute, and whether one of them has not computed until now."""
+        ready = [child for child in self.children if child.status == "ready"]
+        rates = [child.tokens_per_s for child in ready or self.children if child.tokens_per_s]
+        rate = sum(rates) / len(rates) * len(ready or self.children) if rates else 0.0
+        self._speed_report.write(counters, time.monotonic(), rate, stopped_s, is_lost=not ready)
 
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None

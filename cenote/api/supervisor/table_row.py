@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cenote.api.admission.admission_metrics import count_queued, measure_idle_s, read_rates
+from cenote.api.admission.admission_metrics import count_queued, measure_idle_s
 from cenote.api.admission.counters import Counters
+from cenote.api.admission.engine_speed import EngineSpeed
 from cenote.api.model_admin import ModelRow, describe_model_info
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.wire.control_messages import ModelState
@@ -94,6 +95,6 @@ class TableRow:
         if engines is not None:
             row.memory_bytes = engines.measure_memory()
             row.queued_tokens = round(sum(count_queued(counters, engines.slot)))
-            row.tokens_per_second = round(max(read_rates(counters, engines.slot)), 1)
+            row.tokens_per_second = round(EngineSpeed.read(counters, engines.slot).tokens_per_s, 1)
             row.idle_s = round(self.measure_idle_s(counters), 3)
         return row

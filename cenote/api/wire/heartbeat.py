@@ -18,16 +18,21 @@ HEARTBEAT_TIMEOUT_S = 5.0
 # a longer time between two turns of the event loop is reported as its hang; after the second one, a process that only
 # serves HTTP is replaced with all of its connections
 LOOP_LAG_S, LOOP_TIMEOUT_S = 1.0, 15.0
-SLOTS = 3  # float64: time of the last beat, stage that is busy, since when
+# float64: time of the last beat; stage that is busy, since when; tokens per second of an engine, and seconds for which
+# its device may hang
+SLOTS = 5
 STAGES = ("", "device", "tokenizer", "image preprocessing", "plugin", "event loop")
 
 BusyStage = tuple[str, float] | None  # a name in STAGES and the monotonic time since when
+Speed = tuple[float, float]  # of an engine: tokens per second, and seconds for which its device may hang
 
 
 class Beat(NamedTuple):
     age_s: float  # since the last beat
     stage: str  # the stage that has been busy for longest with one piece of work; empty if all are idle
     busy_s: float
+    tokens_per_s: float = 0.0  # of an engine; 0.0: not known
+    late_s: float = 0.0  # for which its device may hang
 
     def describe_hang(self, min_s: float = 0.0) -> str | None:
         """Return what is wrong with a process that reports only stages that hang; None while it works."""
@@ -55,21 +60,24 @@ class HeartbeatReader:
         self._memory.close()
 
     def read(self) -> Beat:
-        beat, stage, since = self._slots
+        beat, stage, since, *speed = self._slots
         now = time.monotonic()
-        return Beat(now - beat, STAGES[int(stage)], now - since if stage else 0.0)
+        return Beat(now - beat, STAGES[int(stage)], now - since if stage else 0.0, *speed)
 
 
 class HeartbeatWriter:
-    """A thread that writes the time and the busy stage.
+    """A thread that writes the time, the busy stage and the speed of an engine.
 
     It needs the interpreter for a moment only, and no event loop: a beat that stops means that the process is stopped
     or that native code holds the interpreter.
     """
 
-    def __init__(self, fd: int, find_busy_stage: Callable[[], BusyStage]) -> None:
+    def __init__(
+        self, fd: int, find_busy_stage: Callable[[], BusyStage], measure_speed: Callable[[], Speed] = lambda: (0.0, 0.0)
+    ) -> None:
         self._slots = memoryview(mmap.mmap(fd, 8 * SLOTS)).cast("d")
         self._find_busy_stage = find_busy_stage
+        self._measure_speed = measure_speed
         self.thread = threading.Thread(target=self._run, name="cenote-heartbeat", daemon=True)
 
     def _run(self) -> None:
@@ -79,6 +87,7 @@ class HeartbeatWriter:
             if busy is not None:
                 self._slots[2] = busy[1]
                 self._slots[1] = STAGES.index(busy[0])
+            self._slots[3], self._slots[4] = self._measure_speed()
             self._slots[0] = time.monotonic()
             time.sleep(INTERVAL_S)
 

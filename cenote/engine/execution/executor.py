@@ -38,7 +38,7 @@ class LocalExecutor:
     """Runs the model in this process on a CPU; base class of GPUExecutor."""
 
     is_async = False
-    warmup_tokens_per_s = 0.0  # of a GPU; 0.0: not measured
+    initial_tokens_per_s = 0.0  # what is known before requests are computed; 0.0: nothing
 
     def __init__(
         self,

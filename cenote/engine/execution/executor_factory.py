@@ -32,5 +32,6 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
         return executor
     task = description.default_task
     spec = PoolingSpec(task, description.plan.resolve_options(task, None))
-    executor.warmup_tokens_per_s = warm_up(executor, spec, description.max_length.value, vocab_size)
+    measured = warm_up(executor, spec, description.max_length.value, vocab_size)
+    executor.initial_tokens_per_s = measured or executor.initial_tokens_per_s
     return executor

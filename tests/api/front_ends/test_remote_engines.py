@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-
-import pytest
 
 from cenote import LLM
 from cenote.api.app_state import AppState
@@ -27,27 +24,6 @@ class NoReports:
 
 def make_loading_state(engine_id: int) -> ModelState:
     return ModelState("mini", (), "mini", True, "loading", "", True, True, (engine_id,), 0, b"")
-
-
-def test_admission_knows_a_device_whose_model_is_loaded_after_the_front_end_has_started(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_gpu = replace(llm.engine.model_info, device="cuda:0", device_tokens_per_s=2_000_000.0)
-    monkeypatch.setattr(llm.engine, "model_info", on_gpu)
-
-    async def load() -> tuple[float, float]:
-        app_state = AppState(ServerConfig())
-        engines = RemoteEngines(app_state, NoReports())
-        engines.set_models(ModelStates([make_loading_state(1)]))
-        before = app_state.admission.limits[0].tokens
-        link = await attach_engine(engines._engines[1], llm.engine)
-        after = app_state.admission.limits[0].tokens
-        engines.close()
-        link.channel.close()
-        await asyncio.sleep(0.01)
-        return before, after
-
-    assert asyncio.run(load()) == (16384, 2_000_000)
 
 
 def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_error(llm: LLM) -> None:

@@ -1,14 +1,18 @@
-"""Adapters of all replicas of a model, whichever of them exits, becomes ready or is replaced meanwhile."""
+"""The replicas of a model, whichever of them exits, becomes ready or is replaced: their adapters and their speed."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cenote.api.admission.counters import Counters
+from cenote.api.admission.engine_speed import RECOVERY_S, EngineSpeed, SpeedReport
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.model_manager import ModelManager, list_handed_over
 from cenote.api.wire.control_messages import ChangeAdapter
@@ -26,6 +30,8 @@ class Replica:
     def __init__(self, *, is_loaded: bool = True, error: PoolingError | None = None) -> None:
         self.channel = self
         self.is_ready = is_loaded
+        self.status = "ready" if is_loaded else "restarting"
+        self.tokens_per_s = 0.0
         self.error = error
         self.adapters = {"first": "/first"}
         self.changed_adapters: set[str] = set()
@@ -168,3 +174,51 @@ def test_a_client_that_disconnects_does_not_stop_a_change() -> None:
         return [name for replica in replicas for name in replica.adapters]
 
     assert asyncio.run(disconnect()) == ["first", "late"] * 2
+
+
+# speed
+
+
+def report_speed(replicas: list[Replica], stopped_s: float = 0.0) -> EngineSpeed:
+    """Return what admission gets to know."""
+    counters = Counters()
+
+    async def report() -> None:
+        EngineSet(None, replicas, 3).report_speed(counters, stopped_s)  # type: ignore[arg-type]
+
+    asyncio.run(report())
+    return EngineSpeed.read(counters, 3)
+
+
+def test_admission_knows_the_rate_of_the_replicas_that_compute() -> None:
+    replicas = [Replica(), Replica(), Replica(is_loaded=False)]
+    assert report_speed(replicas) == (0.0, 0.0, 0.0)
+
+    replicas[0].tokens_per_s, replicas[2].tokens_per_s = 1000.0, 5000.0
+
+    assert report_speed(replicas) == (2000.0, 0.0, 0.0)  # the second one is as fast as the first
+
+
+def test_the_rate_of_a_model_whose_only_replica_is_lost_stays_known() -> None:
+    replica = Replica(is_loaded=False)
+    replica.tokens_per_s = 1000.0
+
+    assert report_speed([replica], RECOVERY_S) == (1000.0, math.inf, RECOVERY_S)
+
+
+def test_as_much_may_wait_as_a_replica_that_hangs_leaves_undone() -> None:
+    before = time.monotonic()
+
+    speed = report_speed([Replica(), Replica()], stopped_s=2.5)
+
+    assert before <= speed.stopped_at <= time.monotonic() and speed.stopped_s == 2.5
+
+
+def test_a_short_stop_after_a_long_one_does_not_shorten_what_may_wait() -> None:
+    counters, report = Counters(), SpeedReport(0)
+    report.write(counters, 1000.0, 500.0, stopped_s=20.0)
+
+    report.write(counters, 1030.0, 500.0, stopped_s=1.0)
+    assert EngineSpeed.read(counters, 0) == (500.0, 1030.0, 20.0)
+    report.write(counters, 1030.0 + RECOVERY_S, 500.0, stopped_s=1.0)
+    assert EngineSpeed.read(counters, 0).stopped_s == 1.0
