@@ -10,7 +10,7 @@ from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.preprocessing.sub_requests import MAX_IN_FLIGHT_BYTES
-from cenote.engine.request_state import InputOptions, RequestState
+from cenote.engine.request_state import RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
@@ -68,10 +68,11 @@ class Admission:
         adapter = selection.adapter if request.adapter is None else request.adapter
         adapters = self.adapters.resolve(adapter, len(request.inputs))
         if len(specs) == len(adapters) == 1:  # as in nearly all requests
-            options = [InputOptions(specs[0], adapters[0])]
+            pairs = [(specs[0], adapters[0])]
         else:
-            options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
-        return RequestState(request, options, limits, selection.prompt)
+            pairs = list(zip(*broadcast_lists(specs, adapters), strict=True))
+        options = [ResolvedOptions(*pair, limits, request.scheduling, request.role) for pair in pairs]
+        return RequestState(request, options, selection.prompt)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""
@@ -80,7 +81,7 @@ class Admission:
         limits = self.resolve_request_limits(request)
         (specs,) = self.build_pooling_specs(request)
         (adapter,) = self.adapters.resolve(request.adapter, 1)
-        return ResolvedOptions(InputOptions(specs, adapter), limits, request.scheduling)
+        return ResolvedOptions(specs, adapter, limits, request.scheduling, request.role)
 
     def check_task(self, task: str) -> None:
         """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""

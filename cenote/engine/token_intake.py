@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +28,7 @@ class TokenIntake:
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options of a request without inputs."""
-        return replace(self._find_engine(request.role).admission.resolve_options(request), role=request.role)
+        return self._find_engine(request.role).admission.resolve_options(request)
 
     def _find_engine(self, role: Role | None) -> PoolingEngine:
         return self.engine if role is None else self.engine.routes.get(role, self.engine)
@@ -52,14 +51,10 @@ class TokenIntake:
             raise BadRequest(f"token ids must be between 0 and {vocab_size - 1}")
 
     def submit(self, batch: TokenizedBatch) -> None:
-        """Queue a batch whose inputs have been checked; its receiver gets the results."""
+        """Queue a batch whose inputs have been checked; its sink gets the results."""
         engine = self._find_engine(batch.options.role)
-        if (adapter := batch.options.input_options.adapter) is not None:
+        if (adapter := batch.options.adapter) is not None:
             engine.adapters.resolve(adapter, 1)  # it may have been unloaded since the options were resolved
         engine.admit_batch(batch)
-        if batch.isolated_indices:  # not deduplicated: another request must not wait for an input that may crash
-            engine.loop.submit([batch.make_group(batch)])
-            return
-        dedup = engine.tokenizer_worker.dedup
-        if (group := dedup.filter_new(batch.make_group(dedup.make_receiver(batch)))) is not None:
+        if (group := engine.tokenizer_worker.dedup.add(batch)) is not None:
             engine.loop.submit([group])

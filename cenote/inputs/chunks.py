@@ -1,16 +1,63 @@
-"""Split texts longer than the model length into chunks, as vLLM's chunked processing does."""
+"""Split texts longer than the model length into chunks, as vLLM's chunked processing does, and merge their results."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cenote.inputs.chunk_mean import WeightedMean
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 
 logger = logging.getLogger("cenote")
+
+
+class LongText(NamedTuple):
+    """An input that is computed as several chunks, each of which has a row."""
+
+    text: TokenizedInputs
+    first_row: int
+    mean: WeightedMean
+    normalizes: bool
+
+
+class LongTexts(dict[int, LongText]):
+    """Those of a request, by the index of their input."""
+
+    def split(
+        self, inputs: TokenizedInputs, indices: Int64Array, max_tokens: int, *, normalizes: bool, first_row: int = 0
+    ) -> tuple[TokenizedInputs, Int64Array]:
+        """Return inputs with their chunks in place of those that are too long, and the index of the input of each row.
+
+        `indices` are those of the inputs; `first_row` is the row of the first one.
+        """
+        if not (long := find_long(inputs, max_tokens)).any():
+            return inputs, indices
+        rows, numbers = split_long(inputs, max_tokens)
+        counts = np.bincount(numbers)
+        starts = np.cumsum(counts) - counts + first_row
+        for number in np.flatnonzero(long).tolist():
+            text, mean = inputs.slice(number, number + 1), WeightedMean(int(counts[number]))
+            self[int(indices[number])] = LongText(text, int(starts[number]), mean, normalizes)
+        return rows, indices[numbers]
+
+    def add(self, index: int, row: int, vector: np.ndarray[Any, Any], num_tokens: int) -> np.ndarray[Any, Any] | None:
+        """Add the vector of a chunk; return that of the text if it is the last one."""
+        _, first_row, mean, normalizes = self[index]
+        mean.add(row - first_row, vector, num_tokens)
+        return mean.result(normalize=normalizes) if mean.is_complete else None
+
+    def has_row(self, index: int, row: int) -> bool:
+        """Whether the vector of a chunk has arrived."""
+        return index in self and self[index].mean.has(row - self[index].first_row)
+
+    def count_continued(self, indices: Sequence[int]) -> int:
+        """Return how many of consecutive rows, whose inputs are `indices`, are further chunks of a text."""
+        return len(indices) - len(set(indices)) if self else 0
 
 
 def find_long(inputs: TokenizedInputs, max_tokens: int) -> BoolArray:

@@ -109,7 +109,7 @@ def test_a_request_that_is_interrupted_while_it_is_submitted_is_not_in_flight(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.tokenizer_worker, "_make_job", interrupt)
+        patch.setattr(engine.tokenizer_worker, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.submit(make_request(inputs))
 

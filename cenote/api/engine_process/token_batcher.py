@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,7 +65,7 @@ class TokenLink:
             del self.options[next(iter(self.options))]
         limits = options.limits
         chunk_tokens = self.batcher.intake.get_max_tokens(options) if limits.is_chunked else 0
-        normalizes = options.input_options.specs[0].options.use_activation
+        normalizes = options.specs[0].options.use_activation
         padded = limits.max_padded_tokens
         return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, padded, chunk_tokens, normalizes)
 
@@ -134,17 +133,14 @@ class CallGroup(NamedTuple):
 class TokenBatcher:
     def __init__(self, engine: PoolingEngine) -> None:
         from cenote.engine.token_intake import TokenIntake
-        from cenote.engine.tokenized_batch import BatchReceiver
 
         self.intake = TokenIntake(engine)
         self._loop = asyncio.get_running_loop()
         self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
-        self._receiver = BatchReceiver(self._on_results, self._on_error, self._on_dropped)
         # by id of the options and bucket of the deadline
         self._arrived: dict[tuple[int, int], tuple[ResolvedOptions, list[CallGroup]]] = {}
         self._is_submit_scheduled = False
         self._calls: dict[TokenizedBatch, MergedCalls] = {}
-        self._count_lock = threading.Lock()  # results come from the engine thread and, if cached, from the event loop
 
     def resolve_options(self, message: RegisterOptions) -> ResolvedOptions:
         request = PoolRequest(
@@ -191,13 +187,13 @@ class TokenBatcher:
     def _submit(self, options: ResolvedOptions, groups: Sequence[CallGroup]) -> None:
         from cenote.engine.tokenized_batch import TokenizedBatch
 
-        calls = MergedCalls(groups)
+        calls = MergedCalls(groups, self._forget)
         deadline_at = min([group.message.deadline_at for group in groups])
         batch = TokenizedBatch(
             calls.inputs,
             calls.request_indices,
             options,
-            self._receiver,
+            calls,
             deadline_at,
             call_ids=calls.call_ids,
             input_numbers=calls.input_numbers,
@@ -213,7 +209,6 @@ class TokenBatcher:
             # the rest of a call must not be refused when its first inputs have been admitted
             self.intake.submit(batch)
         except Exception as error:
-            self._forget(batch)
             batch.abort()  # it may have been admitted before the failure
             if not isinstance(error, PoolingError):
                 logger.exception("a batch of front-ends failed")
@@ -233,48 +228,18 @@ class TokenBatcher:
             numbers = calls.find_requests(link, call_id)
             if len(numbers):
                 batch.cancel_requests(numbers)
-                if batch.is_aborted:  # nobody waits for results that arrive later
-                    self._forget(batch)
-
-    def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
-        """Send results in the thread that has them: waking up the event loop for it would take longer."""
-        if (calls := self._calls.get(batch)) is None:
-            return  # cancelled or failed in the meantime
-        self._count(batch, calls, sum([len(group.indices) for group in results]))
-        try:
-            for group in results:
-                calls.send_results(group, batch.finished_at)
-        except Exception:  # must not end the engine thread
-            logger.exception("results cannot be sent to a front-end")
-            calls.send_error(-1, PoolingError("the engine process could not send the results"))
-
-    def _on_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
-        if (calls := self._calls.get(batch)) is not None:
-            self._count(batch, calls, num_inputs)
-
-    def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
-        if (calls := self._calls.get(batch)) is not None:
-            if index >= 0:
-                self._count(batch, calls, 1)
-            else:
-                self._forget(batch)
-            calls.send_error(index, error)
-
-    def _count(self, batch: TokenizedBatch, calls: MergedCalls, num_done: int) -> None:
-        with self._count_lock:
-            calls.num_open -= num_done
-            is_done = calls.num_open == 0
-        if is_done:
-            self._forget(batch)
 
     def _forget(self, batch: TokenizedBatch) -> None:
-        self._calls.pop(batch, None)  # another thread may have done so
+        self._calls.pop(batch, None)
 
 
 class MergedCalls:
     """The calls of several messages as one batch: which link, call and input of the call each input is."""
 
-    def __init__(self, groups: Sequence[CallGroup]) -> None:
+    is_aborted = False  # their batch is told what is cancelled
+
+    def __init__(self, groups: Sequence[CallGroup], on_finished: Callable[[TokenizedBatch], None]) -> None:
+        self.on_finished = on_finished
         self.inputs = TokenizedInputs.concat([group.inputs for group in groups])
         self.links = list(dict.fromkeys([group.link for group in groups]))
         num_inputs = [count for group in groups for count in group.message.num_inputs]
@@ -286,21 +251,21 @@ class MergedCalls:
             self.received_at = [
                 fmean([item.received_at for item in groups if item.link is link]) for link in self.links
             ]
-        self.num_open = len(self.inputs)
-        if self.num_open == len(num_inputs):  # one input each, as in most requests
-            self.request_indices: Int64Array = np.arange(self.num_open)
-            self.input_numbers: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+        num_rows = len(self.inputs)
+        if num_rows == len(num_inputs):  # one input each, as in most requests
+            self.request_indices: Int64Array = np.arange(num_rows)
+            self.input_numbers: Int64Array = np.zeros(num_rows, dtype=np.int64)
         else:
             counts = np.array(num_inputs)
             self.request_indices = np.repeat(np.arange(len(counts)), counts)
-            self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
+            self.input_numbers = np.arange(num_rows) - np.repeat(np.cumsum(counts) - counts, counts)
         if groups[0].message.start:  # a single call, whose first inputs came in earlier messages
             self.input_numbers += groups[0].message.start
         # thousands of calls may wait, and many be cancelled at once: most batches are skipped by these two numbers
         self._min_call_id, self._max_call_id = min(call_ids), max(call_ids)
         if len(self.links) == 1:
             self.call_links: Int64Array = np.zeros(len(self.call_ids), dtype=np.int64)
-            self.input_links: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+            self.input_links: Int64Array = np.zeros(num_rows, dtype=np.int64)
         else:
             numbers = {link: number for number, link in enumerate(self.links)}
             self.call_links = np.array([numbers[group.link] for group in groups for _ in group.message.call_ids])
@@ -314,7 +279,19 @@ class MergedCalls:
         is_wanted = self.call_links == self.links.index(link)
         return np.flatnonzero(is_wanted if call_id is None else is_wanted & (self.call_ids == call_id))
 
-    def send_results(self, group: GroupResult, finished_at: float) -> None:
+    def on_started(self, now: float) -> None:
+        """Do nothing: front-ends get the times with the results."""
+
+    def on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
+        """Send results in the thread that has them: waking up the event loop for it would take longer."""
+        try:
+            for group in results:
+                self._send_results(group, batch.finished_at)
+        except Exception:  # must not end the engine thread
+            logger.exception("results cannot be sent to a front-end")
+            self.on_error(batch, -1, PoolingError("the engine process could not send the results"))
+
+    def _send_results(self, group: GroupResult, finished_at: float) -> None:
         """Send each front-end its part of the results."""
         if len(self.links) == 1:
             self._send_part(0, group.indices, group, None, finished_at)
@@ -325,7 +302,7 @@ class MergedCalls:
             if len(positions):
                 self._send_part(number, group.indices[positions], group, positions, finished_at)
 
-    def send_error(self, index: int, error: PoolingError) -> None:
+    def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         """Send the error of one input, or of all inputs for -1."""
         serialized = encode_error(error)
         if index >= 0:

@@ -72,7 +72,7 @@ def test_a_short_text_does_not_overtake_what_the_tokenizer_thread_renders(
     assert renderer.threads == ["cenote-tokenizer"] * 2
 
 
-@pytest.mark.parametrize("step", ["render", "is_busy", "make_receiver"])
+@pytest.mark.parametrize("step", ["render", "is_busy", "add"])
 def test_an_interrupted_caller_leaves_nothing_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupted_caller_leaves_nothing_in_flight(
             patched.setattr(EngineLoop, "is_busy", property(interrupt))
         else:
             patched.setattr(EngineLoop, "is_busy", True)
-            patched.setattr(engine.tokenizer_worker.dedup, "make_receiver", interrupt)
+            patched.setattr(engine.tokenizer_worker.dedup, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.pool_sync(PoolRequest(task="embed", inputs=["hello"]))
     assert engine.metrics.num_in_flight_chars == 0
