@@ -53,12 +53,12 @@ class InflightDedup:
 
     def __init__(
         self,
-        resubmit: Callable[[SequenceGroup], None],
-        cache: ResultCache | None = None,
-        is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
-        get_generation: Callable[[str | None], int] = lambda adapter: 0,
+        cache: ResultCache | None,
+        is_cacheable: Callable[[str | None], bool],
+        get_generation: Callable[[str | None], int],
     ) -> None:
-        self.resubmit = resubmit  # called with duplicates whose original request was aborted
+        # called by any thread with duplicates whose original request was aborted
+        self.resubmit: Callable[[SequenceGroup], None] = lambda group: None
         self.cache = cache
         self.is_cacheable = is_cacheable  # whether results computed with an adapter may be cached
         self.get_generation = get_generation  # changes when the weights of an adapter are replaced

@@ -35,7 +35,7 @@ CHARS_PER_TOKEN = 4
 
 
 class RequestState:
-    """A request in flight: the sink of its batches, filled by the tokenizer and engine threads, awaited by the caller."""
+    """A request in flight: the sink of its batches, awaited by the caller."""
 
     caller_waits = False  # the thread that submits it does nothing else until the results are there
     num_requests = 1

@@ -30,7 +30,7 @@ class ResolvedOptions(NamedTuple):
 
 
 class Sink(Protocol):
-    """What is done with the results of a batch; called by the engine thread, or for cached ones by the submitting one."""
+    """What is done with the results of a batch; called by the engine thread, for cached ones by the submitting one."""
 
     @property
     def is_aborted(self) -> bool:

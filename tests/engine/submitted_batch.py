@@ -9,7 +9,6 @@ import numpy as np
 
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.sequence_group import GroupResult
-from cenote.engine.token_intake import TokenIntake
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
@@ -31,20 +30,19 @@ class SubmittedBatch:
         first_number: int = 0,
         is_isolated: bool = False,
     ) -> None:
-        intake = TokenIntake(engine)
         lengths = np.array(list(map(len, token_ids)))
         self.results: dict[int, Any] = {}
         self.num_inputs = len(token_ids)
         self.batch = TokenizedBatch(
             TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths),
             np.zeros(len(token_ids), np.int64),
-            intake.resolve_options(PoolRequest(task="embed", inputs=())),
+            engine.admission.resolve_options(PoolRequest(task="embed", inputs=())),
             self,
             call_ids=np.array([call_id]),
             input_numbers=np.arange(len(token_ids)) + first_number,
             is_isolated=is_isolated,
         )
-        intake.submit(self.batch)
+        engine.core.submit(self.batch)
 
     def on_started(self, now: float) -> None: ...
 

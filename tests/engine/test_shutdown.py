@@ -46,7 +46,7 @@ def test_stop_fails_requests_in_flight_and_later_calls_at_once(make_engine: Make
     assert time.monotonic() - started_at < 0.5
     gate.opened.set()
     stopping.join()
-    assert not any(worker.thread.is_alive() for worker in (engine.loop, engine.tokenizer_worker, engine.watchdog))
+    assert not engine.is_running
 
 
 def test_a_second_stop_has_no_effect(make_engine: MakeEngine) -> None:
@@ -146,8 +146,8 @@ def test_a_batch_that_exceeds_the_step_timeout_stops_the_engine(make_engine: Mak
     with pytest.raises(EngineStopped):
         engine.pool_sync(make_request([[7]]))
     gate.opened.set()  # the batch ends after its requests have failed
-    engine.loop.thread.join(10)
-    assert not engine.loop.thread.is_alive()
+    engine.core.loop.thread.join(10)
+    assert not engine.core.loop.thread.is_alive()
 
 
 def test_an_idle_or_slow_engine_is_not_stopped_by_the_watchdog(make_engine: MakeEngine) -> None:

@@ -32,6 +32,7 @@ from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
+    from cenote.engine.core import EngineCore
     from cenote.engine.engine import PoolingEngine
     from cenote.engine.sequence_group import BatchTimes, GroupResult
     from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
@@ -64,7 +65,7 @@ class TokenLink:
         if len(self.options) > MAX_OPTIONS:
             del self.options[next(iter(self.options))]
         limits = options.limits
-        chunk_tokens = self.batcher.intake.get_max_tokens(options) if limits.is_chunked else 0
+        chunk_tokens = self.batcher.get_core(options).max_model_len if limits.is_chunked else 0
         normalizes = options.specs[0].options.use_activation
         padded = limits.max_padded_tokens
         return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, padded, chunk_tokens, normalizes)
@@ -72,7 +73,7 @@ class TokenLink:
     def on_refused_requests(self, message: RefusedRequests) -> None:
         for outcome, num_requests in message.outcomes.items():
             if outcome in ("refused", "failed"):
-                self.batcher.intake.engine.metrics.count_outcome(outcome, by=num_requests)
+                self.batcher.engine.metrics.count_outcome(outcome, by=num_requests)
 
     def on_batch(self, message: TokenBatch, array_bytes: ArrayBytes) -> None:
         received_at = time.monotonic()
@@ -86,7 +87,7 @@ class TokenLink:
             else:
                 self.batcher.add(self.options[message.options_id], group)
         except PoolingError as error:
-            self.batcher.intake.engine.metrics.on_refused(error, len(message.call_ids))
+            self.batcher.engine.metrics.on_refused(error, len(message.call_ids))
             self.send_errors(message.call_ids, error)
         except Exception:
             logger.exception("a batch of a front-end cannot be read")
@@ -132,9 +133,7 @@ class CallGroup(NamedTuple):
 
 class TokenBatcher:
     def __init__(self, engine: PoolingEngine) -> None:
-        from cenote.engine.token_intake import TokenIntake
-
-        self.intake = TokenIntake(engine)
+        self.engine = engine
         self._loop = asyncio.get_running_loop()
         self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
         # by id of the options and bucket of the deadline
@@ -153,19 +152,22 @@ class TokenBatcher:
             operands=() if message.has_operands else None,
             role=message.role,
         )
-        options = self.intake.resolve_options(request)
+        options = self.engine.get_route(message.role).admission.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:
             self._interned.clear()
         return self._interned.setdefault(options, options)
 
+    def get_core(self, options: ResolvedOptions) -> EngineCore:
+        return self.engine.get_route(options.role).core
+
     def add(self, options: ResolvedOptions, group: CallGroup) -> None:
         """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
-        self.intake.check(group.inputs, options)
+        self.get_core(options).check(group.inputs)
         message = group.message
         is_part = message.start > 0 or not message.is_last
         is_large = len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS
         # with an idle device, a turn of the event loop would only take time
-        is_alone = len(message.call_ids) == 1 and not self._is_submit_scheduled and not self.intake.is_busy
+        is_alone = len(message.call_ids) == 1 and not self._is_submit_scheduled and not self.engine.core.loop.is_busy
         if is_part or is_large or message.is_isolated or is_alone:
             self._submit(options, [group])
             return
@@ -173,7 +175,7 @@ class TokenBatcher:
         self._arrived.setdefault(key, (options, []))[1].append(group)
         if not self._is_submit_scheduled:
             self._is_submit_scheduled = True
-            if self.intake.is_busy:
+            if self.engine.core.loop.is_busy:
                 self._loop.call_later(MERGE_WINDOW_S, self._submit_arrived)
             else:
                 self._loop.call_soon(self._submit_arrived)
@@ -207,7 +209,7 @@ class TokenBatcher:
         self._calls[batch] = calls
         try:
             # the rest of a call must not be refused when its first inputs have been admitted
-            self.intake.submit(batch)
+            self.get_core(options).submit(batch)
         except Exception as error:
             batch.abort()  # it may have been admitted before the failure
             if not isinstance(error, PoolingError):
@@ -218,7 +220,7 @@ class TokenBatcher:
 
     def count_cancelled(self) -> None:
         """Count a call that was cancelled before its last inputs arrived."""
-        self.intake.engine.metrics.on_cancelled()
+        self.engine.metrics.on_cancelled()
 
     def cancel(self, link: TokenLink, call_id: int | None) -> None:
         """Drop the inputs of a call that have not run, or of all calls of a link for None."""

@@ -15,9 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from cenote.cache.result_cache import ResultCache
-from cenote.engine.dedup import InflightDedup
-from cenote.engine.engine_loop import EngineLoop
+from cenote.engine.core import EngineCore
 from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import SequenceGroup
 from cenote.errors import make_internal_error
@@ -33,6 +31,8 @@ logger = logging.getLogger("cenote")
 MIN_SLICE_TOKENS = 8192
 # of bulk requests while there is interactive traffic: a query waits for the slice that is being rendered
 SHORT_SLICE_TOKENS = 2048
+# batches queued while one runs; with more of them, sequences of similar length are batched together more often
+MAX_QUEUED_BATCHES = 16
 # interactive items in a row while bulk items wait
 MAX_INTERACTIVE_IN_A_ROW = 16
 
@@ -62,31 +62,24 @@ class TokenizerWorker:
     def __init__(
         self,
         renderer: Renderer,
-        loop: EngineLoop,
-        *,
-        max_model_len: int,
-        token_budget: int,
-        max_waiting_tokens: int,
+        core: EngineCore,
         on_exit: Callable[[BaseException | None], None],
-        cache: ResultCache | None = None,
-        is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
-        get_adapter_generation: Callable[[str | None], int] = lambda adapter: 0,
-        busy_stages: BusyStages | None = None,
+        busy_stages: BusyStages,
     ) -> None:
-        self.busy_stages = busy_stages or BusyStages()
+        self.busy_stages = busy_stages
         self.renderer = renderer
-        self.loop = loop
-        self.max_model_len = max_model_len
-        self.slice_tokens = max(MIN_SLICE_TOKENS, token_budget)
-        self.max_waiting_tokens = max_waiting_tokens
+        self.loop, self.dedup = core.loop, core.dedup
+        self.max_model_len = core.max_model_len
+        self.slice_tokens = max(MIN_SLICE_TOKENS, core.token_budget)
+        self.max_waiting_tokens = MAX_QUEUED_BATCHES * core.token_budget
         self.on_exit = on_exit
-        self.dedup = InflightDedup(self._resubmit, cache, is_cacheable, get_adapter_generation)
         self.lanes: dict[Lane, LaneItems] = {"interactive": LaneItems(), "bulk": LaneItems()}
         self._queues = tuple(queue for items in self.lanes.values() for queue in (items.to_render, items.to_submit))
         self._num_in_a_row = 0
         self.condition = threading.Condition()
         self._work_lock = threading.Lock()  # held while an item is in work, by this or a calling thread
-        loop.on_batch_taken = self._wake_up
+        self.loop.on_batch_taken = self._wake_up
+        self.dedup.resubmit = self._resubmit
         self.is_stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 

@@ -86,7 +86,7 @@ def test_an_interrupted_caller_leaves_nothing_in_flight(
             patched.setattr(EngineLoop, "is_busy", property(interrupt))
         else:
             patched.setattr(EngineLoop, "is_busy", True)
-            patched.setattr(engine.tokenizer_worker.dedup, "add", interrupt)
+            patched.setattr(engine.core.dedup, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.pool_sync(PoolRequest(task="embed", inputs=["hello"]))
     assert engine.metrics.num_in_flight_chars == 0
