@@ -18,10 +18,10 @@ from cenote.engine.sequence_group import GroupResult, RaggedRows
 from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.chunks import LongTexts
-from cenote.inputs.limits import Limits
+from cenote.inputs.renderer import RenderSettings
 from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedInputs
 from cenote.protocol.input_types import Input, compute_input_size
-from cenote.protocol.params import Role, Task, TokenizationParams
+from cenote.protocol.params import Task
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
 from cenote.protocol.scheduling import SchedulingParams
@@ -86,14 +86,13 @@ class RequestState:
         return {options.adapter for options in self.options}
 
     @property
-    def render_settings(self) -> tuple[TokenizationParams, Limits, str | None, Role | None]:
-        """In the order of the parameters of `Renderer.render`."""
+    def render_settings(self) -> RenderSettings:
         return self.request.tokenization, self.options[0].limits, self.prompt, self.request.role
 
     @property
     def render_key(self) -> tuple[object, ...]:
         """Requests with equal keys can be rendered together."""
-        return type(self.request.inputs[0]), *self.render_settings
+        return type(self.request.inputs[0]), self.render_settings
 
     @property
     def is_aborted(self) -> bool:

@@ -12,7 +12,7 @@ from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.input_types import Conversation, Input, TextPair, compute_input_size
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.async_utils import run_inline
@@ -20,6 +20,15 @@ from cenote.utils.busy_stages import BusyStages
 
 # requests up to this size take less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
+
+
+def is_small(inputs: Sequence[object], num_chars: int) -> bool:
+    """Whether a request is rendered by its caller; a template of the request may write a text of any length."""
+    return (
+        num_chars <= MAX_INLINE_CHARS
+        and len(inputs) <= MAX_INLINE_INPUTS
+        and not any(isinstance(item, Conversation | TextPair) and item.template for item in inputs)
+    )
 
 
 class TextParts(Protocol):
@@ -43,18 +52,18 @@ class TextEngine(ABC):
         """Return a score for every pair, in the order of the documents."""
         num_chars = sum(map(compute_input_size, chain(request.queries, request.documents)))
         texts = await self.get_text_parts(request.deadline_at, num_chars)
-        return await texts.tasks.score(request, self._make_calls(texts, len(request.documents), num_chars))
+        return await texts.tasks.score(request, self._make_calls(texts, request.documents, num_chars))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         """Return the entities of every text, in the order of the texts."""
         inputs = request.pool_request.inputs
         num_chars = sum(map(compute_input_size, inputs))
         texts = await self.get_text_parts(request.pool_request.deadline_at, num_chars)
-        return await texts.tasks.find_entities(request, self._make_calls(texts, len(inputs), num_chars))
+        return await texts.tasks.find_entities(request, self._make_calls(texts, inputs, num_chars))
 
-    def _make_calls(self, texts: TextParts, num_inputs: int, num_chars: int) -> EngineCalls:
-        is_small = num_inputs <= MAX_INLINE_INPUTS and num_chars <= MAX_INLINE_CHARS
-        return EngineCalls(self.pool, run_inline if is_small else texts.executors.scoring.make_runner())
+    def _make_calls(self, texts: TextParts, inputs: Sequence[object], num_chars: int) -> EngineCalls:
+        is_inline = is_small(inputs, num_chars)
+        return EngineCalls(self.pool, run_inline if is_inline else texts.executors.scoring.make_runner())
 
     async def tokenize(
         self,

@@ -18,8 +18,8 @@ import numpy as np
 from cenote.engine.core import EngineCore
 from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import SequenceGroup
-from cenote.errors import make_internal_error
-from cenote.inputs.renderer import Renderer
+from cenote.engine.text_engine import MAX_INLINE_CHARS
+from cenote.inputs.renderer import Renderer, render_isolated
 from cenote.protocol.input_types import Input
 from cenote.protocol.scheduling import Lane
 from cenote.utils.busy_stages import BusyStages
@@ -35,10 +35,6 @@ SHORT_SLICE_TOKENS = 2048
 MAX_QUEUED_BATCHES = 16
 # interactive items in a row while bulk items wait
 MAX_INTERACTIVE_IN_A_ROW = 16
-
-# characters of a text that is rendered by the thread of its caller if the tokenizer thread is idle: waking that thread
-# would take as long
-MAX_INLINE_CHARS = 1024
 
 WorkItem = Callable[[], None]
 SubmitGroups = Callable[[Many[SequenceGroup]], None]
@@ -89,7 +85,7 @@ class TokenizerWorker:
 
     def _try_render_inline(self, state: RequestState) -> bool:
         """Render a short text in the calling thread; return False if it is not one, or another item is in work."""
-        is_short = state.num_inputs == 1 and state.num_chars <= MAX_INLINE_CHARS
+        is_short = state.num_inputs == 1 and state.num_chars + len(state.prompt or "") <= MAX_INLINE_CHARS
         if not (is_short and isinstance(state.request.inputs[0], str) and self.is_idle):
             return False
         if self.dedup.reads_disk:  # the calling thread may be an event loop
@@ -204,14 +200,8 @@ class TokenizerWorker:
                 slices.append((state, state.num_rendered, state.next_slice(slice_tokens)))
         if not slices:
             return
-        try:
-            inputs = slices[0][2] if len(slices) == 1 else [item for _, _, part in slices for item in part]
-            rendered = self.renderer.render(inputs, *requests[0].render_settings)
-        except Exception as error:  # an unexpected error fails these requests, not the thread
-            logger.exception("rendering failed")
-            for state, _, _ in slices:
-                state.fail_all(make_internal_error("the input could not be read", error))
-            return
+        inputs = slices[0][2] if len(slices) == 1 else [item for _, _, part in slices for item in part]
+        rendered = render_isolated(self.renderer, inputs, requests[0].render_settings)
         elapsed_s, start = time.monotonic() - started_at, 0
         for state, first_index, part in slices:
             state.request.timing.tokenize_s += elapsed_s
