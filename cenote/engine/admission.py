@@ -8,8 +8,6 @@ from typing import Any
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
-from cenote.engine.engine_metrics import EngineMetrics
-from cenote.engine.preprocessing.sub_requests import MAX_IN_FLIGHT_BYTES
 from cenote.engine.request_state import RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
@@ -37,7 +35,6 @@ class Admission:
         config: EngineConfig,
         scoring_model: ScoringModel,
         adapters: AdapterManager,
-        metrics: EngineMetrics,
     ) -> None:
         self.description = description
         self.plan = description.plan
@@ -45,7 +42,6 @@ class Admission:
         self.config = config
         self.scoring_model = scoring_model
         self.adapters = adapters
-        self.metrics = metrics
         self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
         self._limits: dict[Task, Limits] = {}
 
@@ -108,11 +104,6 @@ class Admission:
         raise Unsupported(
             f"{api} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
         )
-
-    def has_capacity(self, num_chars: int) -> bool:
-        """Return whether a part of a large request may be queued; it always may when nothing else is in flight."""
-        num_in_flight = self.metrics.num_in_flight_chars
-        return not num_in_flight or num_in_flight + num_chars <= MAX_IN_FLIGHT_BYTES
 
     def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
@@ -19,6 +17,7 @@ from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.executor import Executor, LocalExecutor
 from cenote.engine.execution.executor_factory import make_executor
+from cenote.engine.local_engine import LocalEngine
 from cenote.engine.model_info import build_model_info
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.renderer_factory import (
@@ -30,17 +29,13 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_renderer_settings,
     make_tokenizer_settings,
 )
-from cenote.engine.preprocessing.sub_requests import CAPACITY_POLL_S, SubRequest, run_sub_requests
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
-from cenote.engine.request_state import PoolResults, RequestState, to_pool_results
+from cenote.engine.request_state import RequestState
 from cenote.engine.self_check import SelfCheck
-from cenote.engine.sequence_group import GroupResult
 from cenote.engine.task_settings import make_task_settings
-from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
+from cenote.engine.tasks.io_processor import load_io_processor
 from cenote.engine.tasks.text_tasks import TextTasks
-from cenote.engine.text_engine import TextEngine
-from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
+from cenote.errors import EngineStopped, LoadError, PoolingError, make_internal_error
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.kernels.default_device import ignore_default_device
@@ -48,24 +43,17 @@ from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import compute_input_size
 from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
-from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
-from cenote.protocol.results import EntityResult, IOProcessorResult
-from cenote.scoring.scorer import ScoreResults
-from cenote.utils.async_utils import run_coroutine_sync, run_inline
+from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
 from cenote.utils.fork import get_process_id
 from cenote.utils.metrics import MetricFamily
 
 logger = logging.getLogger("cenote")
 
-T = TypeVar("T")
-OnProgress = Callable[[RequestState], None]
 
-
-class PoolingEngine(TextEngine):
+class PoolingEngine(LocalEngine):
     """One loaded model and the threads that serve it."""
 
     def __init__(
@@ -115,13 +103,13 @@ class PoolingEngine(TextEngine):
         )
         self.metrics = metrics or EngineMetrics()
         self.adapters = AdapterManager(model.adapters, self.metrics)
-        self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)
+        self.admission = Admission(description, config, self.scoring_model, self.adapters)
         if executor is None:
             executor = make_executor(model, self.renderer.vocab_size)
             if isinstance(executor, LocalExecutor):
                 self.model_info = replace(self.model_info, device_tokens_per_s=executor.warmup_tokens_per_s)
             if config.self_check:
-                self._check_results(executor)
+                SelfCheck(model, self.model_info, self.admission, self.renderer, executor, self.tasks).run()
         self.core = EngineCore(
             model,
             config,
@@ -142,16 +130,6 @@ class PoolingEngine(TextEngine):
         self.core.start()
         self.tokenizer_worker.thread.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
-
-    def _check_results(self, executor: Executor) -> None:
-        SelfCheck(
-            self.model,
-            self.model_info,
-            self.admission,
-            self.renderer,
-            executor,
-            self.tasks,
-        ).run()
 
     @classmethod
     @ignore_default_device
@@ -190,87 +168,6 @@ class PoolingEngine(TextEngine):
     def make_model_tokenizer(self) -> ModelTokenizer:
         """Return a copy of the tokenizer for programs and plugins."""
         return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer.chat_settings)
-
-    async def pool(self, request: PoolRequest) -> PoolResults:
-        """Return results in the order of the inputs; cancelling the call aborts what has not run."""
-        if not (sub_requests := self.image_workers.split(request)):
-            return await self._pool_ready(request)
-
-        async def pool(sub_request: SubRequest, ready: PoolRequest) -> PoolResults:
-            if sub_request.offset:  # all parts of a large request at once could fill the memory
-                await self._wait_for_capacity(sum(map(compute_input_size, ready.inputs)))
-            return await self._pool_ready(ready)
-
-        return await run_sub_requests(sub_requests, self.image_workers.start_preprocess, pool, request.timing)
-
-    async def _pool_ready(self, request: PoolRequest) -> PoolResults:
-        state = self.submit(request)
-        await state.future.wait()
-        return state.get_results()
-
-    def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> PoolResults:
-        """Block until all results are there; Ctrl-C aborts what has not run."""
-        convert = partial(to_pool_results, extra_tasks=request.extra_tasks)
-        return self.pool_as(request, lambda _: convert, on_progress)
-
-    @ignore_default_device
-    def pool_as(
-        self,
-        request: PoolRequest,
-        make_converter: Callable[[int], Callable[[GroupResult], Sequence[T]]],
-        on_progress: OnProgress | None = None,
-    ) -> list[T | PoolingError]:
-        """As `pool_sync`, with results converted to objects of the caller while others are still computed.
-
-        `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
-        """
-        if not (sub_requests := self.image_workers.split(request)):
-            state = self.submit(request, caller_waits=True)
-            return state.collect(make_converter(state.num_inputs), on_progress)
-
-        async def pool(sub_request: SubRequest, ready: PoolRequest) -> list[T | PoolingError]:
-            state = self.submit(ready)
-            return state.collect(make_converter(state.num_inputs), on_progress)
-
-        start_preprocess = self.image_workers.start_preprocess_sync
-        return run_coroutine_sync(run_sub_requests(sub_requests, start_preprocess, pool, request.timing))
-
-    async def get_text_parts(self, deadline_at: float, num_chars: int) -> PoolingEngine:
-        return self
-
-    @ignore_default_device
-    def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
-        return run_coroutine_sync(self.tasks.score(request, self._blocking_calls(on_progress)))
-
-    @ignore_default_device
-    def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
-        return run_coroutine_sync(self.tasks.find_entities(request, self._blocking_calls(on_progress)))
-
-    def _blocking_calls(self, on_progress: OnProgress | None) -> EngineCalls:
-        async def pool(request: PoolRequest) -> PoolResults:
-            return self.pool_sync(request, on_progress)
-
-        return EngineCalls(pool, run_inline)
-
-    async def process(self, request: PluginRequest) -> IOProcessorResult:
-        if self.io_processor is None:
-            raise Unsupported(NO_PLUGIN_MESSAGE)
-        processed = IOProcessorResult()
-
-        async def pool(part: PoolRequest) -> PoolResults:
-            results = await self.pool(replace(part, deadline_at=request.deadline_at))
-            processed.add_usage(results)
-            request.timing.add_parallel(part.timing)
-            return results
-
-        processed.data = await self.io_processor.process(
-            request.data,
-            pool,
-            request_id=request.request_id,
-            scheduling=request.scheduling,
-            tokenization=request.tokenization,
-        )
-        return processed
 
     def add_adapter(self, name: str, path: str) -> None:
         """Load an adapter from a folder or the hub, unless one of that name is loaded."""
@@ -355,10 +252,6 @@ class PoolingEngine(TextEngine):
         if started_at is not None and (busy is None or started_at < busy[1]):
             return "device", started_at
         return busy
-
-    async def _wait_for_capacity(self, num_chars: int) -> None:
-        while self.dead_error is None and not self.admission.has_capacity(num_chars):
-            await asyncio.sleep(CAPACITY_POLL_S)
 
     def has_unfinished_requests(self) -> bool:
         """Whether requests are in flight, under its name in vLLM's engine."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
 from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
+from cenote.engine.preprocessing.sub_requests import (
+    CAPACITY_POLL_S,
+    MAX_IN_FLIGHT_BYTES,
+    SubRequest,
+    run_sub_requests,
+)
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Conversation, Input, TextPair, compute_input_size
+from cenote.protocol.input_types import Conversation, Input, TextPair, compute_input_size, compute_text_size
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.async_utils import run_inline
@@ -31,6 +39,9 @@ def is_small(inputs: Sequence[object], num_chars: int) -> bool:
     )
 
 
+PoolReady = Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]]
+
+
 class TextParts(Protocol):
     """What a process needs of a model to handle its texts."""
 
@@ -41,12 +52,34 @@ class TextParts(Protocol):
 
 
 class TextEngine(ABC):
+    _num_image_bytes = 0  # of the requests with images that are in flight
+
     @abstractmethod
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
 
     @abstractmethod
     async def get_text_parts(self, deadline_at: float, num_chars: int) -> TextParts:
         """Wait until a model with so many characters of work can be used; raise if that takes too long."""
+
+    async def _pool_in_parts(
+        self, request: PoolRequest, workers: ImageWorkerPool, pool_ready: PoolReady
+    ) -> list[PoolResult | PoolingError]:
+        """Pool a request; one with images in parts, so that only those of a few inputs are in memory."""
+        if not (sub_requests := workers.split(request)):
+            return await pool_ready(request)
+
+        async def pool_part(sub_request: SubRequest, ready: PoolRequest) -> list[PoolResult | PoolingError]:
+            num_bytes = sum(map(compute_input_size, ready.inputs))
+            # all parts of a large request at once could fill the memory; one always fits
+            while sub_request.offset and self._num_image_bytes > max(0, MAX_IN_FLIGHT_BYTES - num_bytes):
+                await asyncio.sleep(CAPACITY_POLL_S)
+            self._num_image_bytes += num_bytes
+            try:
+                return await pool_ready(replace(ready, num_chars=compute_text_size(ready.inputs)))
+            finally:
+                self._num_image_bytes -= num_bytes
+
+        return await run_sub_requests(sub_requests, workers.start_preprocess, pool_part, request.timing)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
         """Return a score for every pair, in the order of the documents."""

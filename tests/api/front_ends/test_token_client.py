@@ -13,10 +13,10 @@ import pytest
 
 from cenote import LLM
 from cenote.api.engine_process.token_batcher import MergedCalls
-from cenote.api.front_ends import token_client
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.token_client import TokenClient
 from cenote.engine.sequence_group import ScheduledBatch
+from cenote.engine.text_engine import MAX_INLINE_INPUTS
 from cenote.errors import BadRequest, DeadlineExceeded, PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Conversation
@@ -96,7 +96,7 @@ def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
     assert gate.token_ids == [7] + [5] * num_computed
 
 
-@pytest.mark.parametrize("num_inputs", [1, 3, token_client.MAX_INLINE_INPUTS + 1])
+@pytest.mark.parametrize("num_inputs", [1, 3, MAX_INLINE_INPUTS + 1])
 def test_the_tokens_of_a_request_are_known_before_it_is_computed(
     make_engine: MakeEngine,  # noqa: F811
     num_inputs: int,
@@ -142,7 +142,7 @@ def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: MakeEn
 def test_many_empty_texts_give_the_same_result_remotely(llm: LLM) -> None:
     local, remote = call_both(
         llm.engine,
-        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (token_client.MAX_INLINE_INPUTS + 1))),
+        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (MAX_INLINE_INPUTS + 1))),
     )
 
     for one, other in zip(local, remote, strict=True):
