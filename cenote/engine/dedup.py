@@ -239,11 +239,10 @@ class DedupReceiver:
 
     def fail(self, index: int, error: PoolingError) -> None:
         self.state.fail(index, error)
-        for group, offset in self._remove_in_flight([index]).get(0, ()):
+        for duplicate in self._remove_in_flight([index]).get(0, ()):
             duplicate_error = copy(error)
             duplicate_error.index = None
-            assert isinstance(group.receiver, DedupReceiver), "only groups of a DedupReceiver have duplicates"
-            group.receiver.state.fail(int(group.indices[offset]), duplicate_error)
+            duplicate.receiver.state.fail(int(duplicate.group.indices[duplicate.offset]), duplicate_error)
 
     def expire(self, now: float) -> None:
         """Fail the request; duplicates in other requests, which may have later deadlines, are submitted again."""

@@ -127,8 +127,8 @@ class PoolingEngine(LocalEngine):
             self._register_queues()
         self.pid = get_process_id()  # threads do not survive a fork
         self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
-        self.core.start()
         self.tokenizer_worker.thread.start()
+        self.core.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
 
     @classmethod

@@ -198,8 +198,7 @@ class RequestState:
             return
         if error.index is None:
             error.index = index
-        kept = self.request.return_exceptions
-        if kept is True or (kept == "computed" and error.status == 500):
+        if self.request.keeps_error(error):
             self._errors[index] = error
             self._add_progress(1)
         else:

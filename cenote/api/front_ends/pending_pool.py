@@ -291,9 +291,8 @@ class PendingPool(ReplayableCall):
             return
         if error.index is None:
             error.index = index
-        if not self.request.return_exceptions:
-            super().set_error(error)
-            self.fail(error)
+        if not self.request.keeps_error(error):
+            self.set_error(error)
             return
         self._data[index] = error
         self._num_open -= 1
