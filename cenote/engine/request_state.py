@@ -111,8 +111,8 @@ class RequestState:
         self.num_rendered = max(start + 1, int(np.searchsorted(self._cumulative_sizes, end_size, side="right")))
         return self.request.inputs[start : self.num_rendered]
 
-    def add_rendered(self, rendered: RenderResult, first_index: int, max_tokens: int) -> Iterator[TokenizedBatch]:
-        """Take the errors of rendered inputs; yield the others as a batch for each of their options.
+    def add_rendered(self, rendered: RenderResult, first_index: int, max_tokens: int) -> list[TokenizedBatch]:
+        """Take the errors of rendered inputs; return the others as a batch for each of their options.
 
         `first_index` is the index of the first one; texts of more than `max_tokens` are split into chunks.
         """
@@ -122,9 +122,8 @@ class RequestState:
             rendered.set_operands(operands[first_index:])
         inputs, indices = rendered.inputs, rendered.indices
         if len(indices) == 1 == self.num_inputs and len(inputs.token_ids) <= max_tokens:  # as in most requests
-            yield self._make_batch(inputs, ONLY_REQUEST, self.options[0], None)
-            return
-        indices = indices + first_index
+            return [self._make_batch(inputs, ONLY_REQUEST, self.options[0], None)]
+        indices, batches = indices + first_index, []
         for number, options in enumerate(self.options):
             chosen, chosen_indices = inputs, indices
             if self._option_indices is not None:
@@ -134,14 +133,16 @@ class RequestState:
                 continue
             normalizes = options.specs[0].options.use_activation
             rows, row_indices = self._long.split(chosen, chosen_indices, max_tokens, normalizes=normalizes)
-            yield self._make_batch(rows, np.zeros(len(rows), np.int64), options, row_indices)
+            batches.append(self._make_batch(rows, np.zeros(len(rows), np.int64), options, row_indices))
+        return batches
 
     def _make_batch(
         self, inputs: TokenizedInputs, requests: Int64Array, options: ResolvedOptions, indices: Int64Array | None
     ) -> TokenizedBatch:
-        batch = TokenizedBatch(inputs, requests, options, self, self.request.deadline_at, input_numbers=indices)
-        batch.admitted_at = self.admitted_at
-        return batch
+        deadline_at, admitted_at = self.request.deadline_at, self.admitted_at
+        return TokenizedBatch(
+            inputs, requests, options, self, deadline_at, input_numbers=indices, admitted_at=admitted_at
+        )
 
     def on_started(self, now: float) -> None:
         if self.started_at is None:

@@ -66,11 +66,12 @@ class TokenizedBatch:
         call_ids: Int64Array | None = None,
         input_numbers: Int64Array | None = None,
         is_isolated: bool = False,
+        admitted_at: float | None = None,
     ) -> None:
         """`request_indices`: for each input the number of its request, ascending.
 
         `call_ids` of the requests and `input_numbers` of the inputs identify them for front-ends. With `is_isolated`,
-        each input runs in a batch of its own.
+        each input runs in a batch of its own. `admitted_at`: when the requests were; None: now.
         """
         self.inputs = inputs
         self.request_indices = request_indices
@@ -82,7 +83,7 @@ class TokenizedBatch:
         self.sink = sink
         self.deadline_at = deadline_at
         self.num_tokens = len(inputs.token_ids)
-        self.admitted_at = time.monotonic()
+        self.admitted_at = time.monotonic() if admitted_at is None else admitted_at
         self.started_at: float | None = None
         self.finished_at = 0.0
         self.on_finished: Callable[[TokenizedBatch, str], None] | None = None
@@ -180,10 +181,13 @@ class TokenizedBatch:
         self.fail_all(DeadlineExceeded.after(now - self.admitted_at, now - self.deadline_at), "expired")
 
     def _count(self, results: Many[GroupResult], num_without_result: int = 0) -> None:
-        num_done = sum(len(result.indices) for result in results)
+        num_done = num_truncated = 0
+        for result in results:
+            num_done += len(result.indices)
+            num_truncated += result.inputs.num_truncated
         with self._lock:
             self.num_done += num_done
-            self.num_done_truncated += sum(result.inputs.num_truncated for result in results)
+            self.num_done_truncated += num_truncated
             self._num_open -= num_done + num_without_result
             is_finished = self._num_open == 0
         if is_finished:

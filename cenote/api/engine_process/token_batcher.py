@@ -191,6 +191,7 @@ class TokenBatcher:
 
         calls = MergedCalls(groups, self._forget)
         deadline_at = min([group.message.deadline_at for group in groups])
+        first, received_at = groups[0].message, groups[0].received_at
         batch = TokenizedBatch(
             calls.inputs,
             calls.request_indices,
@@ -199,13 +200,12 @@ class TokenBatcher:
             deadline_at,
             call_ids=calls.call_ids,
             input_numbers=calls.input_numbers,
-            is_isolated=groups[0].message.is_isolated,
+            is_isolated=first.is_isolated,
+            admitted_at=received_at if first.start and first.is_last else None,
         )
         batch.num_done = -sum([group.message.num_continued for group in groups])  # a text counts once
-        if not groups[0].message.is_last:
+        if not first.is_last:
             batch.num_requests = 0  # the request is counted with its last inputs
-        elif groups[0].message.start:
-            batch.admitted_at = groups[0].received_at
         self._calls[batch] = calls
         try:
             # the rest of a call must not be refused when its first inputs have been admitted
