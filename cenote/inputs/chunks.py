@@ -35,15 +35,21 @@ class LongTexts(dict[int, LongText]):
 
         `indices` are those of the inputs; `first_row` is the row of the first one.
         """
-        if not (long := find_long(inputs, max_tokens)).any():
+        is_long: BoolArray = inputs.lengths > max_tokens
+        if inputs.images is not None:  # an input with images is never split, and may be longer than texts
+            is_long &= np.array([images is None for images in inputs.images])
+        if not is_long.any():
             return inputs, indices
-        rows, numbers = split_long(inputs, max_tokens)
-        counts = np.bincount(numbers)
-        starts = np.cumsum(counts) - counts + first_row
-        for number in np.flatnonzero(long).tolist():
-            text, mean = inputs.slice(number, number + 1), WeightedMean(int(counts[number]))
-            self[int(indices[number])] = LongText(text, int(starts[number]), mean, normalizes)
-        return rows, indices[numbers]
+        parts = list[TokenizedInputs]()
+        row = first_row
+        for number, index in enumerate(indices.tolist()):
+            part = text = inputs.slice(number, number + 1)
+            if is_long[number]:
+                part = split_text(text, max_tokens)
+                self[index] = LongText(text, row, WeightedMean(len(part)), normalizes)
+            parts.append(part)
+            row += len(part)
+        return TokenizedInputs.concat(parts), np.repeat(indices, list(map(len, parts)))
 
     def add(self, index: int, row: int, vector: np.ndarray[Any, Any], num_tokens: int) -> np.ndarray[Any, Any] | None:
         """Add the vector of a chunk; return that of the text if it is the last one."""
@@ -58,24 +64,6 @@ class LongTexts(dict[int, LongText]):
     def count_continued(self, indices: Sequence[int]) -> int:
         """Return how many of consecutive rows, whose inputs are `indices`, are further chunks of a text."""
         return len(indices) - len(set(indices)) if self else 0
-
-
-def find_long(inputs: TokenizedInputs, max_tokens: int) -> BoolArray:
-    """Return which inputs are split; one with images never is, and may be longer than texts."""
-    long: BoolArray = inputs.lengths > max_tokens
-    if inputs.images is not None:
-        long &= np.array([images is None for images in inputs.images])
-    return long
-
-
-def split_long(inputs: TokenizedInputs, max_tokens: int) -> tuple[TokenizedInputs, Int64Array]:
-    """Return the inputs with their chunks in place of those that are too long, and the number of the input of each."""
-    long = find_long(inputs, max_tokens)
-    parts = [
-        split_text(inputs.slice(index, index + 1), max_tokens) if is_long else inputs.slice(index, index + 1)
-        for index, is_long in enumerate(long.tolist())
-    ]
-    return TokenizedInputs.concat(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def split_text(text: TokenizedInputs, max_tokens: int) -> TokenizedInputs:
