@@ -123,7 +123,7 @@ def measure_speed(
     llm: LLM, name: str, shape: ModelShape, workloads: Sequence[str], rounds: int, peak: float, levels: Sequence[str]
 ) -> list[GpuResult]:
     """Measure all workloads and levels in interleaved rounds, so that clock drift affects all equally."""
-    budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
+    budget, executor = llm.engine.core.loop.scheduler.token_budget, llm.engine.core.loop.executor
     rng = np.random.default_rng(0)
     runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {}
     for workload in workloads:
@@ -162,7 +162,7 @@ def measure_query_latency(llm: LLM, times: int = 300) -> float:
     took = []
     for _ in range(times):
         start = time.perf_counter()
-        llm.engine.loop.executor.start(batch)()
+        llm.engine.core.loop.executor.start(batch)()
         took.append(time.perf_counter() - start)
     return median(took) * 1e3
 
@@ -172,7 +172,7 @@ def compare_vectors(llm: LLM, reference: LLM) -> tuple[float, float]:
     rng = np.random.default_rng(2)
     batches = make_batches(draw_token_ids([20] * 64 + [50] * 64 + [128] * 32 + [512] * 16, rng), 16384)
     ours, theirs = (
-        concat_vectors(run_batches(each.engine.loop.executor, batches)).float() for each in (llm, reference)
+        concat_vectors(run_batches(each.engine.core.loop.executor, batches)).float() for each in (llm, reference)
     )
     cosines = torch.nn.functional.cosine_similarity(ours, theirs)
     return float(cosines.mean()), float(cosines.min())
@@ -180,7 +180,7 @@ def compare_vectors(llm: LLM, reference: LLM) -> tuple[float, float]:
 
 def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int, float, int]]:
     """Return (tokens, seconds, peak bytes of device memory) for increasing token counts, a factor of 10 each."""
-    budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
+    budget, executor = llm.engine.core.loop.scheduler.token_budget, llm.engine.core.loop.executor
     rng = np.random.default_rng(3)
     ids = draw_token_ids([length] * (budget // length), rng)
     rows = []

@@ -872,10 +872,11 @@ def test_a_closed_model_raises_at_once(tiny: MakeTiny) -> None:
 
 def test_a_garbage_collected_model_stops_its_threads(tiny: MakeTiny, folders: dict[str, Path]) -> None:
     llm = LLM(str(folders["embedder"]), dtype="float32", device="cpu")
-    threads = [worker.thread for worker in (llm.engine.loop, llm.engine.tokenizer_worker, llm.engine.watchdog)]
+    core = llm.engine.core
+    threads = [worker.thread for worker in (core.loop, core.watchdog, llm.engine.tokenizer_worker)]
     llm.embed("a")
 
-    del llm
+    del llm, core
     gc.collect()
 
     for thread in threads:

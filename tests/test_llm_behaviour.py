@@ -75,7 +75,7 @@ def test_a_short_text_overtakes_the_chunks_of_a_long_one() -> None:
         short.wait()
 
         assert not long.future.done()
-        assert engine.loop.scheduler.num_waiting_tokens <= 2 * engine.tokenizer_worker.max_waiting_tokens
+        assert engine.core.loop.scheduler.num_waiting_tokens <= 2 * engine.tokenizer_worker.max_waiting_tokens
     finally:
         engine.stop()
 

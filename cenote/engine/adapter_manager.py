@@ -91,9 +91,7 @@ class AdapterManager:
 
     def is_in_use(self, name: str) -> bool:
         """Return whether a request in flight uses the adapter, or its weights are being loaded again."""
-        return name in self._loading or any(
-            name == options.adapter for state in self.metrics.requests_in_flight() for options in state.input_options
-        )
+        return name in self._loading or any(name in state.adapters for state in self.metrics.requests_in_flight())
 
     async def free_when_idle(self, name: str) -> None:
         """Free the weights of an adapter when no request uses it, unless one of that name has been loaded since."""

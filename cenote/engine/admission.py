@@ -8,9 +8,7 @@ from typing import Any
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
-from cenote.engine.engine_metrics import EngineMetrics
-from cenote.engine.preprocessing.sub_requests import MAX_IN_FLIGHT_BYTES
-from cenote.engine.request_state import InputOptions, RequestState
+from cenote.engine.request_state import RequestState
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
@@ -37,7 +35,6 @@ class Admission:
         config: EngineConfig,
         scoring_model: ScoringModel,
         adapters: AdapterManager,
-        metrics: EngineMetrics,
     ) -> None:
         self.description = description
         self.plan = description.plan
@@ -45,7 +42,6 @@ class Admission:
         self.config = config
         self.scoring_model = scoring_model
         self.adapters = adapters
-        self.metrics = metrics
         self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
         self._limits: dict[Task, Limits] = {}
 
@@ -68,10 +64,11 @@ class Admission:
         adapter = selection.adapter if request.adapter is None else request.adapter
         adapters = self.adapters.resolve(adapter, len(request.inputs))
         if len(specs) == len(adapters) == 1:  # as in nearly all requests
-            options = [InputOptions(specs[0], adapters[0])]
+            pairs = [(specs[0], adapters[0])]
         else:
-            options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
-        return RequestState(request, options, limits, selection.prompt)
+            pairs = list(zip(*broadcast_lists(specs, adapters), strict=True))
+        options = [ResolvedOptions(*pair, limits, request.scheduling, request.role) for pair in pairs]
+        return RequestState(request, options, selection.prompt)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""
@@ -80,7 +77,7 @@ class Admission:
         limits = self.resolve_request_limits(request)
         (specs,) = self.build_pooling_specs(request)
         (adapter,) = self.adapters.resolve(request.adapter, 1)
-        return ResolvedOptions(InputOptions(specs, adapter), limits, request.scheduling)
+        return ResolvedOptions(specs, adapter, limits, request.scheduling, request.role)
 
     def check_task(self, task: str) -> None:
         """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""
@@ -107,11 +104,6 @@ class Admission:
         raise Unsupported(
             f"{api} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
         )
-
-    def has_capacity(self, num_chars: int) -> bool:
-        """Return whether a part of a large request may be queued; it always may when nothing else is in flight."""
-        num_in_flight = self.metrics.num_in_flight_chars
-        return not num_in_flight or num_in_flight + num_chars <= MAX_IN_FLIGHT_BYTES
 
     def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
         """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""

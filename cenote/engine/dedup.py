@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from cenote.cache.result_cache import CachedResult, ResultCache
-from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows, SequenceGroup
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
@@ -54,12 +53,12 @@ class InflightDedup:
 
     def __init__(
         self,
-        resubmit: Callable[[SequenceGroup], None],
-        cache: ResultCache | None = None,
-        is_cacheable: Callable[[str | None], bool] = lambda adapter: True,
-        get_generation: Callable[[str | None], int] = lambda adapter: 0,
+        cache: ResultCache | None,
+        is_cacheable: Callable[[str | None], bool],
+        get_generation: Callable[[str | None], int],
     ) -> None:
-        self.resubmit = resubmit  # called with duplicates whose original request was aborted
+        # called by any thread with duplicates whose original request was aborted
+        self.resubmit: Callable[[SequenceGroup], None] = lambda group: None
         self.cache = cache
         self.is_cacheable = is_cacheable  # whether results computed with an adapter may be cached
         self.get_generation = get_generation  # changes when the weights of an adapter are replaced
@@ -75,8 +74,11 @@ class InflightDedup:
     def reads_disk(self) -> bool:
         return self.cache is not None and self.cache.disk is not None
 
-    def make_receiver(self, state: RequestState | TokenizedBatch) -> DedupReceiver:
-        return DedupReceiver(self, state)
+    def add(self, batch: TokenizedBatch) -> SequenceGroup | None:
+        """Return what of a batch must be computed, as a group; None if nothing is left."""
+        if batch.isolated_indices:  # another request must not wait for an input that may crash
+            return batch.make_group(batch)
+        return self.filter_new(batch.make_group(DedupReceiver(self, batch)))
 
     def filter_new(self, group: SequenceGroup) -> SequenceGroup | None:
         """Return the inputs of a group that must be computed; deliver cached results and attach duplicates."""
@@ -160,7 +162,7 @@ class InflightDedup:
 class DedupReceiver:
     """Receiver of a request's results: passes them to its state and to duplicates in this or other requests."""
 
-    def __init__(self, dedup: InflightDedup, state: RequestState | TokenizedBatch) -> None:
+    def __init__(self, dedup: InflightDedup, state: TokenizedBatch) -> None:
         self.dedup = dedup
         self.state = state
         is_shared = dedup.cache is not None and dedup.cache.is_shared
@@ -187,7 +189,7 @@ class DedupReceiver:
     def drop_cancelled(self, indices: Int64Array) -> BoolArray:
         """Remove inputs that were cancelled, unless a duplicate is wanted; return which were removed."""
         cancelled = self.state.find_cancelled(indices)
-        dropped: list[RequestState | TokenizedBatch] = []  # once for each input
+        dropped: list[TokenizedBatch] = []  # once for each input
         with self.dedup.lock:
             for position in np.flatnonzero(cancelled).tolist():
                 index = int(indices[position])
@@ -237,11 +239,10 @@ class DedupReceiver:
 
     def fail(self, index: int, error: PoolingError) -> None:
         self.state.fail(index, error)
-        for group, offset in self._remove_in_flight([index]).get(0, ()):
+        for duplicate in self._remove_in_flight([index]).get(0, ()):
             duplicate_error = copy(error)
             duplicate_error.index = None
-            assert isinstance(group.receiver, DedupReceiver), "only groups of a DedupReceiver have duplicates"
-            group.receiver.state.fail(int(group.indices[offset]), duplicate_error)
+            duplicate.receiver.state.fail(int(duplicate.group.indices[duplicate.offset]), duplicate_error)
 
     def expire(self, now: float) -> None:
         """Fail the request; duplicates in other requests, which may have later deadlines, are submitted again."""
@@ -275,7 +276,7 @@ class DedupReceiver:
             state, selected = group.receiver.state, _select(group, np.array(offsets))
             self.dedup.num_deduplicated_tokens += len(selected.inputs.token_ids)
             state.mark_started(max(self.started_at or 0.0, state.admitted_at))
-            rows = tuple(_copy_rows(spec_rows, sources) for spec_rows in result.rows)
+            rows = tuple(spec_rows.select(sources) for spec_rows in result.rows)
             state.receive([GroupResult(selected.inputs, selected.indices, rows, result.times)])
 
     def _store(self, cache: ResultCache, result: GroupResult) -> None:
@@ -346,15 +347,6 @@ def _select(group: SequenceGroup, offsets: Int64Array) -> SequenceGroup:
     if np.array_equal(offsets, np.arange(len(group.indices))):
         return group
     return replace(group, inputs=group.inputs.select(offsets), indices=group.indices[offsets])
-
-
-def _copy_rows(rows: RaggedRows, offsets: list[int]) -> RaggedRows:
-    """Return copies of the selected results: callers may write into theirs."""
-    if rows.offsets is None:
-        return RaggedRows(rows.values[offsets])
-    tensors = rows.unbind()
-    selected = [tensors[offset] for offset in offsets]
-    return RaggedRows.from_counts(torch.cat(selected), [len(tensor) for tensor in selected])
 
 
 def _rows_from_cache(cached: Many[CachedResult]) -> tuple[RaggedRows, ...]:

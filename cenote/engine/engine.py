@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
 from cenote.distributed.parallel_model import ParallelBackbone, load_parallel_model
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.admission import Admission
+from cenote.engine.core import EngineCore, join_thread
 from cenote.engine.engine_executors import EngineExecutors
-from cenote.engine.engine_loop import EngineLoop
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.executor import Executor
 from cenote.engine.execution.executor_factory import make_executor
-from cenote.engine.execution.token_budget import compute_token_budget
+from cenote.engine.local_engine import LocalEngine
 from cenote.engine.model_info import build_model_info
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.renderer_factory import (
@@ -32,21 +29,13 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_renderer_settings,
     make_tokenizer_settings,
 )
-from cenote.engine.preprocessing.sub_requests import CAPACITY_POLL_S, SubRequest, run_sub_requests
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
-from cenote.engine.request_state import PoolResults, RequestState, to_pool_results
-from cenote.engine.result_cache_factory import make_result_cache
-from cenote.engine.scheduler import Scheduler
+from cenote.engine.request_state import RequestState
 from cenote.engine.self_check import SelfCheck
-from cenote.engine.sequence_group import GroupResult
 from cenote.engine.task_settings import make_task_settings
-from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, load_io_processor
+from cenote.engine.tasks.io_processor import load_io_processor
 from cenote.engine.tasks.text_tasks import TextTasks
-from cenote.engine.text_engine import TextEngine
-from cenote.engine.tokenized_batch import TokenizedBatch
-from cenote.engine.watchdog import Watchdog
-from cenote.errors import EngineStopped, LoadError, PoolingError, Unsupported, make_internal_error
+from cenote.errors import EngineStopped, LoadError, PoolingError, make_internal_error
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.kernels.default_device import ignore_default_device
@@ -54,32 +43,17 @@ from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.engine import EngineStatus
-from cenote.protocol.input_types import compute_input_size
 from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
-from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
-from cenote.protocol.results import EntityResult, IOProcessorResult
-from cenote.scoring.scorer import ScoreResults
-from cenote.utils.async_utils import run_coroutine_sync, run_inline
+from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
 from cenote.utils.fork import get_process_id
 from cenote.utils.metrics import MetricFamily
 
 logger = logging.getLogger("cenote")
 
-T = TypeVar("T")
-OnProgress = Callable[[RequestState], None]
 
-# batches queued while one runs; with more of them, sequences of similar length are batched together more often
-MAX_QUEUED_BATCHES = 16
-# device time of the bulk part of a batch while there is interactive traffic, on a CPU and on a GPU; on a GPU a batch
-# waits behind the one that runs, so that a query that has just missed it waits for two
-BULK_BATCH_S, ASYNC_BULK_BATCH_S = 0.06, 0.01
-# how long stop() waits for the running batch
-THREAD_JOIN_TIMEOUT_S = 5.0
-
-
-class PoolingEngine(TextEngine):
+class PoolingEngine(LocalEngine):
     """One loaded model and the threads that serve it."""
 
     def __init__(
@@ -129,61 +103,31 @@ class PoolingEngine(TextEngine):
         )
         self.metrics = metrics or EngineMetrics()
         self.adapters = AdapterManager(model.adapters, self.metrics)
-        self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)
-        self.result_cache = make_result_cache(description, config, self.metrics.registry)
-        budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
+        self.admission = Admission(description, config, self.scoring_model, self.adapters)
         if executor is None:
             executor = make_executor(model, self.renderer.vocab_size)
             if config.self_check:
-                self._check_results(executor)
-        scheduler = Scheduler(
-            budget,
-            config.max_num_seqs,
-            by_priority=config.scheduling_policy == "priority",
-            mix_lanes=executor.is_async,
-            bulk_batch_s=ASYNC_BULK_BATCH_S if executor.is_async else BULK_BATCH_S,
-            bulk_max_wait_s=config.bulk_max_wait_s,
-        )
-        if metrics is None:
-            self.metrics.register_queue(scheduler)
-        self.loop = EngineLoop(scheduler, executor, self.metrics, self._on_thread_exit)
-        self.tokenizer_worker = TokenizerWorker(
-            self.renderer,
-            self.loop,
-            max_model_len=self.max_model_len,
-            token_budget=budget,
-            max_waiting_tokens=MAX_QUEUED_BATCHES * budget,
-            on_exit=self._on_thread_exit,
-            cache=self.result_cache,
-            is_cacheable=self.adapters.is_builtin,
-            get_adapter_generation=self.adapters.get_generation,
-            busy_stages=self.busy_stages,
-        )
-        if metrics is None:
-            prefix_sharing = getattr(self.loop.executor, "prefix_sharing", None)
-            self.metrics.register_dedup(self.tokenizer_worker.dedup, prefix_sharing)
-            self._register_queues()
-        self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, self._on_thread_exit)
-        self.pid = get_process_id()  # threads do not survive a fork
-        self.dead_error: PoolingError | None = None
-        self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
-        self._lock = threading.Lock()
-        self.ranks = model.backbone.ranks if isinstance(model.backbone, ParallelBackbone) else None
-        for worker in (self.loop, self.tokenizer_worker, self.watchdog):
-            worker.thread.start()
-        if self.ranks is not None:
-            self.ranks.watch(self._on_thread_exit)
-        logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
-
-    def _check_results(self, executor: Executor) -> None:
-        SelfCheck(
-            self.model,
-            self.model_info,
-            self.admission,
-            self.renderer,
+                SelfCheck(model, self.model_info, self.admission, self.renderer, executor, self.tasks).run()
+        self.core = EngineCore(
+            model,
+            config,
             executor,
-            self.tasks,
-        ).run()
+            self.adapters,
+            self.metrics,
+            vocab_size=self.renderer.vocab_size,
+            min_tokens=0 if self.renderer.accepts_empty else 1,
+            on_exit=self._on_thread_exit,
+        )
+        self.tokenizer_worker = TokenizerWorker(self.renderer, self.core, self._on_thread_exit, self.busy_stages)
+        if metrics is None:
+            self.metrics.register_queue(self.core.loop.scheduler)
+            self.metrics.register_dedup(self.core.dedup, getattr(executor, "prefix_sharing", None))
+            self._register_queues()
+        self.pid = get_process_id()  # threads do not survive a fork
+        self.on_stopped: Callable[[], None] = lambda: None  # called by the thread that stops the engine
+        self.tokenizer_worker.thread.start()
+        self.core.start()
+        logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
 
     @classmethod
     @ignore_default_device
@@ -223,87 +167,6 @@ class PoolingEngine(TextEngine):
         """Return a copy of the tokenizer for programs and plugins."""
         return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer.chat_settings)
 
-    async def pool(self, request: PoolRequest) -> PoolResults:
-        """Return results in the order of the inputs; cancelling the call aborts what has not run."""
-        if not (sub_requests := self.image_workers.split(request)):
-            return await self._pool_ready(request)
-
-        async def pool(sub_request: SubRequest, ready: PoolRequest) -> PoolResults:
-            if sub_request.offset:  # all parts of a large request at once could fill the memory
-                await self._wait_for_capacity(sum(map(compute_input_size, ready.inputs)))
-            return await self._pool_ready(ready)
-
-        return await run_sub_requests(sub_requests, self.image_workers.start_preprocess, pool, request.timing)
-
-    async def _pool_ready(self, request: PoolRequest) -> PoolResults:
-        state = self.submit(request)
-        await state.future.wait()
-        return state.get_results()
-
-    def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> PoolResults:
-        """Block until all results are there; Ctrl-C aborts what has not run."""
-        convert = partial(to_pool_results, extra_tasks=request.extra_tasks)
-        return self.pool_as(request, lambda _: convert, on_progress)
-
-    @ignore_default_device
-    def pool_as(
-        self,
-        request: PoolRequest,
-        make_converter: Callable[[int], Callable[[GroupResult], Sequence[T]]],
-        on_progress: OnProgress | None = None,
-    ) -> list[T | PoolingError]:
-        """As `pool_sync`, with results converted to objects of the caller while others are still computed.
-
-        `make_converter` is called with the number of inputs of the request, or of each of its sub-requests.
-        """
-        if not (sub_requests := self.image_workers.split(request)):
-            state = self.submit(request, caller_waits=True)
-            return state.collect(make_converter(state.num_inputs), on_progress)
-
-        async def pool(sub_request: SubRequest, ready: PoolRequest) -> list[T | PoolingError]:
-            state = self.submit(ready)
-            return state.collect(make_converter(state.num_inputs), on_progress)
-
-        start_preprocess = self.image_workers.start_preprocess_sync
-        return run_coroutine_sync(run_sub_requests(sub_requests, start_preprocess, pool, request.timing))
-
-    async def get_text_parts(self, deadline_at: float, num_chars: int) -> PoolingEngine:
-        return self
-
-    @ignore_default_device
-    def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResults:
-        return run_coroutine_sync(self.tasks.score(request, self._blocking_calls(on_progress)))
-
-    @ignore_default_device
-    def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[EntityResult]:
-        return run_coroutine_sync(self.tasks.find_entities(request, self._blocking_calls(on_progress)))
-
-    def _blocking_calls(self, on_progress: OnProgress | None) -> EngineCalls:
-        async def pool(request: PoolRequest) -> PoolResults:
-            return self.pool_sync(request, on_progress)
-
-        return EngineCalls(pool, run_inline)
-
-    async def process(self, request: PluginRequest) -> IOProcessorResult:
-        if self.io_processor is None:
-            raise Unsupported(NO_PLUGIN_MESSAGE)
-        processed = IOProcessorResult()
-
-        async def pool(part: PoolRequest) -> PoolResults:
-            results = await self.pool(replace(part, deadline_at=request.deadline_at))
-            processed.add_usage(results)
-            request.timing.add_parallel(part.timing)
-            return results
-
-        processed.data = await self.io_processor.process(
-            request.data,
-            pool,
-            request_id=request.request_id,
-            scheduling=request.scheduling,
-            tokenization=request.tokenization,
-        )
-        return processed
-
     def add_adapter(self, name: str, path: str) -> None:
         """Load an adapter from a folder or the hub, unless one of that name is loaded."""
         self.adapters.add(name, path)
@@ -330,8 +193,8 @@ class PoolingEngine(TextEngine):
     def _register_queues(self) -> None:
         self.metrics.queues |= {
             "tokenizer": lambda: self.tokenizer_worker.num_waiting,
-            "scheduler": lambda: len(self.loop.scheduler),
-            "duplicates": lambda: self.tokenizer_worker.dedup.num_waiting_duplicates,
+            "scheduler": lambda: len(self.core.loop.scheduler),
+            "duplicates": lambda: self.core.dedup.num_waiting_duplicates,
             "images": lambda: self.image_workers.num_waiting,
         }
         for executor in self.executors.all:
@@ -352,13 +215,11 @@ class PoolingEngine(TextEngine):
                 f"the engine was created in process {self.pid} and cannot be used after fork(); "
                 "load the model in this process"
             )
-        if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
-            return self.routes[role].submit(request, caller_waits=caller_waits)
+        if self.routes and (route := self.get_route(select_prompt(request, self.model_info).role)) is not self:
+            return route.submit(request, caller_waits=caller_waits)
         try:  # no generator in the path of most requests
             state = self.admission.prepare(request, self.model_info)
-            with self._lock:
-                self._check_running()
-                self.metrics.on_admit(state)
+            self.core.admit(partial(self.metrics.on_admit, state))
         except PoolingError as error:
             self.metrics.on_refused(error)
             raise
@@ -370,23 +231,13 @@ class PoolingEngine(TextEngine):
             raise
         return state
 
-    def admit_batch(self, batch: TokenizedBatch) -> None:
-        """Count a batch of front-ends as in flight."""
-        try:
-            with self._lock:
-                self._check_running()
-                self.metrics.on_admit_batch(batch)
-        except PoolingError as error:
-            self.metrics.on_refused(error, batch.num_requests)
-            raise
+    def get_route(self, role: Role | None) -> PoolingEngine:
+        """Return the engine that encodes texts of a role."""
+        return self if role is None else self.routes.get(role, self)
 
-    def _check_running(self) -> None:
-        """Raise if the engine has stopped.
-
-        Requests are admitted with the lock held: `stop` fails those that are in flight by then.
-        """
-        if self.dead_error is not None:
-            raise self.dead_error.with_traceback(None)  # raising it would add to its traceback at every call
+    @property
+    def dead_error(self) -> PoolingError | None:
+        return self.core.dead_error
 
     @property
     def status(self) -> EngineStatus:
@@ -400,14 +251,10 @@ class PoolingEngine(TextEngine):
     def find_busy_stage(self) -> tuple[str, float] | None:
         """Return the stage that has been busy for longest with one piece of work, and since when."""
         busy = self.busy_stages.find_oldest()
-        started_at = self.loop.step_started_at
+        started_at = self.core.loop.step_started_at
         if started_at is not None and (busy is None or started_at < busy[1]):
             return "device", started_at
         return busy
-
-    async def _wait_for_capacity(self, num_chars: int) -> None:
-        while self.dead_error is None and not self.admission.has_capacity(num_chars):
-            await asyncio.sleep(CAPACITY_POLL_S)
 
     def has_unfinished_requests(self) -> bool:
         """Whether requests are in flight, under its name in vLLM's engine."""
@@ -416,35 +263,21 @@ class PoolingEngine(TextEngine):
     @property
     def is_running(self) -> bool:
         """Whether a thread is alive; after `stop`, one may be while its batch runs."""
-        return any(worker.thread.is_alive() for worker in (self.loop, self.tokenizer_worker, self.watchdog))
+        return self.core.is_running or self.tokenizer_worker.thread.is_alive()
 
     def stop(self, reason: PoolingError | None = None) -> None:
         """Stop the threads and fail all requests in flight."""
-        with self._lock:
-            if self.dead_error is not None:
-                return
-            self.dead_error = reason or EngineStopped("the engine was stopped before the request finished")
-            in_flight = self.metrics.requests_in_flight()
-        workers = (self.loop, self.tokenizer_worker, self.watchdog)
-        for worker in workers:
-            worker.stop()
-        for state in in_flight:
-            state.fail_all(self.dead_error)
+        if not self.core.stop(reason or EngineStopped("the engine was stopped before the request finished")):
+            return
+        self.tokenizer_worker.stop()
         self.on_stopped()
-        # a thread that is inside torch when the interpreter exits crashes the process
-        for worker in workers:
-            if worker.thread is not threading.current_thread():
-                worker.thread.join(timeout=THREAD_JOIN_TIMEOUT_S)
-        self.loop.wait_for_callers(THREAD_JOIN_TIMEOUT_S)
-        if self.ranks is not None:
-            self.ranks.close()
+        join_thread(self.tokenizer_worker.thread)
+        self.core.close()
         for route in self.routes.values():
             route.stop(reason)
         self.image_workers.close()
         self.executors.close()
         self.media_loader.close()
-        if self.result_cache is not None:
-            self.result_cache.close()
 
     def _on_thread_exit(self, error: BaseException | None) -> None:
         if error is None or isinstance(error, PoolingError):

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from cenote.engine.request_future import RequestFuture
-from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows
+from cenote.engine.sequence_group import GroupResult, RaggedRows
+from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 from cenote.errors import DeadlineExceeded, PoolingError
-from cenote.inputs.chunk_mean import WeightedMean
-from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
-from cenote.pooling.pooler import PoolingSpec
+from cenote.inputs.chunks import LongTexts
+from cenote.inputs.renderer import RenderSettings
+from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedInputs
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.params import Task
 from cenote.protocol.requests import PoolRequest
@@ -29,22 +29,14 @@ from cenote.protocol.scheduling import SchedulingParams
 PoolResults = list[PoolResult | PoolingError]
 T = TypeVar("T")
 
+ONLY_REQUEST = np.zeros(1, np.int64)  # of the only input of a request
 # of typical text: estimates the number of tokens of a slice before it is tokenized
 CHARS_PER_TOKEN = 4
 
 
-class InputOptions(NamedTuple):
-    """The pooling specs and the adapter of an input."""
-
-    specs: tuple[PoolingSpec, ...]
-    adapter: str | None = None
-
-
 class RequestState:
-    """A request in flight; filled by the tokenizer and engine threads, awaited by the caller."""
+    """A request in flight: the sink of its batches, awaited by the caller."""
 
-    isolated_indices = ()  # no input is known to crash the process
-    has_cancelled = False  # it is cancelled as a whole
     caller_waits = False  # the thread that submits it does nothing else until the results are there
     num_requests = 1
     num_rendered = 0  # inputs that have been tokenized
@@ -60,19 +52,17 @@ class RequestState:
     def __init__(
         self,
         request: PoolRequest,
-        input_options: Many[InputOptions],
-        limits: Limits,
+        options: Many[ResolvedOptions],
         prompt: str | None,
     ) -> None:
-        """`input_options`: one for all inputs, or one per input."""
+        """`options`: one for all inputs, or one per input."""
         self.request = request
-        self.limits = limits
         self.prompt = prompt
         self.num_inputs = len(request.inputs)
-        self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
-        if len(self.input_options) > 1:
-            positions = {options: index for index, options in enumerate(self.input_options)}
-            self._option_indices = np.array([positions[options] for options in input_options])
+        self.options = options if len(options) == 1 else list(dict.fromkeys(options))
+        if len(self.options) > 1:
+            positions = {item: index for index, item in enumerate(self.options)}
+            self._option_indices = np.array([positions[item] for item in options])
         if self.num_inputs > 1:
             self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
             self.num_chars = int(self._cumulative_sizes[-1])  # characters, or token ids of inputs without text
@@ -82,6 +72,7 @@ class RequestState:
         self.future = RequestFuture()  # done when all results are there, or the request has failed
         self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
+        self._long = LongTexts()
         self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
         result_queue = self._result_queue  # capturing self would make a reference cycle
         self.future.add_done_callback(lambda _: result_queue.put(None))
@@ -91,12 +82,22 @@ class RequestState:
         return self.request.scheduling
 
     @property
+    def adapters(self) -> set[str | None]:
+        return {options.adapter for options in self.options}
+
+    @property
+    def render_settings(self) -> RenderSettings:
+        return self.request.tokenization, self.options[0].limits, self.prompt, self.request.role
+
+    @property
+    def render_key(self) -> tuple[object, ...]:
+        """Requests with equal keys can be rendered together."""
+        return type(self.request.inputs[0]), self.render_settings
+
+    @property
     def is_aborted(self) -> bool:
         """Whether no caller waits for results: the request was cancelled or has failed."""
         return self.future.done()
-
-    def get_call_refs(self, indices: Int64Array) -> CallRefs:
-        return np.zeros_like(indices), indices  # no front-end has sent it
 
     def next_slice(self, max_tokens: int) -> Many[Input]:
         """Return the next inputs to tokenize: at least one, and about `max_tokens` in total."""
@@ -110,30 +111,52 @@ class RequestState:
         self.num_rendered = max(start + 1, int(np.searchsorted(self._cumulative_sizes, end_size, side="right")))
         return self.request.inputs[start : self.num_rendered]
 
-    def group_by_options(self, indices: Int64Array) -> Iterator[tuple[InputOptions, Int64Array]]:
-        """Group inputs by their options; yield the options and the positions within `indices`."""
-        if self._option_indices is None:
-            yield self.input_options[0], np.arange(len(indices))
-            return
-        option_indices = self._option_indices[indices]
-        for option_index in np.unique(option_indices):
-            yield self.input_options[option_index], np.flatnonzero(option_indices == option_index)
+    def add_rendered(self, rendered: RenderResult, first_index: int, max_tokens: int) -> list[TokenizedBatch]:
+        """Take the errors of rendered inputs; return the others as a batch for each of their options.
 
-    def find_cancelled(self, indices: Int64Array) -> BoolArray:
-        return np.zeros(len(indices), dtype=bool)
+        `first_index` is the index of the first one; texts of more than `max_tokens` are split into chunks.
+        """
+        for offset, error in rendered.errors.items():
+            self.fail(first_index + offset, error)
+        if (operands := self.request.operands) is not None:
+            rendered.set_operands(operands[first_index:])
+        inputs, indices = rendered.inputs, rendered.indices
+        if len(indices) == 1 == self.num_inputs and len(inputs.token_ids) <= max_tokens:  # as in most requests
+            return [self._make_batch(inputs, ONLY_REQUEST, self.options[0], None)]
+        indices, batches = indices + first_index, []
+        for number, options in enumerate(self.options):
+            chosen, chosen_indices = inputs, indices
+            if self._option_indices is not None:
+                offsets = np.flatnonzero(self._option_indices[indices] == number)
+                chosen, chosen_indices = inputs.select(offsets), indices[offsets]
+            if not len(chosen):
+                continue
+            normalizes = options.specs[0].options.use_activation
+            rows, row_indices = self._long.split(chosen, chosen_indices, max_tokens, normalizes=normalizes)
+            batches.append(self._make_batch(rows, np.zeros(len(rows), np.int64), options, row_indices))
+        return batches
 
-    def drop(self, num_inputs: int) -> None:
-        """Do nothing: single inputs are not cancelled."""
+    def _make_batch(
+        self, inputs: TokenizedInputs, requests: Int64Array, options: ResolvedOptions, indices: Int64Array | None
+    ) -> TokenizedBatch:
+        deadline_at, admitted_at = self.request.deadline_at, self.admitted_at
+        return TokenizedBatch(
+            inputs, requests, options, self, deadline_at, input_numbers=indices, admitted_at=admitted_at
+        )
 
-    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
-        return self.find_cancelled(indices)
-
-    def mark_started(self, now: float) -> None:
+    def on_started(self, now: float) -> None:
         if self.started_at is None:
             self.started_at = now
             self.request.timing.queue_s = max(0.0, now - self.admitted_at - self.request.timing.tokenize_s)
 
-    def receive(self, results: Many[GroupResult]) -> None:
+    def on_results(self, batch: TokenizedBatch, results: Many[GroupResult]) -> None:
+        if (indices := batch.input_numbers) is not None:
+            if self._long:
+                results = [merged for result in results for merged in self._merge_chunks(result, indices)]
+                if not results:
+                    return
+            else:
+                results = [result._replace(indices=indices[result.indices]) for result in results]
         self._result_queue.put(results)
         if (times := results[-1].times) is not None:  # all results of one call are of the same batch
             self._packed_at = self._packed_at or times.packed_at
@@ -145,11 +168,38 @@ class RequestState:
             num_truncated += result.inputs.num_truncated
         self._add_progress(num_done, num_tokens, num_truncated)
 
+    def _merge_chunks(self, result: GroupResult, indices: Int64Array) -> Iterator[GroupResult]:
+        """Yield the results of whole inputs and those of the texts whose last chunk is among the rows of `result`.
+
+        `indices`: of the input of each row of its batch.
+        """
+        rows, input_indices, vectors = result.indices.tolist(), indices[result.indices], result.rows[0].unbind()
+        is_chunk = np.isin(input_indices, list(self._long))
+        for position in np.flatnonzero(is_chunk).tolist():
+            index, vector = int(input_indices[position]), vectors[position].float().numpy()
+            with self._lock:  # those in the cache come from another thread
+                mean = self._long.add(index, rows[position], vector, int(result.inputs.lengths[position]))
+            if mean is not None:
+                mean_rows = (RaggedRows(torch.from_numpy(mean)[None]),)
+                yield GroupResult(self._long[index].text, np.array([index]), mean_rows, result.times)
+        if not is_chunk.all():
+            yield result._replace(indices=input_indices).select(np.flatnonzero(~is_chunk))
+
+    def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
+        if index < 0:
+            self.fail_all(error)
+        else:
+            self.fail(index if batch.input_numbers is None else int(batch.input_numbers[index]), error)
+
+    def on_finished(self, batch: TokenizedBatch) -> None:
+        """Do nothing: the request ends when all of its inputs are done."""
+
     def fail(self, index: int, error: PoolingError) -> None:
+        if index in self._errors:  # that of another chunk
+            return
         if error.index is None:
             error.index = index
-        kept = self.request.return_exceptions
-        if kept is True or (kept == "computed" and error.status == 500):
+        if self.request.keeps_error(error):
             self._errors[index] = error
             self._add_progress(1)
         else:
@@ -264,56 +314,6 @@ def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolRe
         for pool_result, tensors in zip(pool_results, zip(*extra_data, strict=True), strict=True):
             pool_result.extra_data = dict(zip(extra_tasks, tensors, strict=True))
     return pool_results
-
-
-class ChunkedInput:
-    """Receive the chunks of one long input and merge them into one result."""
-
-    isolated_indices = ()
-    has_cancelled = False
-
-    def __init__(
-        self, state: RequestState, index: int, full_input: TokenizedInputs, num_chunks: int, normalize: bool
-    ) -> None:
-        self.state = state
-        self.index = index
-        self.full_input = full_input
-        self.has_failed = False
-        self.normalize = normalize
-        self.mean = WeightedMean(num_chunks)
-
-    @property
-    def is_aborted(self) -> bool:
-        return self.state.is_aborted or self.has_failed
-
-    def drop_cancelled(self, indices: Int64Array) -> BoolArray:
-        return np.zeros(len(indices), dtype=bool)
-
-    def get_call_refs(self, indices: Int64Array) -> CallRefs:
-        return self.state.get_call_refs(indices)
-
-    def mark_started(self, now: float) -> None:
-        self.state.mark_started(now)
-
-    def receive(self, results: Many[GroupResult]) -> None:
-        if self.is_aborted:
-            return
-        for chunks in results:
-            indices, lengths = chunks.indices.tolist(), chunks.inputs.lengths.tolist()
-            for chunk, vector, num_tokens in zip(indices, chunks.rows[0].unbind(), lengths, strict=True):
-                self.mean.add(chunk, vector.float().numpy(), num_tokens)
-        if self.mean.is_complete:
-            vector = torch.from_numpy(self.mean.result(normalize=self.normalize))
-            rows = (RaggedRows(vector[None]),)
-            self.state.receive([GroupResult(self.full_input, np.array([self.index]), rows, results[-1].times)])
-
-    def fail(self, index: int, error: PoolingError) -> None:
-        if not self.is_aborted:
-            self.has_failed = True  # a failed chunk fails its input, once
-            self.state.fail(self.index, error)
-
-    def expire(self, now: float) -> None:
-        self.state.expire(now)
 
 
 def _compute_sizes(inputs: Many[Input]) -> Int64Array:

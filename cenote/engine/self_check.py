@@ -29,7 +29,7 @@ from cenote.engine.self_check_store import (
     read_results,
     write_results,
 )
-from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
+from cenote.engine.sequence_group import GroupSlice, ScheduledBatch
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
@@ -121,16 +121,12 @@ class SelfCheck:
 
     async def _pool(self, request: PoolRequest) -> PoolResults:
         state = self.admission.prepare(request, self.model_info)
-        request = state.request
-        rendered = self.renderer.render(request.inputs, request.tokenization, state.limits, state.prompt, request.role)
+        rendered = self.renderer.render(state.request.inputs, *state.render_settings)
         for error in rendered.errors.values():
             raise error
-        inputs = rendered.inputs if request.operands is None else rendered.inputs.with_operands(request.operands)
-        order = np.argsort(inputs.lengths, kind="stable")
-        specs, adapter = state.input_options[0]
-        group = SequenceGroup(inputs.select(order), rendered.indices[order], specs, state, state.scheduling, adapter)
-        batch = ScheduledBatch([GroupSlice(group, 0, len(order))])
-        deliver_results(batch, self.executor.start(batch)())
+        for tokenized in state.add_rendered(rendered, 0, self.admission.max_model_len):
+            batch = ScheduledBatch([GroupSlice(tokenized.make_group(tokenized), 0, len(tokenized.inputs))])
+            deliver_results(batch, self.executor.start(batch)())
         state.future.result(timeout=0)
         return state.get_results()
 

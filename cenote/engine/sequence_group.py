@@ -195,6 +195,14 @@ class RaggedRows(NamedTuple):
             return tensors
         return [tensor.view(shape) for tensor, shape in zip(tensors, self.shapes, strict=True)]
 
+    def select(self, indices: Many[int]) -> RaggedRows:
+        """Return copies of results: callers may write into theirs."""
+        if self.offsets is None:
+            return RaggedRows(self.values[indices])
+        tensors = self.unbind()
+        selected = [tensors[index] for index in indices]
+        return RaggedRows.from_counts(torch.cat(selected), [len(tensor) for tensor in selected])
+
     def slice(self, start: int, end: int) -> RaggedRows:
         if self.offsets is None:
             return RaggedRows(self.values[start:end])
@@ -233,6 +241,10 @@ class GroupResult(NamedTuple):
         rows = rows if np.array_equal(order, np.arange(len(order))) else rows[torch.from_numpy(order)]
         inputs = TokenizedInputs.concat([result.inputs for result in results])
         return cls(inputs.select(order), indices[order], (RaggedRows(rows),))
+
+    def select(self, positions: Int64Array) -> GroupResult:
+        rows = tuple(spec_rows.select(positions.tolist()) for spec_rows in self.rows)
+        return GroupResult(self.inputs.select(positions), self.indices[positions], rows, self.times)
 
     def slice(self, start: int, end: int) -> GroupResult:
         rows = tuple(spec_rows.slice(start, end) for spec_rows in self.rows)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
 from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
+from cenote.engine.preprocessing.sub_requests import (
+    CAPACITY_POLL_S,
+    MAX_IN_FLIGHT_BYTES,
+    SubRequest,
+    run_sub_requests,
+)
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.input_types import Conversation, Input, TextPair, compute_input_size, compute_text_size
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.utils.async_utils import run_inline
@@ -20,6 +28,18 @@ from cenote.utils.busy_stages import BusyStages
 
 # requests up to this size take less time than waking up a thread
 MAX_INLINE_CHARS, MAX_INLINE_INPUTS = 8192, 64
+
+
+def is_small(inputs: Sequence[object], num_chars: int) -> bool:
+    """Whether a request is rendered by its caller; a template of the request may write a text of any length."""
+    return (
+        num_chars <= MAX_INLINE_CHARS
+        and len(inputs) <= MAX_INLINE_INPUTS
+        and not any(isinstance(item, Conversation | TextPair) and item.template for item in inputs)
+    )
+
+
+PoolReady = Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]]
 
 
 class TextParts(Protocol):
@@ -32,6 +52,8 @@ class TextParts(Protocol):
 
 
 class TextEngine(ABC):
+    _num_image_bytes = 0  # of the requests with images that are in flight
+
     @abstractmethod
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
 
@@ -39,22 +61,42 @@ class TextEngine(ABC):
     async def get_text_parts(self, deadline_at: float, num_chars: int) -> TextParts:
         """Wait until a model with so many characters of work can be used; raise if that takes too long."""
 
+    async def _pool_in_parts(
+        self, request: PoolRequest, workers: ImageWorkerPool, pool_ready: PoolReady
+    ) -> list[PoolResult | PoolingError]:
+        """Pool a request; one with images in parts, so that only those of a few inputs are in memory."""
+        if not (sub_requests := workers.split(request)):
+            return await pool_ready(request)
+
+        async def pool_part(sub_request: SubRequest, ready: PoolRequest) -> list[PoolResult | PoolingError]:
+            num_bytes = sum(map(compute_input_size, ready.inputs))
+            # all parts of a large request at once could fill the memory; one always fits
+            while sub_request.offset and self._num_image_bytes > max(0, MAX_IN_FLIGHT_BYTES - num_bytes):
+                await asyncio.sleep(CAPACITY_POLL_S)
+            self._num_image_bytes += num_bytes
+            try:
+                return await pool_ready(replace(ready, num_chars=compute_text_size(ready.inputs)))
+            finally:
+                self._num_image_bytes -= num_bytes
+
+        return await run_sub_requests(sub_requests, workers.start_preprocess, pool_part, request.timing)
+
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
         """Return a score for every pair, in the order of the documents."""
         num_chars = sum(map(compute_input_size, chain(request.queries, request.documents)))
         texts = await self.get_text_parts(request.deadline_at, num_chars)
-        return await texts.tasks.score(request, self._make_calls(texts, len(request.documents), num_chars))
+        return await texts.tasks.score(request, self._make_calls(texts, request.documents, num_chars))
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
         """Return the entities of every text, in the order of the texts."""
         inputs = request.pool_request.inputs
         num_chars = sum(map(compute_input_size, inputs))
         texts = await self.get_text_parts(request.pool_request.deadline_at, num_chars)
-        return await texts.tasks.find_entities(request, self._make_calls(texts, len(inputs), num_chars))
+        return await texts.tasks.find_entities(request, self._make_calls(texts, inputs, num_chars))
 
-    def _make_calls(self, texts: TextParts, num_inputs: int, num_chars: int) -> EngineCalls:
-        is_small = num_inputs <= MAX_INLINE_INPUTS and num_chars <= MAX_INLINE_CHARS
-        return EngineCalls(self.pool, run_inline if is_small else texts.executors.scoring.make_runner())
+    def _make_calls(self, texts: TextParts, inputs: Sequence[object], num_chars: int) -> EngineCalls:
+        is_inline = is_small(inputs, num_chars)
+        return EngineCalls(self.pool, run_inline if is_inline else texts.executors.scoring.make_runner())
 
     async def tokenize(
         self,

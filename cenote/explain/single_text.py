@@ -56,8 +56,8 @@ class TimedExecutor:
 
 def measure_single_texts(engine: PoolingEngine, task: Task, texts: Sequence[str]) -> SingleTextTime:
     """Compute the texts one after the other; nobody else may use the engine meanwhile."""
-    executor = engine.loop.executor
-    timed = engine.loop.executor = TimedExecutor(executor)
+    executor = engine.core.loop.executor
+    timed = engine.core.loop.executor = TimedExecutor(executor)
     totals, in_model, in_tokenizer = [], [], []
     try:
         for text in texts:
@@ -71,5 +71,5 @@ def measure_single_texts(engine: PoolingEngine, task: Task, texts: Sequence[str]
             engine.tokenizer.encode([text])
             in_tokenizer.append(time.perf_counter() - began)
     finally:
-        engine.loop.executor = executor
+        engine.core.loop.executor = executor
     return SingleTextTime(median(totals), median(in_tokenizer), median(in_model))

@@ -1,34 +1,69 @@
-"""Split texts longer than the model length into chunks, as vLLM's chunked processing does."""
+"""Split texts longer than the model length into chunks, as vLLM's chunked processing does, and merge their results."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cenote.inputs.chunk_mean import WeightedMean
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 
 logger = logging.getLogger("cenote")
 
 
-def find_long(inputs: TokenizedInputs, max_tokens: int) -> BoolArray:
-    """Return which inputs are split; one with images never is, and may be longer than texts."""
-    long: BoolArray = inputs.lengths > max_tokens
-    if inputs.images is not None:
-        long &= np.array([images is None for images in inputs.images])
-    return long
+class LongText(NamedTuple):
+    """An input that is computed as several chunks, each of which has a row."""
+
+    text: TokenizedInputs
+    first_row: int
+    mean: WeightedMean
+    normalizes: bool
 
 
-def split_long(inputs: TokenizedInputs, max_tokens: int) -> tuple[TokenizedInputs, Int64Array]:
-    """Return the inputs with their chunks in place of those that are too long, and the number of the input of each."""
-    long = find_long(inputs, max_tokens)
-    parts = [
-        split_text(inputs.slice(index, index + 1), max_tokens) if is_long else inputs.slice(index, index + 1)
-        for index, is_long in enumerate(long.tolist())
-    ]
-    return TokenizedInputs.concat(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+class LongTexts(dict[int, LongText]):
+    """Those of a request, by the index of their input."""
+
+    def split(
+        self, inputs: TokenizedInputs, indices: Int64Array, max_tokens: int, *, normalizes: bool, first_row: int = 0
+    ) -> tuple[TokenizedInputs, Int64Array]:
+        """Return inputs with their chunks in place of those that are too long, and the index of the input of each row.
+
+        `indices` are those of the inputs; `first_row` is the row of the first one.
+        """
+        is_long: BoolArray = inputs.lengths > max_tokens
+        if inputs.images is not None:  # an input with images is never split, and may be longer than texts
+            is_long &= np.array([images is None for images in inputs.images])
+        if not is_long.any():
+            return inputs, indices
+        parts = list[TokenizedInputs]()
+        row = first_row
+        for number, index in enumerate(indices.tolist()):
+            part = text = inputs.slice(number, number + 1)
+            if is_long[number]:
+                part = split_text(text, max_tokens)
+                self[index] = LongText(text, row, WeightedMean(len(part)), normalizes)
+            parts.append(part)
+            row += len(part)
+        return TokenizedInputs.concat(parts), np.repeat(indices, list(map(len, parts)))
+
+    def add(self, index: int, row: int, vector: np.ndarray[Any, Any], num_tokens: int) -> np.ndarray[Any, Any] | None:
+        """Add the vector of a chunk; return that of the text if it is the last one."""
+        _, first_row, mean, normalizes = self[index]
+        mean.add(row - first_row, vector, num_tokens)
+        return mean.result(normalize=normalizes) if mean.is_complete else None
+
+    def has_row(self, index: int, row: int) -> bool:
+        """Whether the vector of a chunk has arrived."""
+        return index in self and self[index].mean.has(row - self[index].first_row)
+
+    def count_continued(self, indices: Sequence[int]) -> int:
+        """Return how many of consecutive rows, whose inputs are `indices`, are further chunks of a text."""
+        return len(indices) - len(set(indices)) if self else 0
 
 
 def split_text(text: TokenizedInputs, max_tokens: int) -> TokenizedInputs:

@@ -27,6 +27,8 @@ from cenote.protocol.params import Role, TokenizationParams
 
 logger = logging.getLogger("cenote")
 
+RenderSettings = tuple[TokenizationParams, Limits, str | None, Role | None]  # the last parameters of Renderer.render
+
 # ids converted to Python integers at once, while no other thread runs
 TO_LIST_IDS = 1 << 16
 
@@ -160,6 +162,19 @@ class Renderer(InputPlanner):
                 limits = Limits(self.multimodal.image_processor.max_tokens)
         if len(tokenized.token_ids) or not self.accepts_empty:
             check_length(len(tokenized.token_ids), limits)
+
+
+def render_isolated(renderer: Renderer, inputs: Sequence[Input], settings: RenderSettings) -> RenderResult:
+    """Render inputs, perhaps of several requests: an unexpected error fails only the input that causes it."""
+    try:
+        return renderer.render(inputs, *settings)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # also panics of the tokenizers library, which are no subclass of Exception
+        if len(inputs) > 1:
+            return RenderResult.concat([render_isolated(renderer, [item], settings) for item in inputs])
+        logger.exception("rendering failed")
+        return RenderResult.from_list([make_internal_error("the input could not be read", error)])
 
 
 def _to_input_error(error: Exception) -> PoolingError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, ScoreType, Task, TokenizationParams
 from cenote.protocol.scheduling import Lane, SchedulingParams
@@ -101,6 +102,10 @@ class PoolRequest:
     operands: Sequence[Operand | None] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
     on_tokenized: OnTokenized | None = None
+
+    def keeps_error(self, error: PoolingError) -> bool:
+        """Whether the error of an input is returned among the results instead of failing the request."""
+        return self.return_exceptions is True or (self.return_exceptions == "computed" and error.status == 500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

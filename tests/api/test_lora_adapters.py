@@ -279,7 +279,7 @@ def test_a_request_after_an_adapter_was_replaced_does_not_share_an_input_compute
         assert gate.reached.wait(20)
         asyncio.run(engine.load_adapter("late", str(tuned.first), in_place=True))
         new = [engine.submit(PoolRequest(task="embed", inputs=[[5, 6]], adapter="late")) for _ in range(2)]
-        wait_until(lambda: engine.tokenizer_worker.dedup.num_deduplicated == 1)
+        wait_until(lambda: engine.core.dedup.num_deduplicated == 1)
         gate.opened.set()
         for state in (old, *new):
             state.wait()

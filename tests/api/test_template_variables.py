@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.admission.cost import estimate_pool, estimate_score
-from cenote.api.front_ends.token_client import MAX_INLINE_CHARS
+from cenote.engine.text_engine import MAX_INLINE_CHARS
 from cenote.protocol.input_types import Conversation, compute_inputs_size
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client

@@ -91,7 +91,7 @@ def test_inputs_of_every_kind_reach_all_ranks(tmp_path: Path) -> None:
         expected = compute(llm)
     with open_llm(tmp_path, 2, **options) as llm:
         assert_close(compute(llm), expected, atol=TOLERANCE, rtol=0)
-        assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens > 0  # type: ignore[attr-defined]
+        assert llm.engine.core.loop.executor.prefix_sharing.num_saved_tokens > 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_ranks_exit_with_a_program_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, signal; from cenote import LLM; "
         f"llm = LLM({str(tmp_path)!r}, device='cpu', dtype='float32', tensor_parallel_size=2); "
-        "print(llm.engine.ranks.processes[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(llm.engine.core.ranks.processes[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
 
     finished = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
@@ -224,5 +224,5 @@ def test_the_documentation_has_the_rules() -> None:
 
 
 def rank_pids(llm: LLM) -> list[int]:
-    assert llm.engine.ranks is not None
-    return [process.pid for process in llm.engine.ranks.processes]
+    assert llm.engine.core.ranks is not None
+    return [process.pid for process in llm.engine.core.ranks.processes]

@@ -9,8 +9,7 @@ import numpy as np
 
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.sequence_group import GroupResult
-from cenote.engine.token_intake import TokenIntake
-from cenote.engine.tokenized_batch import BatchReceiver, TokenizedBatch
+from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.protocol.requests import PoolRequest
@@ -19,6 +18,8 @@ from tests.engine.conftest import wait_until
 
 class SubmittedBatch:
     """The inputs of one call, and their results: the token ids that a device returned, or errors."""
+
+    is_aborted = False
 
     def __init__(
         self,
@@ -29,27 +30,30 @@ class SubmittedBatch:
         first_number: int = 0,
         is_isolated: bool = False,
     ) -> None:
-        intake = TokenIntake(engine)
         lengths = np.array(list(map(len, token_ids)))
         self.results: dict[int, Any] = {}
         self.num_inputs = len(token_ids)
         self.batch = TokenizedBatch(
             TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths),
             np.zeros(len(token_ids), np.int64),
-            intake.resolve_options(PoolRequest(task="embed", inputs=())),
-            BatchReceiver(self._on_results, self._on_error, lambda batch, num_inputs: None),
+            engine.admission.resolve_options(PoolRequest(task="embed", inputs=())),
+            self,
             call_ids=np.array([call_id]),
             input_numbers=np.arange(len(token_ids)) + first_number,
             is_isolated=is_isolated,
         )
-        intake.submit(self.batch)
+        engine.core.submit(self.batch)
 
-    def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
+    def on_started(self, now: float) -> None: ...
+
+    def on_finished(self, batch: TokenizedBatch) -> None: ...
+
+    def on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
         for group in results:
             for index, row in zip(group.indices.tolist(), group.rows[0].unbind(), strict=True):
                 self.results[index] = row.int().tolist()
 
-    def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
+    def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         self.results |= dict.fromkeys(range(self.num_inputs) if index < 0 else [index], error)
 
     def wait(self) -> list[Any]:

@@ -89,11 +89,11 @@ def test_a_batch_in_which_every_input_fails_terminates(make_engine: MakeEngine) 
     engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
     state = engine.submit(make_request([[MARKER, 2000 + number] for number in range(1024)], return_exceptions=True))
-    wait_until(lambda: len(engine.loop.scheduler) == 1024)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 1024)
     gate.opened.set()
 
     assert all(isinstance(result, PoolingError) for result in state.wait())
-    assert engine.loop.executor.num_batches < 1024 * 2  # type: ignore[attr-defined]  # fewer than a bisection per input
+    assert engine.core.loop.executor.num_batches < 1024 * 2  # type: ignore[attr-defined]  # fewer than a bisection per input
     assert echoed_token_ids(engine.pool_sync(make_request([[7]]))) == [[7]]
 
 
@@ -108,7 +108,7 @@ def test_of_64_requests_only_the_one_with_the_failing_input_gets_an_error(make_e
     engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
     callers = [engine.submit(make_request([row])) for row in make_inputs(64, 40)]
-    wait_until(lambda: len(engine.loop.scheduler) == 64)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 64)
     gate.opened.set()
     wait_until(lambda: all(caller.future.done() for caller in callers))
 

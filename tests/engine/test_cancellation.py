@@ -28,7 +28,7 @@ def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
     """Open the gate and wait until the queue is empty."""
     gate.opened.set()
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
-    wait_until(lambda: len(engine.loop.scheduler) == 0)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 0)
 
 
 def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) -> None:
@@ -38,7 +38,7 @@ def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) ->
 
     async def call_and_cancel() -> None:
         call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
-        while engine.loop.scheduler.num_waiting_tokens == 0:
+        while engine.core.loop.scheduler.num_waiting_tokens == 0:
             await asyncio.sleep(0.001)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -55,7 +55,7 @@ def test_capacity_is_released_when_all_queued_requests_are_aborted(make_engine: 
     engine = make_engine(fault=gate, max_num_batched_tokens=64)
     block_engine(engine, gate)
     cancelled = engine.submit(make_request([[2000 + number] + [MARKER] * 59 for number in range(300)]))
-    wait_until(lambda: engine.loop.scheduler.num_waiting_tokens >= engine.tokenizer_worker.max_waiting_tokens)
+    wait_until(lambda: engine.core.loop.scheduler.num_waiting_tokens >= engine.tokenizer_worker.max_waiting_tokens)
     following = engine.submit(make_request([[9]]))  # tokenized after a slice for which the queue has no capacity
 
     cancelled.future.cancel()
@@ -109,7 +109,7 @@ def test_a_request_that_is_interrupted_while_it_is_submitted_is_not_in_flight(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.tokenizer_worker, "_make_job", interrupt)
+        patch.setattr(engine.tokenizer_worker, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.submit(make_request(inputs))
 
@@ -185,7 +185,7 @@ def test_a_result_for_a_cancelled_request_is_dropped(make_engine: MakeEngine, fa
     gate.opened.set()
     assert released.wait(10)
 
-    assert engine.loop.thread.is_alive()
+    assert engine.core.loop.thread.is_alive()
     if not failing:
         assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
     assert engine.dead_error is None

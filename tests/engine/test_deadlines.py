@@ -24,7 +24,7 @@ def test_inputs_past_their_deadline_never_run(make_engine: MakeEngine) -> None:
     assert gate.reached.wait(20)
     late = engine.submit(make_request([[7] * 8] * 50, deadline_at=time.monotonic() + 0.05))
     in_time = engine.submit(make_request([[8] * 8], deadline_at=time.monotonic() + 60))
-    wait_until(lambda: len(engine.loop.scheduler) == 2)  # the 50 inputs are identical
+    wait_until(lambda: len(engine.core.loop.scheduler) == 2)  # the 50 inputs are identical
     time.sleep(0.06)
     gate.opened.set()
 
@@ -33,7 +33,7 @@ def test_inputs_past_their_deadline_never_run(make_engine: MakeEngine) -> None:
     running.wait(), in_time.wait()
     assert 7 not in gate.token_ids
     assert get_value(engine, "cenote_requests_total", "expired") == 1
-    assert engine.loop.scheduler.num_waiting_tokens == 0
+    assert engine.core.loop.scheduler.num_waiting_tokens == 0
 
 
 def test_a_request_past_its_deadline_is_not_tokenized(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +50,9 @@ def test_a_duplicate_of_an_expired_input_runs_by_itself(make_engine: MakeEngine)
     running = engine.submit(make_request([[9]]))
     assert gate.reached.wait(20)
     late = engine.submit(make_request([[7] * 8], deadline_at=time.monotonic() + 0.05))
-    wait_until(lambda: len(engine.loop.scheduler) == 1)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 1)
     duplicate = engine.submit(make_request([[7] * 8]))
-    wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
+    wait_until(lambda: engine.core.dedup.num_waiting_duplicates == 1)
     time.sleep(0.06)
     gate.opened.set()
 
@@ -73,7 +73,7 @@ def test_a_query_does_not_wait_for_bulk_that_waits_for_the_queue(make_engine: Ma
     query = engine.submit(make_request([[3]]))
     num_done: list[int] = []  # when the query is answered; bulk inputs are computed while this thread wakes up
     query.future.add_done_callback(lambda _: num_done.append(bulk.num_done))
-    wait_until(lambda: engine.loop.scheduler.lanes["interactive"].num_waiting == 1)
+    wait_until(lambda: engine.core.loop.scheduler.lanes["interactive"].num_waiting == 1)
     assert bulk.num_rendered == num_rendered < bulk.num_inputs
     gate.opened.set()
     query.wait()
@@ -106,11 +106,11 @@ def test_bulk_is_tokenized_in_short_slices_while_there_are_queries(make_engine: 
     running = engine.submit(make_request([[3]]))
     assert gate.reached.wait(20)
     query = engine.submit(make_request([[4]]))
-    wait_until(lambda: len(engine.loop.scheduler) == 1)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 1)
 
     sizes: list[int] = []
-    submit = engine.loop.submit
-    engine.loop.submit = lambda groups: (sizes.extend(len(g.inputs.token_ids) for g in groups), submit(groups))[1]  # type: ignore[method-assign]
+    submit = engine.core.loop.submit
+    engine.core.loop.submit = lambda groups: (sizes.extend(len(g.inputs.token_ids) for g in groups), submit(groups))[1]  # type: ignore[method-assign]
     bulk = engine.submit(make_request([[number, 5, 6, 7] for number in range(9, 5000)], scheduling=BULK))
     wait_until(lambda: bulk.num_rendered == bulk.num_inputs)
     gate.opened.set()

@@ -35,7 +35,7 @@ def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestStat
 
 
 def is_dedup_empty(engine: PoolingEngine) -> bool:
-    dedup = engine.tokenizer_worker.dedup
+    dedup = engine.core.dedup
     wait_until(lambda: not dedup.in_flight)
     return dedup.num_waiting_duplicates == 0
 
@@ -117,7 +117,7 @@ def test_a_cancelled_request_cancels_its_own_duplicates(make_engine: MakeEngine)
     gate.opened.set()
 
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
-    wait_until(lambda: len(engine.loop.scheduler) == 0)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 0)
     assert gate.token_ids == [7, 8]
     assert is_dedup_empty(engine)
 

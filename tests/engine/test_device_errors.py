@@ -30,12 +30,12 @@ def test_a_batch_that_does_not_fit_is_run_in_parts_and_later_batches_are_smaller
 
     with caplog.at_level(logging.WARNING, logger="cenote"):
         assert echoed_token_ids(engine.pool_sync(make_request(inputs))) == inputs
-    assert engine.loop.scheduler.token_budget == 2048
+    assert engine.core.loop.scheduler.token_budget == 2048
     assert "out of memory with a batch of 4096 tokens; it is run in parts" in caplog.text
 
     for _ in range(4):
         assert echoed_token_ids(engine.pool_sync(make_request(inputs))) == inputs
-    assert engine.loop.scheduler.token_budget == MIN_TOKEN_BUDGET
+    assert engine.core.loop.scheduler.token_budget == MIN_TOKEN_BUDGET
     num_batches = executor.num_batches
     assert echoed_token_ids(engine.pool_sync(make_request(inputs))) == inputs
     assert executor.num_batches - num_batches == 64 * 64 // MIN_TOKEN_BUDGET, "no batch fails any more"

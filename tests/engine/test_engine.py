@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from cenote.config.pooler import PoolerConfig
-from cenote.engine.engine import MAX_QUEUED_BATCHES
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.preprocessing.tokenizer_worker import MIN_SLICE_TOKENS
+from cenote.engine.preprocessing.tokenizer_worker import MAX_QUEUED_BATCHES, MIN_SLICE_TOKENS
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
@@ -180,7 +179,7 @@ def test_texts_are_tokenized_while_a_batch_runs(make_engine: MakeEngine) -> None
     assert gate.reached.wait(10)
 
     second = engine.submit(make_request([[2000 + number, 5, 6, 7, 8] for number in range(1000)]))
-    wait_until(lambda: engine.loop.scheduler.num_waiting_tokens == 5000)
+    wait_until(lambda: engine.core.loop.scheduler.num_waiting_tokens == 5000)
 
     assert not first.future.done()
     gate.opened.set()
@@ -192,7 +191,7 @@ def test_the_number_of_queued_tokens_is_bounded(make_engine: MakeEngine) -> None
 
     def slow(batch: ScheduledBatch) -> None:
         nonlocal max_queued
-        max_queued = max(max_queued, engine.loop.scheduler.num_waiting_tokens)
+        max_queued = max(max_queued, engine.core.loop.scheduler.num_waiting_tokens)
         time.sleep(0.001)
 
     engine = make_engine(fault=slow, max_num_batched_tokens=512)
@@ -224,7 +223,7 @@ def test_with_the_priority_policy_urgent_requests_run_first(make_engine: MakeEng
     assert gate.reached.wait(10)
     for number, priority in ((1, 5), (2, 0), (3, -5), (4, 0)):
         waiting.append(engine.submit(make_request([[number] * 4], scheduling=SchedulingParams(priority))))
-    wait_until(lambda: len(engine.loop.scheduler) == 4)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 4)
     gate.opened.set()
     for state in waiting:
         state.wait()

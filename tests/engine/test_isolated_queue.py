@@ -43,7 +43,7 @@ def submit_all(engine: PoolingEngine, gate: BatchGate) -> list[list[int]]:
     wait_until(gate.reached.is_set)
     isolated = SubmittedBatch(engine, [[10], [12]], is_isolated=True)
     others = [engine.submit(make_request([[20 + number] * 2])) for number in range(3)]
-    wait_until(lambda: len(engine.loop.isolated) == 2 and len(engine.loop.scheduler) == 3)
+    wait_until(lambda: len(engine.core.loop.isolated) == 2 and len(engine.core.loop.scheduler) == 3)
     gate.opened.set()
     return [*isolated.wait(), *[ids for state in (first, *others) for ids in echoed_token_ids(state.wait())]]
 
@@ -92,10 +92,10 @@ def test_an_aborted_request_leaves_the_queue(make_engine: MakeEngine) -> None:
     engine.submit(make_request([[1]]))
     wait_until(gate.reached.is_set)
     isolated = SubmittedBatch(engine, [[10]], is_isolated=True)
-    wait_until(lambda: len(engine.loop.isolated) == 1)
+    wait_until(lambda: len(engine.core.loop.isolated) == 1)
     isolated.batch.abort()
     gate.opened.set()
     engine.submit(make_request([[2]])).wait()
 
-    wait_until(lambda: len(engine.loop.isolated) == 0)
+    wait_until(lambda: len(engine.core.loop.isolated) == 0)
     assert 10 not in gate.token_ids

@@ -22,8 +22,8 @@ def embed_texts(llm: LLM, texts: list[str] = TEXTS, **options: Any) -> list[torc
 
 
 def cache_counts(llm: LLM) -> tuple[int, int]:
-    assert llm.engine.result_cache is not None
-    return llm.engine.result_cache.num_hits, llm.engine.result_cache.num_misses
+    assert llm.engine.core.result_cache is not None
+    return llm.engine.core.result_cache.num_hits, llm.engine.core.result_cache.num_misses
 
 
 def are_bit_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:

@@ -46,7 +46,7 @@ def test_stop_fails_requests_in_flight_and_later_calls_at_once(make_engine: Make
     assert time.monotonic() - started_at < 0.5
     gate.opened.set()
     stopping.join()
-    assert not any(worker.thread.is_alive() for worker in (engine.loop, engine.tokenizer_worker, engine.watchdog))
+    assert not engine.is_running
 
 
 def test_a_second_stop_has_no_effect(make_engine: MakeEngine) -> None:
@@ -98,7 +98,7 @@ def test_when_the_tokenizer_thread_crashes_all_requests_fail(
     engine = make_engine(fault=gate)
     running = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
-    monkeypatch.setattr(engine.renderer, "render", raise_fatal)
+    monkeypatch.setattr(engine.core.dedup, "add", raise_fatal)
 
     with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
         engine.submit(make_request(["a", "b"])).wait()  # a single text would be rendered by this thread
@@ -118,14 +118,22 @@ def test_an_executor_that_returns_too_few_results_stops_the_engine_with_an_error
         make_engine(IncompleteExecutor()).submit(make_request([[7]])).future.result(timeout=10)
 
 
-def test_a_bug_in_rendering_fails_its_request_and_not_the_engine(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("inputs", [["bad"], ["good", "bad"]])
+def test_a_panic_in_rendering_fails_its_input_and_not_the_engine(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, inputs: list[str]
 ) -> None:
     engine = make_engine()
+    render = engine.renderer.render
     with monkeypatch.context() as patch:
-        patch.setattr(engine.renderer, "render", lambda *args: 1 / 0)
-        with pytest.raises(PoolingError, match="the input could not be read: ZeroDivisionError"):
-            engine.pool_sync(make_request(["a"]))
+        patch.setattr(
+            engine.renderer, "render", lambda texts, *args: (raise_fatal if "bad" in texts else render)(texts, *args)
+        )
+        with pytest.raises(PoolingError, match="the input could not be read: FatalError") as caught:
+            engine.pool_sync(make_request(inputs))
+        results = engine.pool_sync(make_request(inputs, return_exceptions=True))
+
+    assert caught.value.index == inputs.index("bad")
+    assert [isinstance(result, PoolingError) for result in results] == [text == "bad" for text in inputs]
 
     assert echoed_token_ids(engine.pool_sync(make_request([[7]]))) == [[7]]
 
@@ -146,8 +154,8 @@ def test_a_batch_that_exceeds_the_step_timeout_stops_the_engine(make_engine: Mak
     with pytest.raises(EngineStopped):
         engine.pool_sync(make_request([[7]]))
     gate.opened.set()  # the batch ends after its requests have failed
-    engine.loop.thread.join(10)
-    assert not engine.loop.thread.is_alive()
+    engine.core.loop.thread.join(10)
+    assert not engine.core.loop.thread.is_alive()
 
 
 def test_an_idle_or_slow_engine_is_not_stopped_by_the_watchdog(make_engine: MakeEngine) -> None:

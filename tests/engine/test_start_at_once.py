@@ -56,7 +56,7 @@ class PreparedEcho(EchoExecutor):
 
 
 def run(engine: PoolingEngine, inputs: list[list[int]], **options: Any) -> list[Any]:
-    wait_until(lambda: engine.loop.is_waiting)
+    wait_until(lambda: engine.core.loop.is_waiting)
     return echoed_token_ids(engine.pool_sync(make_request(inputs, **options)))
 
 
@@ -153,7 +153,7 @@ class CallerEcho(EchoExecutor):
 
 
 def run_texts(engine: PoolingEngine, texts: list[str]) -> list[Any]:
-    wait_until(lambda: engine.loop.is_waiting)
+    wait_until(lambda: engine.core.loop.is_waiting)
     return echoed_token_ids(engine.pool_sync(make_request(texts)))
 
 
@@ -168,7 +168,7 @@ def test_a_short_text_is_computed_by_the_thread_that_waits_for_it(make_engine: M
     run_texts(engine, ["two", "texts"])
     asyncio.run(engine.pool(make_request(["an event loop does not wait"])))
     assert executor.threads[2:] == [ENGINE] * 2
-    wait_until(lambda: engine.loop.step_started_at is None)
+    wait_until(lambda: engine.core.loop.step_started_at is None)
 
 
 def test_texts_of_many_threads_are_computed_one_batch_at_a_time(make_engine: MakeEngine) -> None:
@@ -216,9 +216,9 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(ma
     other = threading.Thread(target=lambda: results.extend(echoed_token_ids(engine.pool_sync(make_request(["a cat"])))))
 
     def release() -> None:
-        wait_until(lambda: not engine.loop.is_waiting or engine.loop.step_started_at is not None)
+        wait_until(lambda: not engine.core.loop.is_waiting or engine.core.loop.step_started_at is not None)
         other.start()
-        wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
+        wait_until(lambda: engine.core.dedup.num_waiting_duplicates == 1)
         gate.set()
 
     releasing = threading.Thread(target=release)
@@ -230,14 +230,14 @@ def test_an_interrupted_caller_leaves_its_text_to_those_who_wait_for_the_same(ma
 
     assert len(results[0]) == 4
     assert run_texts(engine, ["two", "texts"])
-    wait_until(lambda: not engine.loop.is_busy)
+    wait_until(lambda: not engine.core.loop.is_busy)
 
 
 def test_identical_texts_are_computed_once_unless_the_first_finds_the_engine_idle(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     executor = CallerEcho(gate)
     engine = make_engine(executor)
-    dedup, results = engine.tokenizer_worker.dedup, list[Any]()
+    dedup, results = engine.core.dedup, list[Any]()
 
     def send() -> None:
         results.append(echoed_token_ids(engine.pool_sync(make_request(["a cat"]))))
@@ -247,11 +247,11 @@ def test_identical_texts_are_computed_once_unless_the_first_finds_the_engine_idl
         thread.start()
         return thread
 
-    wait_until(lambda: engine.loop.is_waiting)
+    wait_until(lambda: engine.core.loop.is_waiting)
     threads = [start()]
     assert gate.reached.wait(TIMEOUT_S)
     threads.append(start())
-    wait_until(lambda: len(engine.loop.scheduler) == 1)
+    wait_until(lambda: len(engine.core.loop.scheduler) == 1)
     threads.append(start())
     wait_until(lambda: dedup.num_waiting_duplicates == 1)
     gate.opened.set()
@@ -279,15 +279,15 @@ def test_a_batch_of_an_interrupted_caller_is_not_replaced_by_the_next_one(
     executor = CallerEcho(interrupt)
     engine = make_engine(executor)
     with monkeypatch.context() as patched:  # the engine thread is about to wake up when the next text comes
-        patched.setattr(engine.loop.condition, "notify_all", lambda: None)
+        patched.setattr(engine.core.loop.condition, "notify_all", lambda: None)
         with pytest.raises(KeyboardInterrupt):
             run_texts(engine, ["a cat"])
 
-    assert engine.loop.is_busy
+    assert engine.core.loop.is_busy
     assert echoed_token_ids(engine.pool_sync(make_request([[3, 7]]))) == [[3, 7]]
 
     assert executor.threads == [threading.current_thread().name, ENGINE, ENGINE]
-    wait_until(lambda: not engine.loop.is_busy)
+    wait_until(lambda: not engine.core.loop.is_busy)
     assert len(run_texts(engine, ["a cat"])) == 1
 
 
@@ -322,16 +322,16 @@ def test_a_text_alone_skips_the_queue_and_counts_as_traffic(
 ) -> None:
     engine = make_engine(make_executor())
     queued: list[object] = []
-    add = engine.loop.scheduler.add
+    add = engine.core.loop.scheduler.add
     monkeypatch.setattr(
-        engine.loop.scheduler, "add", lambda groups: add(queued.append(group) or group for group in groups)
+        engine.core.loop.scheduler, "add", lambda groups: add(queued.append(group) or group for group in groups)
     )
 
-    assert not engine.loop.scheduler.has_interactive_traffic
+    assert not engine.core.loop.scheduler.has_interactive_traffic
     assert run(engine, [[3, 7]]) == [[3, 7]]
     run_texts(engine, ["a cat"])
     assert not queued
-    assert engine.loop.scheduler.has_interactive_traffic
+    assert engine.core.loop.scheduler.has_interactive_traffic
     assert run(engine, [[3, 7], [4]]) == [[3, 7], [4]]
     assert queued
 
@@ -342,15 +342,15 @@ def test_a_text_alone_that_is_late_does_not_run(
 ) -> None:
     executor = make_executor()
     engine = make_engine(executor)
-    wait_until(lambda: engine.loop.is_waiting)
+    wait_until(lambda: engine.core.loop.is_waiting)
     request = make_request([[3, 7]], deadline_at=time.monotonic() + 0.05)
-    make_key_prefix = engine.tokenizer_worker.dedup._make_key_prefix
+    make_key_prefix = engine.core.dedup._make_key_prefix
 
     def wait_for_deadline(*args: Any) -> bytes:
         time.sleep(0.1)
         return make_key_prefix(*args)
 
-    engine.tokenizer_worker.dedup._make_key_prefix = wait_for_deadline  # type: ignore[method-assign]
+    engine.core.dedup._make_key_prefix = wait_for_deadline  # type: ignore[method-assign]
     with pytest.raises(DeadlineExceeded):
         engine.pool_sync(request)
     assert executor.num_batches == 0

@@ -37,4 +37,4 @@ def test_time_counts_where_it_is_spent(tmp_path: Path, monkeypatch: pytest.Monke
     part = {"executor": times.model, "tokenizer": times.tokenizer, "admission": times.engine}[sleeps_in]
     assert part >= 0.05
     assert abs(times.total - part) < 0.05  # They are measured in different calls.
-    assert engine.loop.executor is executor
+    assert engine.core.loop.executor is executor

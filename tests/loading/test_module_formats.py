@@ -20,7 +20,6 @@ from torch.testing import assert_close
 
 from cenote import LLM, PoolingParams
 from cenote.cli.main import main
-from cenote.engine.token_intake import TokenIntake
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.protocol.engine import Engine
@@ -227,11 +226,6 @@ def test_a_file_with_a_blank_line_has_a_static_embedding_of_every_line(tmp_path:
     assert_close(torch.from_numpy(np.load(output)).norm(dim=1), torch.tensor([1.0, 0.0, 1.0]))
 
 
-def check_in_engine(llm: LLM, inputs: TokenizedInputs) -> None:
-    intake = TokenIntake(llm.engine)
-    intake.check(inputs, intake.resolve_options(PoolRequest(task="embed", inputs=())))
-
-
 def test_only_a_static_model_takes_texts_without_tokens_from_front_ends(tmp_path: Path) -> None:
     ids, lengths = np.array([], dtype=np.int32), np.zeros(2, dtype=np.int64)
     blank = TokenizedInputs.from_ids(ids, lengths, lengths)
@@ -241,9 +235,9 @@ def test_only_a_static_model_takes_texts_without_tokens_from_front_ends(tmp_path
     tiny_bert(tmp_path / "bert")
 
     with loaded(tmp_path / "static") as llm:
-        check_in_engine(llm, blank)
+        llm.engine.core.check(blank)
     with loaded(tmp_path / "bert") as llm, pytest.raises(BadRequest, match="between 1 and"):
-        check_in_engine(llm, blank)
+        llm.engine.core.check(blank)
 
 
 def test_a_static_text_without_tokens_has_no_first_token(tmp_path: Path) -> None:

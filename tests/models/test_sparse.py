@@ -61,7 +61,7 @@ def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 @contextmanager
 def counted(llm: LLM) -> Iterator[list[int]]:
     """Record the sizes of the batches that run."""
-    executor, sizes = llm.engine.loop.executor, list[int]()
+    executor, sizes = llm.engine.core.loop.executor, list[int]()
     start = executor.start
 
     def counting(batch: Any) -> Any:

@@ -237,10 +237,10 @@ def use_cpus(cpus: Sequence[int], num_threads: int) -> None:
 
 def record_batches(engine: Engine, table: DeviceTable) -> None:
     """Record the batches of an engine, and of the engines of its routes, in a table that outlives this process."""
-    if hasattr(engine, "loop"):
+    if hasattr(engine, "core"):
         pooling_engine = cast("PoolingEngine", engine)
         for number, part in enumerate(dict.fromkeys([pooling_engine, *pooling_engine.routes.values()])):
-            DeviceRecorder(table, number).attach(part.loop)
+            DeviceRecorder(table, number).attach(part.core.loop)
 
 
 def make_renderer_info(engine: Engine) -> RendererInfo | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +32,7 @@ from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
+    from cenote.engine.core import EngineCore
     from cenote.engine.engine import PoolingEngine
     from cenote.engine.sequence_group import BatchTimes, GroupResult
     from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
@@ -65,15 +65,15 @@ class TokenLink:
         if len(self.options) > MAX_OPTIONS:
             del self.options[next(iter(self.options))]
         limits = options.limits
-        chunk_tokens = self.batcher.intake.get_max_tokens(options) if limits.is_chunked else 0
-        normalizes = options.input_options.specs[0].options.use_activation
+        chunk_tokens = self.batcher.get_core(options).max_model_len if limits.is_chunked else 0
+        normalizes = options.specs[0].options.use_activation
         padded = limits.max_padded_tokens
         return OptionsRegistered(limits.max_tokens, limits.name, limits.is_bounded, padded, chunk_tokens, normalizes)
 
     def on_refused_requests(self, message: RefusedRequests) -> None:
         for outcome, num_requests in message.outcomes.items():
             if outcome in ("refused", "failed"):
-                self.batcher.intake.engine.metrics.count_outcome(outcome, by=num_requests)
+                self.batcher.engine.metrics.count_outcome(outcome, by=num_requests)
 
     def on_batch(self, message: TokenBatch, array_bytes: ArrayBytes) -> None:
         received_at = time.monotonic()
@@ -87,7 +87,7 @@ class TokenLink:
             else:
                 self.batcher.add(self.options[message.options_id], group)
         except PoolingError as error:
-            self.batcher.intake.engine.metrics.on_refused(error, len(message.call_ids))
+            self.batcher.engine.metrics.on_refused(error, len(message.call_ids))
             self.send_errors(message.call_ids, error)
         except Exception:
             logger.exception("a batch of a front-end cannot be read")
@@ -133,18 +133,13 @@ class CallGroup(NamedTuple):
 
 class TokenBatcher:
     def __init__(self, engine: PoolingEngine) -> None:
-        from cenote.engine.token_intake import TokenIntake
-        from cenote.engine.tokenized_batch import BatchReceiver
-
-        self.intake = TokenIntake(engine)
+        self.engine = engine
         self._loop = asyncio.get_running_loop()
         self._interned: dict[ResolvedOptions, ResolvedOptions] = {}  # equal options are one object
-        self._receiver = BatchReceiver(self._on_results, self._on_error, self._on_dropped)
         # by id of the options and bucket of the deadline
         self._arrived: dict[tuple[int, int], tuple[ResolvedOptions, list[CallGroup]]] = {}
         self._is_submit_scheduled = False
         self._calls: dict[TokenizedBatch, MergedCalls] = {}
-        self._count_lock = threading.Lock()  # results come from the engine thread and, if cached, from the event loop
 
     def resolve_options(self, message: RegisterOptions) -> ResolvedOptions:
         request = PoolRequest(
@@ -157,19 +152,22 @@ class TokenBatcher:
             operands=() if message.has_operands else None,
             role=message.role,
         )
-        options = self.intake.resolve_options(request)
+        options = self.engine.get_route(message.role).admission.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:
             self._interned.clear()
         return self._interned.setdefault(options, options)
 
+    def get_core(self, options: ResolvedOptions) -> EngineCore:
+        return self.engine.get_route(options.role).core
+
     def add(self, options: ResolvedOptions, group: CallGroup) -> None:
         """Take the calls of a message; they are submitted with those that arrive soon after, or alone if large."""
-        self.intake.check(group.inputs, options)
+        self.get_core(options).check(group.inputs)
         message = group.message
         is_part = message.start > 0 or not message.is_last
         is_large = len(message.call_ids) == 1 and len(group.inputs) > MAX_SHARED_INPUTS
         # with an idle device, a turn of the event loop would only take time
-        is_alone = len(message.call_ids) == 1 and not self._is_submit_scheduled and not self.intake.is_busy
+        is_alone = len(message.call_ids) == 1 and not self._is_submit_scheduled and not self.engine.core.loop.is_busy
         if is_part or is_large or message.is_isolated or is_alone:
             self._submit(options, [group])
             return
@@ -177,7 +175,7 @@ class TokenBatcher:
         self._arrived.setdefault(key, (options, []))[1].append(group)
         if not self._is_submit_scheduled:
             self._is_submit_scheduled = True
-            if self.intake.is_busy:
+            if self.engine.core.loop.is_busy:
                 self._loop.call_later(MERGE_WINDOW_S, self._submit_arrived)
             else:
                 self._loop.call_soon(self._submit_arrived)
@@ -191,29 +189,28 @@ class TokenBatcher:
     def _submit(self, options: ResolvedOptions, groups: Sequence[CallGroup]) -> None:
         from cenote.engine.tokenized_batch import TokenizedBatch
 
-        calls = MergedCalls(groups)
+        calls = MergedCalls(groups, self._forget)
         deadline_at = min([group.message.deadline_at for group in groups])
+        first, received_at = groups[0].message, groups[0].received_at
         batch = TokenizedBatch(
             calls.inputs,
             calls.request_indices,
             options,
-            self._receiver,
+            calls,
             deadline_at,
             call_ids=calls.call_ids,
             input_numbers=calls.input_numbers,
-            is_isolated=groups[0].message.is_isolated,
+            is_isolated=first.is_isolated,
+            admitted_at=received_at if first.start and first.is_last else None,
         )
         batch.num_done = -sum([group.message.num_continued for group in groups])  # a text counts once
-        if not groups[0].message.is_last:
+        if not first.is_last:
             batch.num_requests = 0  # the request is counted with its last inputs
-        elif groups[0].message.start:
-            batch.admitted_at = groups[0].received_at
         self._calls[batch] = calls
         try:
             # the rest of a call must not be refused when its first inputs have been admitted
-            self.intake.submit(batch)
+            self.get_core(options).submit(batch)
         except Exception as error:
-            self._forget(batch)
             batch.abort()  # it may have been admitted before the failure
             if not isinstance(error, PoolingError):
                 logger.exception("a batch of front-ends failed")
@@ -223,7 +220,7 @@ class TokenBatcher:
 
     def count_cancelled(self) -> None:
         """Count a call that was cancelled before its last inputs arrived."""
-        self.intake.engine.metrics.on_cancelled()
+        self.engine.metrics.on_cancelled()
 
     def cancel(self, link: TokenLink, call_id: int | None) -> None:
         """Drop the inputs of a call that have not run, or of all calls of a link for None."""
@@ -233,48 +230,18 @@ class TokenBatcher:
             numbers = calls.find_requests(link, call_id)
             if len(numbers):
                 batch.cancel_requests(numbers)
-                if batch.is_aborted:  # nobody waits for results that arrive later
-                    self._forget(batch)
-
-    def _on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
-        """Send results in the thread that has them: waking up the event loop for it would take longer."""
-        if (calls := self._calls.get(batch)) is None:
-            return  # cancelled or failed in the meantime
-        self._count(batch, calls, sum([len(group.indices) for group in results]))
-        try:
-            for group in results:
-                calls.send_results(group, batch.finished_at)
-        except Exception:  # must not end the engine thread
-            logger.exception("results cannot be sent to a front-end")
-            calls.send_error(-1, PoolingError("the engine process could not send the results"))
-
-    def _on_dropped(self, batch: TokenizedBatch, num_inputs: int) -> None:
-        if (calls := self._calls.get(batch)) is not None:
-            self._count(batch, calls, num_inputs)
-
-    def _on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
-        if (calls := self._calls.get(batch)) is not None:
-            if index >= 0:
-                self._count(batch, calls, 1)
-            else:
-                self._forget(batch)
-            calls.send_error(index, error)
-
-    def _count(self, batch: TokenizedBatch, calls: MergedCalls, num_done: int) -> None:
-        with self._count_lock:
-            calls.num_open -= num_done
-            is_done = calls.num_open == 0
-        if is_done:
-            self._forget(batch)
 
     def _forget(self, batch: TokenizedBatch) -> None:
-        self._calls.pop(batch, None)  # another thread may have done so
+        self._calls.pop(batch, None)
 
 
 class MergedCalls:
     """The calls of several messages as one batch: which link, call and input of the call each input is."""
 
-    def __init__(self, groups: Sequence[CallGroup]) -> None:
+    is_aborted = False  # their batch is told what is cancelled
+
+    def __init__(self, groups: Sequence[CallGroup], on_finished: Callable[[TokenizedBatch], None]) -> None:
+        self.on_finished = on_finished
         self.inputs = TokenizedInputs.concat([group.inputs for group in groups])
         self.links = list(dict.fromkeys([group.link for group in groups]))
         num_inputs = [count for group in groups for count in group.message.num_inputs]
@@ -286,21 +253,21 @@ class MergedCalls:
             self.received_at = [
                 fmean([item.received_at for item in groups if item.link is link]) for link in self.links
             ]
-        self.num_open = len(self.inputs)
-        if self.num_open == len(num_inputs):  # one input each, as in most requests
-            self.request_indices: Int64Array = np.arange(self.num_open)
-            self.input_numbers: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+        num_rows = len(self.inputs)
+        if num_rows == len(num_inputs):  # one input each, as in most requests
+            self.request_indices: Int64Array = np.arange(num_rows)
+            self.input_numbers: Int64Array = np.zeros(num_rows, dtype=np.int64)
         else:
             counts = np.array(num_inputs)
             self.request_indices = np.repeat(np.arange(len(counts)), counts)
-            self.input_numbers = np.arange(self.num_open) - np.repeat(np.cumsum(counts) - counts, counts)
+            self.input_numbers = np.arange(num_rows) - np.repeat(np.cumsum(counts) - counts, counts)
         if groups[0].message.start:  # a single call, whose first inputs came in earlier messages
             self.input_numbers += groups[0].message.start
         # thousands of calls may wait, and many be cancelled at once: most batches are skipped by these two numbers
         self._min_call_id, self._max_call_id = min(call_ids), max(call_ids)
         if len(self.links) == 1:
             self.call_links: Int64Array = np.zeros(len(self.call_ids), dtype=np.int64)
-            self.input_links: Int64Array = np.zeros(self.num_open, dtype=np.int64)
+            self.input_links: Int64Array = np.zeros(num_rows, dtype=np.int64)
         else:
             numbers = {link: number for number, link in enumerate(self.links)}
             self.call_links = np.array([numbers[group.link] for group in groups for _ in group.message.call_ids])
@@ -314,7 +281,19 @@ class MergedCalls:
         is_wanted = self.call_links == self.links.index(link)
         return np.flatnonzero(is_wanted if call_id is None else is_wanted & (self.call_ids == call_id))
 
-    def send_results(self, group: GroupResult, finished_at: float) -> None:
+    def on_started(self, now: float) -> None:
+        """Do nothing: front-ends get the times with the results."""
+
+    def on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
+        """Send results in the thread that has them: waking up the event loop for it would take longer."""
+        try:
+            for group in results:
+                self._send_results(group, batch.finished_at)
+        except Exception:  # must not end the engine thread
+            logger.exception("results cannot be sent to a front-end")
+            self.on_error(batch, -1, PoolingError("the engine process could not send the results"))
+
+    def _send_results(self, group: GroupResult, finished_at: float) -> None:
         """Send each front-end its part of the results."""
         if len(self.links) == 1:
             self._send_part(0, group.indices, group, None, finished_at)
@@ -325,7 +304,7 @@ class MergedCalls:
             if len(positions):
                 self._send_part(number, group.indices[positions], group, positions, finished_at)
 
-    def send_error(self, index: int, error: PoolingError) -> None:
+    def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         """Send the error of one input, or of all inputs for -1."""
         serialized = encode_error(error)
         if index >= 0:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from dataclasses import replace
+from functools import partial
 
 from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.text_model import TextModel, TextModelCache
-from cenote.engine.preprocessing.sub_requests import (
-    CAPACITY_POLL_S,
-    MAX_IN_FLIGHT_BYTES,
-    SubRequest,
-    run_sub_requests,
-)
 from cenote.engine.text_engine import TextEngine
 from cenote.errors import BadRequest, PoolingError
 from cenote.inputs.listwise_prompt import join_listwise
-from cenote.protocol.input_types import compute_input_size, compute_inputs_size, compute_text_size
+from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
@@ -26,7 +19,6 @@ from cenote.protocol.results import PoolResult
 class FrontEndEngine(TextEngine):
     availability: Availability
     text_models: TextModelCache
-    _num_image_bytes = 0  # of the requests with images that are in flight
 
     @property
     @abstractmethod
@@ -47,24 +39,9 @@ class FrontEndEngine(TextEngine):
         return request
 
     async def _pool_prepared(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
-        """Pool a request; one with images in parts, so that only those of a few inputs are in memory."""
         assert self.text_models.last is not None, "it has prepared the request"
         workers = self.text_models.last.image_workers
-        if not (sub_requests := workers.split(request)):
-            return await self.pool_rendered(request, first)
-
-        async def pool_part(sub_request: SubRequest, ready: PoolRequest) -> list[PoolResult | PoolingError]:
-            num_bytes = sum(map(compute_input_size, ready.inputs))
-            # all parts of a large request at once could fill the memory; one always fits
-            while sub_request.offset and self._num_image_bytes > max(0, MAX_IN_FLIGHT_BYTES - num_bytes):
-                await asyncio.sleep(CAPACITY_POLL_S)
-            self._num_image_bytes += num_bytes
-            try:
-                return await self.pool_rendered(replace(ready, num_chars=compute_text_size(ready.inputs)), first)
-            finally:
-                self._num_image_bytes -= num_bytes
-
-        return await run_sub_requests(sub_requests, workers.start_preprocess, pool_part, request.timing)
+        return await self._pool_in_parts(request, workers, partial(self.pool_rendered, first=first))
 
     async def get_text_parts(self, deadline_at: float, num_chars: int) -> TextModel:
         if self.text_models.last is None or not self.availability.is_available:

@@ -16,9 +16,8 @@ from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.messages import Cancel
 from cenote.api.wire.token_messages import BatchTimesTuple
 from cenote.errors import DeadlineExceeded, PoolingError
-from cenote.inputs.chunk_mean import WeightedMean
-from cenote.inputs.chunks import find_long, split_long
-from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedInputs
+from cenote.inputs.chunks import LongTexts
+from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
 
@@ -48,22 +47,10 @@ class TokenCounts(NamedTuple):
     def of_row(self, row: int) -> tuple[int, int, bool]:
         return self.num_tokens[row], self.num_input_tokens[row], self.is_exact[row]
 
-    def of_chunks(self, row: int, long: LongText) -> tuple[int, int, bool]:
-        """Return those of a text whose first chunk is in `row`."""
-        end = row + long.mean.num_chunks
-        return sum(self.num_tokens[row:end]), sum(self.num_input_tokens[row:end]), all(self.is_exact[row:end])
-
     def extend(self, other: TokenCounts) -> None:
         self.num_tokens.extend(other.num_tokens)
         self.num_input_tokens.extend(other.num_input_tokens)
         self.is_exact.extend(other.is_exact)
-
-
-class LongText(NamedTuple):
-    """An input that is sent as several chunks."""
-
-    first_row: int
-    mean: WeightedMean
 
 
 class PendingPool(ReplayableCall):
@@ -100,7 +87,7 @@ class PendingPool(ReplayableCall):
         self._start = 0  # of its own in `_inputs` and `_counts`
         self._data: list[Any] = [None] * self.num_inputs  # a result or an error each
         self._extra: dict[int, Sequence[Any]] = {}  # arrays, where the engine has tensors
-        self._long: dict[int, LongText] = {}  # by index
+        self._long = LongTexts()
         self._num_open = self.num_inputs
 
     @property
@@ -186,16 +173,11 @@ class PendingPool(ReplayableCall):
 
     def _is_missing(self, row: int) -> bool:
         index = self._indices[row]
-        if self._data[index] is not None:
-            return False
-        return (long := self._long.get(index)) is None or not long.mean.has(row - long.first_row)
+        return self._data[index] is None and not self._long.has_row(index, row)
 
     def count_continued(self, start: int, count: int) -> int:
         """Return how many of the rows from `start` on are further chunks of a text."""
-        if not self._long:
-            return 0
-        indices = self._indices[start : start + count]
-        return len(indices) - len(set(indices))
+        return self._long.count_continued(self._indices[start : start + count])
 
     def mark_rendered(self, started_at: float, ended_at: float) -> None:
         """Record the time until the first inputs are sent: with other requests of the same turn, or a slice alone."""
@@ -224,10 +206,11 @@ class PendingPool(ReplayableCall):
         if first_index == 0:
             self._indices = []
         inputs, indices = rendered.inputs, rendered.indices + first_index
-        if self.chunk_tokens and find_long(inputs, self.chunk_tokens).any():
-            inputs, numbers = split_long(inputs, self.chunk_tokens)
-            indices = indices[numbers]
-            self._add_long(indices)
+        if max_tokens := self.chunk_tokens:
+            first_row = len(self._indices)
+            inputs, indices = self._long.split(
+                inputs, indices, max_tokens, normalizes=self.normalizes, first_row=first_row
+            )
         self._indices += indices.tolist()
         self._num_rendered = first_index + len(rendered)
         if len(inputs):
@@ -244,13 +227,6 @@ class PendingPool(ReplayableCall):
         self._is_sent = True
         return inputs
 
-    def _add_long(self, indices: Int64Array) -> None:
-        """Note the inputs that have several of the next rows; `indices`: of the input of each row."""
-        found, starts, counts = np.unique(indices, return_index=True, return_counts=True)
-        for index, start, count in zip(found.tolist(), starts.tolist(), counts.tolist(), strict=True):
-            if count > 1:
-                self._long[index] = LongText(len(self._indices) + start, WeightedMean(count))
-
     def add_result(
         self, input_number: int, data: Array, extra: Sequence[Any], times: BatchTimesTuple, arrived_at: float
     ) -> None:
@@ -259,13 +235,13 @@ class PendingPool(ReplayableCall):
         index = self._indices[input_number]
         if self.num_sent > 1 and (self._first_times is None or times < self._first_times):
             self._first_times = times
-        if (long := self._long.get(index)) is not None:
+        if index in self._long:
             if self._data[index] is not None:  # the error of another chunk
                 return
-            long.mean.add(input_number - long.first_row, data, self._counts.num_tokens[input_number])
-            if not long.mean.is_complete:
+            mean = self._long.add(index, input_number, data, self._counts.num_tokens[input_number])
+            if mean is None:
                 return
-            data = long.mean.result(normalize=self.normalizes)
+            data = mean
         self._data[index] = data
         if extra:
             self._extra[index] = extra
@@ -315,9 +291,8 @@ class PendingPool(ReplayableCall):
             return
         if error.index is None:
             error.index = index
-        if not self.request.return_exceptions:
-            super().set_error(error)
-            self.fail(error)
+        if not self.request.keeps_error(error):
+            self.set_error(error)
             return
         self._data[index] = error
         self._num_open -= 1
@@ -331,9 +306,10 @@ class PendingPool(ReplayableCall):
             if isinstance(vector := data[index], PoolingError | PoolResult):  # the latter for the next chunk of a text
                 continue
             vectors.append(vector)
-            num_tokens, num_input_tokens, is_exact = (
-                counts.of_row(row) if (long := self._long.get(index)) is None else counts.of_chunks(row, long)
-            )
+            if (long := self._long.get(index)) is None:
+                num_tokens, num_input_tokens, is_exact = counts.of_row(row)
+            else:
+                num_tokens, num_input_tokens, is_exact = TokenCounts.of_inputs(long.text).of_row(0)
             result = PoolResult(vector, NO_IDS, num_tokens, num_input_tokens, is_exact)
             if extra := self._extra.get(index):
                 result.extra_data = dict(zip(self.request.extra_tasks, extra, strict=True))

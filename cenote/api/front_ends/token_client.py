@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +32,14 @@ from cenote.api.wire.token_messages import (
     TokenResults,
     get_deadline_bucket,
 )
-from cenote.engine.text_engine import MAX_INLINE_CHARS, MAX_INLINE_INPUTS
-from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError, make_internal_error
-from cenote.inputs.limits import Limits, check_tokenization_params
+from cenote.engine.text_engine import is_small
+from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError
+from cenote.inputs.limits import check_tokenization_params
+from cenote.inputs.renderer import RenderSettings, render_isolated
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInputs
-from cenote.protocol.input_types import Conversation, TextPair, compute_inputs_size
+from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.params import Role, TokenizationParams
+from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import Lane
@@ -54,9 +55,19 @@ MIN_SLICE_CHARS, MAX_SLICE_CHARS = 4 * 1024, 256 * 1024
 # requests that are refused here are reported to the engine at this interval
 REFUSED_REPORT_S = 0.1
 
-# type of inputs, tokenization, limits, prompt and role, and the bucket of the deadline
-RenderKey = tuple[type, TokenizationParams, Limits, str | None, Role | None, int]
 OnStopped = Callable[[str], None]
+
+
+class RenderKey(NamedTuple):
+    """Requests with equal keys are rendered together."""
+
+    input_type: type
+    settings: RenderSettings
+    deadline_bucket: int
+
+    @property
+    def role(self) -> Role | None:
+        return self.settings[3]
 
 
 @dataclass(slots=True)
@@ -115,7 +126,7 @@ class TokenClient:
                 self._send_again(pending)
             else:
                 self._pending[pending.call_id] = pending
-                if is_small(pending.request, num_chars):
+                if is_small(pending.request.inputs, num_chars):
                     self._render_soon(key, pending)
                 else:
                     await self._render_in_thread(key, pending, num_chars)
@@ -152,7 +163,8 @@ class TokenClient:
         if self._is_lost:  # while this request waited: nobody would answer it
             raise EngineLost
         bucket = get_deadline_bucket(request.deadline_at)
-        key = (type(request.inputs[0]), request.tokenization, limits, selection.prompt, selection.role, bucket)
+        settings = (request.tokenization, limits, selection.prompt, selection.role)
+        key = RenderKey(type(request.inputs[0]), settings, bucket)
         return options.options_id, key, num_chars
 
     def _count_refused(self, error: PoolingError) -> None:
@@ -310,15 +322,7 @@ class TokenClient:
         return rendered
 
     def _render(self, key: RenderKey, inputs: Sequence[Any]) -> RenderResult:
-        _, tokenization, limits, prompt, role, _ = key
-        try:
-            return self.texts.get_renderer(role).render(inputs, tokenization, limits, prompt, role)
-        except BaseException as error:  # also panics of the tokenizers library, which are no subclass of Exception
-            if len(inputs) > 1:  # of several requests perhaps: only the input that causes the error fails
-                return RenderResult.concat([self._render(key, [item]) for item in inputs])
-            logger.exception("rendering failed")
-            reason = make_internal_error("the input could not be read", error)
-            return RenderResult.from_list([reason] * len(inputs))
+        return render_isolated(self.texts.get_renderer(key.role), inputs, key.settings)
 
     def _send_one(self, pending: PendingPool) -> None:
         """Send the inputs of one call for the first time."""
@@ -390,12 +394,3 @@ def may_change_lane(request: PoolRequest, num_chars: int) -> bool:
 
 def with_lane(request: PoolRequest, lane: Lane) -> PoolRequest:
     return replace(request, scheduling=replace(request.scheduling, lane=lane))
-
-
-def is_small(request: PoolRequest, num_chars: int) -> bool:
-    """Whether a request is rendered in the event loop; a template of the request may write a text of any length."""
-    return (
-        num_chars <= MAX_INLINE_CHARS
-        and len(request.inputs) <= MAX_INLINE_INPUTS
-        and not any(isinstance(item, Conversation | TextPair) and item.template for item in request.inputs)
-    )

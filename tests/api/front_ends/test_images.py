@@ -19,7 +19,6 @@ from cenote import LLM
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
 from cenote.api.engine_process.token_batcher import TokenLink
-from cenote.api.front_ends import front_end_engine
 from cenote.api.front_ends.quarantine import digest_inputs
 from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.front_ends.replica_choice import make_route
@@ -28,6 +27,7 @@ from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.token_messages import TokenBatch
 from cenote.config.server import ServerConfig
+from cenote.engine import text_engine
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.sub_requests import MIN_SUB_REQUEST_INPUTS
@@ -177,7 +177,7 @@ def test_few_images_of_a_large_request_are_in_memory_at_a_time(
 def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_end_engine, "MAX_IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(text_engine, "MAX_IN_FLIGHT_BYTES", 1)
     num_last = 3
     inputs = [parts(make_image(20 + number, 40, number)) for number in range(MIN_SUB_REQUEST_INPUTS + num_last)]
     num_running, max_running = 0, 0

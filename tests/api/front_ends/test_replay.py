@@ -61,7 +61,7 @@ class Machine:
         self.hangs.append(hang)
         self.engine: PoolingEngine = self.make(fault=hang, **options)
         self.table = DeviceTable(make_device_table())
-        DeviceRecorder(self.table, 0).attach(self.engine.loop)
+        DeviceRecorder(self.table, 0).attach(self.engine.core.loop)
         self.link: FrontEndLink = await attach_engine(self.remote, self.engine, self.num_exits)
         return hang
 

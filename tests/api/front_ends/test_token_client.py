@@ -13,10 +13,10 @@ import pytest
 
 from cenote import LLM
 from cenote.api.engine_process.token_batcher import MergedCalls
-from cenote.api.front_ends import token_client
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.token_client import TokenClient
 from cenote.engine.sequence_group import ScheduledBatch
+from cenote.engine.text_engine import MAX_INLINE_INPUTS
 from cenote.errors import BadRequest, DeadlineExceeded, PoolingError
 from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Conversation
@@ -87,7 +87,7 @@ def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
             tasks = [embed(remote, [[7]])]
             await wait_until(gate.reached.is_set)
             tasks += [embed(remote, [[5]], scheduling=scheduling) for scheduling in SENDERS]
-            dedup = engine.tokenizer_worker.dedup
+            dedup = engine.core.dedup
             await wait_until(lambda: len(dedup.in_flight) + dedup.num_waiting_duplicates == 7)
             gate.opened.set()
             await asyncio.gather(*tasks)
@@ -96,7 +96,7 @@ def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
     assert gate.token_ids == [7] + [5] * num_computed
 
 
-@pytest.mark.parametrize("num_inputs", [1, 3, token_client.MAX_INLINE_INPUTS + 1])
+@pytest.mark.parametrize("num_inputs", [1, 3, MAX_INLINE_INPUTS + 1])
 def test_the_tokens_of_a_request_are_known_before_it_is_computed(
     make_engine: MakeEngine,  # noqa: F811
     num_inputs: int,
@@ -142,7 +142,7 @@ def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: MakeEn
 def test_many_empty_texts_give_the_same_result_remotely(llm: LLM) -> None:
     local, remote = call_both(
         llm.engine,
-        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (token_client.MAX_INLINE_INPUTS + 1))),
+        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (MAX_INLINE_INPUTS + 1))),
     )
 
     for one, other in zip(local, remote, strict=True):
@@ -337,7 +337,7 @@ def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_engine: 
             assert not link._token_link.open_calls
             gate.opened.set()
             await wait_until(lambda: not engine.metrics.requests_in_flight())
-            await wait_until(lambda: len(engine.loop.scheduler) == 0)
+            await wait_until(lambda: len(engine.core.loop.scheduler) == 0)
 
     asyncio.run(call())
     assert len(gate.token_ids) <= 64  # the batch that had started
@@ -353,7 +353,7 @@ def test_small_calls_that_were_merged_are_cancelled_one_by_one(make_engine: Make
             first = embed(remote, [[9]])
             await wait_until(gate.reached.is_set)
             calls = [embed(remote, [[100 + number] * 8] * 2) for number in range(50)]
-            await wait_until(lambda: len(engine.loop.scheduler) == 50)
+            await wait_until(lambda: len(engine.core.loop.scheduler) == 50)
             for number, pending in enumerate(calls):
                 if number != 20:
                     pending.cancel()
@@ -369,7 +369,7 @@ def test_small_calls_that_were_merged_are_cancelled_one_by_one(make_engine: Make
     assert set(gate.token_ids) <= {9, 120}
     assert get_value(engine, "cenote_requests_total", "cancelled") == 49
     assert get_value(engine, "cenote_requests_total", "answered") == 2
-    assert len(engine.loop.scheduler) == engine.loop.scheduler.num_waiting_tokens == 0
+    assert len(engine.core.loop.scheduler) == engine.core.loop.scheduler.num_waiting_tokens == 0
 
 
 def test_a_cancelled_input_runs_if_another_request_waits_for_its_result(make_engine: MakeEngine) -> None:  # noqa: F811
@@ -381,9 +381,9 @@ def test_a_cancelled_input_runs_if_another_request_waits_for_its_result(make_eng
             first = embed(remote, [[9]])
             await wait_until(gate.reached.is_set)
             original, neighbour = embed(remote, [[100] * 8]), embed(remote, [[101] * 8])
-            await wait_until(lambda: len(engine.loop.scheduler) == 2)
+            await wait_until(lambda: len(engine.core.loop.scheduler) == 2)
             duplicate = embed(remote, [[100] * 8])
-            await wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 1)
+            await wait_until(lambda: engine.core.dedup.num_waiting_duplicates == 1)
             original.cancel()
             await asyncio.sleep(0.05)
             gate.opened.set()
@@ -405,7 +405,7 @@ def test_expired_calls_are_not_sent_and_not_run(make_engine: MakeEngine) -> None
             soon = time.monotonic() + 0.1
             late = [embed(remote, [[100 + number]], deadline_at=soon) for number in range(5)]
             in_time = embed(remote, [[200]], deadline_at=soon + 60)
-            await wait_until(lambda: len(engine.loop.scheduler) == 6)
+            await wait_until(lambda: len(engine.core.loop.scheduler) == 6)
             await asyncio.sleep(0.15)
             gate.opened.set()
             for pending in late:

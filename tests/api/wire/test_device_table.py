@@ -13,7 +13,7 @@ from tests.engine.submitted_batch import SubmittedBatch
 def record(engine: PoolingEngine) -> DeviceTable:
     """Attach a table to an engine; return another view of the same memory."""
     fd = make_device_table()
-    DeviceRecorder(DeviceTable(fd), 0).attach(engine.loop)
+    DeviceRecorder(DeviceTable(fd), 0).attach(engine.core.loop)
     return DeviceTable(fd)
 
 
@@ -48,7 +48,7 @@ def test_requests_that_wait_for_an_identical_input_are_recorded(make_engine: Mak
     engine.submit(make_request([[1]]))
     wait_until(blocked.is_set)
     states = [SubmittedBatch(engine, [[7]], call_id=100 + number) for number in range(3)]
-    wait_until(lambda: engine.tokenizer_worker.dedup.num_waiting_duplicates == 2)
+    wait_until(lambda: engine.core.dedup.num_waiting_duplicates == 2)
     release.set()
     wait_until(gate.reached.is_set)
 

@@ -139,7 +139,7 @@ def test_the_query_prefix_of_many_documents_is_computed_once(tmp_path: Path, mon
         with LLM(str(folder), dtype="float32", device="cpu") as llm:
             outputs = llm.score(query, [f"{number} {text}" for number, text in enumerate(documents)], use_tqdm=False)
             num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-            num_saved = llm.engine.loop.executor.prefix_sharing.num_saved_tokens
+            num_saved = llm.engine.core.loop.executor.prefix_sharing.num_saved_tokens
             return [output.outputs.score for output in outputs], num_tokens, num_saved
 
     shared, num_tokens, num_saved = scores()
@@ -159,9 +159,9 @@ def test_token_tasks_do_not_use_prefix_sharing(tmp_path: Path) -> None:
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         rows = llm.encode(texts, pooling_task="token_embed", use_tqdm=False)
-        assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens == 0
+        assert llm.engine.core.loop.executor.prefix_sharing.num_saved_tokens == 0
         vectors = llm.embed(texts, use_tqdm=False)
-        assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens > 0
+        assert llm.engine.core.loop.executor.prefix_sharing.num_saved_tokens > 0
 
     for row, vector in zip(rows, vectors, strict=True):
         assert_close(row.outputs.data[-1], torch.tensor(vector.outputs.embedding), atol=1e-5, rtol=1e-5)

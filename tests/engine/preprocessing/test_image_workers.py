@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from cenote.config.engine import EngineConfig
+from cenote.engine import text_engine
 from cenote.engine.engine import PoolingEngine
+from cenote.engine.request_state import RequestState
 from cenote.errors import EngineStopped, PoolingError
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.protocol.images import ImageSource
@@ -118,8 +120,15 @@ def test_later_parts_of_an_admitted_request_wait_for_capacity(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with many images runs in parts; once the first is admitted, no other is refused."""
-    answers = iter([False] * 5)
-    monkeypatch.setattr(engine.admission, "has_capacity", lambda num_chars: next(answers, True))
+    monkeypatch.setattr(text_engine, "MAX_IN_FLIGHT_BYTES", 1)
+    submit, num_beside_last = engine.submit, list[int]()
+
+    def record(ready: PoolRequest) -> RequestState:
+        if len(ready.inputs) == 1:
+            num_beside_last.append(len(engine.metrics.requests_in_flight()))
+        return submit(ready)
+
+    monkeypatch.setattr(engine, "submit", record)
     size = 2 * engine.image_workers.sub_request_size + 1
 
     async def call_all() -> list[Any]:
@@ -128,7 +137,7 @@ def test_later_parts_of_an_admitted_request_wait_for_capacity(
 
     for results in asyncio.run(call_all()):
         assert len(results) == size and all(isinstance(result, PoolResult) for result in results)
-    assert next(answers, None) is None  # parts have waited
+    assert num_beside_last == [0] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")

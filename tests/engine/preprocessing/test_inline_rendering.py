@@ -9,9 +9,12 @@ import pytest
 
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.engine_loop import EngineLoop
-from cenote.engine.preprocessing.tokenizer_worker import MAX_INLINE_CHARS
+from cenote.engine.text_engine import MAX_INLINE_CHARS
+from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from tests.engine.conftest import TIMEOUT_S, MakeEngine
+
+TRUNCATE = TokenizationParams(truncate_prompt_tokens=-1)
 
 
 class RecordingRenderer:
@@ -45,10 +48,11 @@ def renderer(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> Recordin
 def test_only_a_single_short_text_is_rendered_by_the_caller(engine: PoolingEngine, renderer: RecordingRenderer) -> None:
     engine.pool_sync(PoolRequest(task="embed", inputs=["hello"]))
     engine.pool_sync(PoolRequest(task="embed", inputs=["hello", "world"]))
-    engine.pool_sync(PoolRequest(task="embed", inputs=["a" * (MAX_INLINE_CHARS + 1)]))
+    engine.pool_sync(PoolRequest(task="embed", inputs=["a" * (MAX_INLINE_CHARS + 1)], tokenization=TRUNCATE))
+    engine.pool_sync(PoolRequest(task="embed", inputs=["hello"], prompt="a" * MAX_INLINE_CHARS, tokenization=TRUNCATE))
     engine.pool_sync(PoolRequest(task="embed", inputs=[[101, 102]]))
     caller = threading.current_thread().name
-    assert renderer.threads == [caller, *["cenote-tokenizer"] * 3]
+    assert renderer.threads == [caller, *["cenote-tokenizer"] * 4]
 
 
 def test_both_threads_return_the_same_tokens(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +76,7 @@ def test_a_short_text_does_not_overtake_what_the_tokenizer_thread_renders(
     assert renderer.threads == ["cenote-tokenizer"] * 2
 
 
-@pytest.mark.parametrize("step", ["render", "is_busy", "make_receiver"])
+@pytest.mark.parametrize("step", ["render", "is_busy", "add"])
 def test_an_interrupted_caller_leaves_nothing_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -86,7 +90,7 @@ def test_an_interrupted_caller_leaves_nothing_in_flight(
             patched.setattr(EngineLoop, "is_busy", property(interrupt))
         else:
             patched.setattr(EngineLoop, "is_busy", True)
-            patched.setattr(engine.tokenizer_worker.dedup, "make_receiver", interrupt)
+            patched.setattr(engine.core.dedup, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.pool_sync(PoolRequest(task="embed", inputs=["hello"]))
     assert engine.metrics.num_in_flight_chars == 0
