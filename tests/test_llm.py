@@ -530,7 +530,7 @@ def test_an_invalid_request_raises_and_the_next_one_succeeds(
 def test_a_missing_task_is_refused_with_the_supported_tasks(llm: LLM) -> None:
     with pytest.raises(BadRequest) as caught:
         llm.encode("a")
-    for word in ("LLM.embed", "LLM.classify", "LLM.score", "token_embed", "token_classify"):
+    for word in ("LLM.embed", "LLM.classify", "LLM.score", "LLM.reward", "token_embed", "token_classify", "plugin"):
         assert word in str(caught.value)
 
 

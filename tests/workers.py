@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import pytest
 
 # folders whose files share servers with several models: one worker runs all of them
-SHARED_SERVERS = ("tests/clients/", "tests/ui/", "tests/seeds/")
+SHARED_SERVERS = ("tests/clients/", "tests/ui/")
 INDEX_BYTES = 4  # of a group of tests in the pipe from which all workers read
 
 

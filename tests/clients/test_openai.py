@@ -117,6 +117,8 @@ def test_extra_fields_are_sent_in_the_extra_body(client: openai.OpenAI, embedder
 
 
 def test_normalize_false_returns_raw_embeddings(client: openai.OpenAI, embedder: RunningServer) -> None:
+    with pytest.raises(TypeError, match="normalize"):  # raised by the client: the request is not sent
+        client.embeddings.create(model="mini", input=TEXTS, normalize=False)  # type: ignore[call-overload]
     reply = client.embeddings.create(model="mini", input=TEXTS, extra_body={"normalize": False})
 
     assert np.linalg.norm(vectors(reply), axis=1).min() > 1.5

@@ -104,6 +104,31 @@ def test_a_classifier_is_an_embedder_with_convert_embed(tmp_path: Path) -> None:
         assert_close(mine.outputs.data, torch.nn.functional.normalize(rows[0], dim=-1), atol=1e-4, rtol=0)
 
 
+EMBED, CLASSIFY = ("embed", "token_embed"), ("classify", "token_classify")
+
+
+@pytest.mark.parametrize(
+    ("saved", "architecture", "tasks"),
+    [
+        *(
+            (f"{family}Model", family + suffix, EMBED)
+            for family in ("Bert", "Qwen3")
+            for suffix in ("ForTextEncoding", "EmbeddingModel", "Model")
+        ),
+        ("Qwen3ForSequenceClassification", "Qwen3ForTextClassification", CLASSIFY),
+        ("Qwen3ForSequenceClassification", "Qwen3ForTextClassification", (*CLASSIFY, "score")),
+        ("Qwen3ForSequenceClassification", "Qwen3ClassificationModel", CLASSIFY),
+    ],
+)
+def test_the_suffix_of_an_architecture_decides_its_tasks(
+    saved: str, architecture: str, tasks: tuple[str, ...], tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, saved, num_labels=1 if "score" in tasks else 3)
+
+    with LLM(str(tmp_path), dtype="float32", hf_overrides={"architectures": [architecture]}) as llm:
+        assert llm.supported_tasks == tasks
+
+
 def test_a_tensor_without_a_place_is_an_error(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Seed row `jina-embeddings-v3, v4, Qwen3-Embedding-4B chunked configs`: the commands of the seed, on tiny checkpoints.
+"""The commands of the guide that embed long texts in chunks, on tiny checkpoints.
 
 The layouts are those of the published checkpoints. What a long text must give is computed with Transformers, chunk by
 chunk.
@@ -24,8 +24,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from cenote import LLM
 from cenote.cli.serve import parse_config
-from cenote.errors import InputTooLong
-from tests.api.app_client import assert_refused, make_client
 from tests.models.qwen_vl import save_qwen_vl
 from tests.models.test_lora import merge_jina_v3_task
 from tests.models.test_qwen2_5_vl import TOWER
@@ -100,7 +98,7 @@ def stored_names(folder: Path) -> set[str]:
 @dataclass(frozen=True)
 class Configuration:
     save: Callable[[Path], ComputeStates]
-    max_embed_len: int  # of the seed
+    max_embed_len: int  # of the command
     max_positions: int  # of the tiny checkpoint
     num_special_tokens: int
 
@@ -122,7 +120,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The model of a command of the seed, with its flags."""
+    """The model of a command of the guide, with its flags."""
     configuration = CONFIGURATIONS[request.param]
     folder = tmp_path_factory.mktemp("hub") / request.param.rpartition("/")[2]
     folder.mkdir()
@@ -170,35 +168,3 @@ def test_a_long_text_is_the_weighted_mean_of_its_chunks(served: Served, caplog: 
     lines = [record.getMessage() for record in caplog.records]
     assert f"Input length {num_tokens} exceeds max_position_embeddings {size}, will use chunked processing" in lines
     assert f"Split input of {num_tokens} tokens into 3 chunks (max_chunk_size: {size})" in lines
-
-
-def test_the_embeddings_route_chunks_as_well(served: Served) -> None:
-    text = make_long_text(2 * served.configuration.max_positions)
-    (expected,) = served.llm.embed(text, use_tqdm=False)
-
-    reply = make_client(served.llm).post("/v1/embeddings", json={"input": [text, "the cat"]})
-
-    assert reply.status_code == 200, reply.text
-    long, short = (torch.tensor(item["embedding"]) for item in reply.json()["data"])
-    assert_close(long, expected.outputs.data, atol=1e-5, rtol=0)
-    assert short.shape == long.shape
-
-
-def test_a_text_that_fits_is_pooled_as_the_seed_says(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "cenote"):
-        (output,) = served.llm.embed("the cat is in the old city", use_tqdm=False)
-
-    mean = served.compute_states(output.prompt_token_ids).mean(dim=0)
-    assert_close(output.outputs.data, normalize(mean, dim=0), atol=1e-4, rtol=0)
-    assert "chunked processing" not in caplog.text
-
-
-def test_a_text_longer_than_max_embed_len_is_refused(served: Served) -> None:
-    limit = served.configuration.max_embed_len
-    ids = [7] * (limit + 1)
-    words = f"Input length {limit + 1} exceeds max_embed_len {limit}"
-
-    with pytest.raises(InputTooLong, match=words):
-        served.llm.embed([ids], use_tqdm=False)
-    reply = make_client(served.llm, max_body_bytes=64 * 1024**2).post("/v1/embeddings", json={"input": ids})
-    assert_refused(reply, words, "input_tokens")
