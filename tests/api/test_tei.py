@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from huggingface_hub import InferenceClient
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
@@ -232,34 +230,6 @@ def test_a_pipeline_path_refuses_the_body_of_another_task(client: TestClient, pa
     reply = client.post(path, json=body)
 
     assert (reply.status_code, reply.json()["error_type"]) == (422, "Validation"), reply.text
-
-
-@pytest.fixture
-def hub_client(monkeypatch: pytest.MonkeyPatch, client: TestClient, classifier: TestClient) -> Any:
-    """Return a function that makes huggingface_hub send its requests to a test client."""
-
-    def connect(target: TestClient) -> InferenceClient:
-        hub = InferenceClient(model="http://testserver")
-
-        def inner_post(request: Any, *, stream: bool = False) -> Any:
-            reply = target.post(httpx.URL(request.url).path or "/", json=request.json)
-            assert reply.status_code == 200, reply.text
-            return reply.content
-
-        monkeypatch.setattr(hub, "_inner_post", inner_post)
-        return hub
-
-    return connect
-
-
-def test_huggingface_hub_reads_the_answers(hub_client: Any, client: TestClient, classifier: TestClient) -> None:
-    hub = hub_client(client)
-
-    assert hub.feature_extraction(TEXTS[0]).shape == (1, 32)
-    scores = hub.sentence_similarity("a", other_sentences=TEXTS)
-    assert scores == pytest.approx(post(client, "/similarity", inputs={"source_sentence": "a", "sentences": TEXTS}))
-    labels = hub_client(classifier).text_classification("a cat")
-    assert [item.label for item in labels] == [item["label"] for item in post(classifier, "/predict", inputs="a cat")]
 
 
 def test_infinity_clients_get_labels_where_vllm_clients_get_probabilities(classifier: TestClient) -> None:
