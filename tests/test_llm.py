@@ -28,7 +28,6 @@ from cenote.outputs import (
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     RequestError,
     ScoringOutput,
@@ -119,14 +118,6 @@ def test_an_embedding_is_a_normalised_list_of_floats(llm: LLM) -> None:
     assert "hidden_size=384" in repr(output)
 
 
-def test_similar_texts_have_similar_embeddings(llm: LLM) -> None:
-    text, similar, different = get_vectors(
-        llm.embed(["A man is eating food.", "A man eats something.", "The stock market fell."])
-    )
-
-    assert text @ similar > 0.6 > 0.3 > text @ different
-
-
 def test_probabilities_match_transformers(tiny: MakeTiny, folders: dict[str, Path]) -> None:
     reference = tiny_bert_classifier(folders["classifier"], num_labels=3)
     llm = tiny("classifier")
@@ -141,26 +132,6 @@ def test_probabilities_match_transformers(tiny: MakeTiny, folders: dict[str, Pat
     assert_close(
         get_vectors(llm.classify(["the cat", "a red bird"], pooling_params=RAW)), expected, atol=1e-4, rtol=1e-4
     )
-
-
-def test_reward_returns_a_value_for_every_token(tiny: MakeTiny) -> None:
-    llm = tiny("tagger")
-
-    (output,) = llm.reward("the cat is red")
-    (same,) = llm.encode("the cat is red", pooling_task="token_classify")
-
-    assert isinstance(output, PoolingRequestOutput)
-    assert isinstance(output.outputs, PoolingOutput)
-    assert output.outputs.data.shape == (6, 4)
-    assert_close(output.outputs.data.sum(dim=-1), torch.ones(6))
-    assert_close(output.outputs.data, same.outputs.data)
-
-
-def test_token_embeddings_have_a_row_for_every_token(llm: LLM) -> None:
-    (output,) = llm.encode("a b c", pooling_task="token_embed")
-
-    assert output.outputs.data.shape == (5, 384)
-    assert_close(output.outputs.data.norm(dim=-1), torch.ones(5))
 
 
 def test_a_score_is_a_number(llm: LLM) -> None:
@@ -254,14 +225,6 @@ def test_extra_token_types_are_refused(tiny: MakeTiny) -> None:
         tiny("cross").classify([[2, 7, 3]], pooling_params=params)
 
 
-def test_normalize_is_refused_by_classification_tasks(tiny: MakeTiny) -> None:
-    message = r"Task 'classify' only supports \['use_activation'\] parameters, does not support \['normalize'\]"
-    with pytest.raises(BadRequest, match=message):
-        tiny("classifier").classify("the cat", pooling_params=PoolingParams(normalize=False))
-    raw = tiny("classifier").classify("the cat", pooling_params=PoolingParams(softmax=False))
-    assert_close(get_vectors(raw), get_vectors(tiny("classifier").classify("the cat", pooling_params=RAW)))
-
-
 # parameters
 
 
@@ -273,22 +236,6 @@ def test_without_activation_an_embedding_is_not_normalised(llm: LLM) -> None:
     assert_close(new, old)
     assert abs(float(new.norm()) - 1) > 0.1
     assert_close(F.normalize(new, dim=0), plain)
-
-
-def test_the_pooler_config_is_the_default_for_params_of_a_call(tiny: MakeTiny) -> None:
-    for spelling in ("use_activation", "normalize"):
-        llm = tiny(pooler_config={spelling: False})
-        (raw,) = get_vectors(llm.embed("the cat"))
-        (unit,) = get_vectors(llm.embed("the cat", pooling_params=PoolingParams(normalize=True)))
-        assert abs(float(raw.norm()) - 1) > 0.1
-        assert_close(F.normalize(raw, dim=0), unit)
-
-
-def test_every_prompt_may_have_its_own_params(llm: LLM) -> None:
-    first, second = get_vectors(llm.embed(["a", "a"], pooling_params=[PoolingParams(), RAW]))
-
-    assert float(first.norm()) == pytest.approx(1.0, abs=1e-5)
-    assert abs(float(second.norm()) - 1) > 0.1
 
 
 def test_parameters_are_not_changed_by_a_call(llm: LLM) -> None:
@@ -317,21 +264,6 @@ def test_score_is_an_alias_of_the_classify_task_of_cross_encoders(llm: LLM, tiny
     for other in (llm, tiny("classifier")):
         with pytest.raises(Unsupported, match="task `score` requires a cross-encoder"):
             other.encode("a", pooling_task="score")
-
-
-@pytest.mark.parametrize("spelling", ["logit_mean", "logit_bias"])
-def test_logits_are_shifted_and_scaled(tiny: MakeTiny, spelling: str) -> None:
-    plain = get_vectors(tiny("classifier").classify("the cat", pooling_params=RAW))
-    shifted = tiny("classifier", pooler_config={spelling: 1.5, "logit_sigma": 2.0})
-
-    assert_close(get_vectors(shifted.classify("the cat", pooling_params=RAW)), (plain - 1.5) / 2.0)
-
-
-def test_the_deprecated_option_override_pooler_config_is_accepted(tiny: MakeTiny) -> None:
-    last = tiny(override_pooler_config=PoolerConfig(pooling_type="LAST", normalize=False))
-    (row,) = (output.outputs.data for output in last.encode("the cat", pooling_task="token_embed"))
-
-    assert_close(get_vectors(last.embed("the cat"))[0], row[-1])
 
 
 def test_an_input_without_a_finite_result_fails_alone(tmp_path: Path) -> None:
@@ -382,16 +314,6 @@ def test_a_task_in_the_pooler_config_disables_other_tasks(tiny: MakeTiny) -> Non
 # Matryoshka
 
 
-def test_a_model_without_matryoshka_training_has_one_embedding_size(llm: LLM) -> None:
-    message = (
-        'Model "mini" does not support matryoshka representation, changing output dimensions will lead to poor results.'
-    )
-
-    with pytest.raises(BadRequest) as caught:
-        llm.embed("a", pooling_params=PoolingParams(dimensions=32))
-    assert caught.value.message == message
-
-
 def test_listed_sizes_are_truncated_and_normalised_again(tiny: MakeTiny) -> None:
     llm = tiny(hf_overrides={"matryoshka_dimensions": [8, 16]})
     (whole,) = get_vectors(llm.embed("the cat", pooling_params=RAW))
@@ -416,19 +338,6 @@ def test_any_size_is_accepted_where_no_list_of_sizes_is_given(tiny: MakeTiny) ->
     for size in (0, -1, 33):
         with pytest.raises(BadRequest, match=rf"only supports dimensions in range \[1, 32\], got {size}."):
             llm.embed("a", pooling_params=PoolingParams(dimensions=size))
-
-
-def test_token_embeddings_are_truncated_as_well(tiny: MakeTiny) -> None:
-    llm = tiny(hf_overrides={"is_matryoshka": True})
-
-    (output,) = llm.encode("the cat", PoolingParams(dimensions=5), pooling_task="token_embed")
-
-    assert output.outputs.data.shape == (4, 5)
-
-
-def test_a_default_size_is_checked_at_load_time(tiny: MakeTiny) -> None:
-    with pytest.raises(BadRequest, match="does not support matryoshka representation"):
-        tiny(pooler_config={"dimensions": 8})
 
 
 # invalid requests: an error, and the next request succeeds
@@ -469,12 +378,6 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         r"The lengths of prompts \(2\) and params \(1\) must be the same.",
     ),
     ("params of another type", lambda m: m.embed("a", pooling_params={"normalize": True}), BadRequest, "PoolingParams"),
-    (
-        "another task in the params",
-        lambda m: m.embed("a", pooling_params=PoolingParams(task="classify")),
-        BadRequest,
-        "You cannot overwrite param.task='classify' with pooling_task='embed'!",
-    ),
     ("both spellings", lambda m: PoolingParams(normalize=True, use_activation=False), BadRequest, "deprecated alias"),
     (
         "a parameter of another pooling",
@@ -483,7 +386,6 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         r"only supports \['dimensions', 'normalize'\] parameters, does not support \['step_tag_id'\] parameters",
     ),
     ("a LoRA", lambda m: m.embed("a", lora_request="x"), Unsupported, "Got lora_request x but LoRA is not enabled!"),
-    ("no task", lambda m: m.encode("a"), BadRequest, "^pooling_task required for `LLM.encode`."),
     (
         "the task encode",
         lambda m: m.encode("a", pooling_task="encode"),
@@ -528,7 +430,7 @@ def test_an_invalid_request_raises_and_the_next_one_succeeds(
 
 
 def test_a_missing_task_is_refused_with_the_supported_tasks(llm: LLM) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(BadRequest, match="^pooling_task required for `LLM.encode`.") as caught:
         llm.encode("a")
     for word in ("LLM.embed", "LLM.classify", "LLM.score", "LLM.reward", "token_embed", "token_classify", "plugin"):
         assert word in str(caught.value)
@@ -817,41 +719,6 @@ def test_prompt_embeds_give_the_same_result_as_token_ids(tiny: MakeTiny) -> None
 
 
 # prompts by name
-
-
-def test_a_prompt_of_the_model_configuration_is_prepended_to_texts(tmp_path: Path) -> None:
-    tiny_bert(tmp_path)
-    prompts = {"query": "search query: ", "passage": "passage: "}
-    settings = {"prompts": prompts, "default_prompt_name": None}
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
-
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (named,) = llm.embed("the cat", prompt_name="query")
-        (explicit,) = llm.embed("the cat", prompt="search query: ")
-        (inline,) = llm.embed("search query: the cat")
-        (plain,) = llm.embed("the cat")
-        assert named.prompt_token_ids == explicit.prompt_token_ids == inline.prompt_token_ids != plain.prompt_token_ids
-        assert_close(named.outputs.data, inline.outputs.data)
-        with pytest.raises(BadRequest, match="unknown prompt_name 'title'; available: passage, query"):
-            llm.embed("the cat", prompt_name="title")
-
-
-def test_pooling_may_exclude_the_prompt(tmp_path: Path) -> None:
-    tiny_bert(tmp_path)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "include_prompt": False}
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (vector,) = get_vectors(llm.embed("the cat", prompt="search query: "))
-        (rows,) = (output.outputs.data for output in llm.encode("search query: the cat", pooling_task="token_embed"))
-
-    assert_close(vector, rows[4:].mean(dim=0))  # [CLS] search query : | the cat [SEP]
 
 
 # shutdown

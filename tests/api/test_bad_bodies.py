@@ -348,6 +348,8 @@ def test_an_empty_text_is_accepted_and_an_empty_list_is_refused(clients: Clients
             {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
             "prompt and messages are mutually exclusive",
         ),
+        ("/tokenize", {"messages": []}, "expected at least one message"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages need a chat template"),
         ("/detokenize", {}, "tokens is required"),
         ("/invocations", {}, "Cannot find suitable handler"),
         ("/invocations", {"input": "a", "task": 5}, "task: expected str"),

@@ -129,17 +129,6 @@ def test_without_names_the_label_is_the_default_of_transformers(tmp_path: Path) 
     assert item["num_classes"] == 3
 
 
-def test_invalid_requests_are_refused_with_the_field(client: TestClient) -> None:
-    for body, words, param in (
-        ({}, "input is required", "body.input"),
-        ({"input": []}, "You must pass at least one prompt", "input"),
-        ({"input": ["a", 5]}, "input.1: expected a string like the first item", "body.input.1"),
-        ({"input": "a " * 100}, "maximum context length is 66 tokens", "input_tokens"),
-    ):
-        assert_refused(client.post("/classify", json=body), words, param)
-    assert_refused(client.post("/classify", json={"input": "a", "model": "x"}), "`x` does not exist", None, status=404)
-
-
 def test_an_embedding_model_refuses_the_route_and_lists_supported_routes(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     with load_llm(tmp_path) as embedder:

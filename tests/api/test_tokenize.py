@@ -124,28 +124,6 @@ def test_detokenize_returns_the_text(client: TestClient) -> None:
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
-def test_invalid_requests_are_refused_with_the_field(client: TestClient) -> None:
-    for path, body, words, param in (
-        ("/tokenize", {}, "prompt is required (or messages", "body.prompt"),
-        ("/tokenize", {"prompt": ["a"]}, "prompt: expected str", "body.prompt"),
-        (
-            "/tokenize",
-            {"prompt": "a", "messages": MESSAGES},
-            "prompt and messages are mutually exclusive",
-            "body.prompt",
-        ),
-        ("/tokenize", {"messages": []}, "expected at least one message", "body.messages"),
-        ("/tokenize", {"messages": MESSAGES}, "messages need a chat template", "messages"),
-        ("/detokenize", {}, "tokens is required", "body.tokens"),
-        ("/detokenize", {"tokens": None}, "tokens: expected array", "body.tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens.0: expected int", "body.tokens.0"),
-        ("/detokenize", {"tokens": [7, -1]}, "tokens.1: expected int >= 0", "body.tokens.1"),
-        ("/detokenize", {"tokens": [2**63]}, "tokens.0: expected int <=", "body.tokens.0"),
-        ("/detokenize", {"tokens": [7, 30_522]}, "Token id 30522 is out of vocabulary", "tokens"),
-    ):
-        assert_refused(client.post(path, json=body), words, param)
-
-
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [7]})])
 def test_an_unknown_model_is_not_found(client: TestClient, path: str, body: dict[str, Any]) -> None:
     assert_refused(client.post(path, json=body | {"model": "x"}), "The model `x` does not exist.", "model", status=404)

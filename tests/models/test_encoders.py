@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -328,23 +328,6 @@ def test_a_token_gets_the_full_head_if_the_classifier_is_one_module(family: str,
             encode_texts(llm, "token_classify"),
             [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)],
         )
-
-
-@pytest.mark.parametrize(
-    ("family", "problem", "activation"),
-    [
-        ("Electra", "regression", lambda x: x),
-        ("DistilBert", "multi_label_classification", torch.sigmoid),
-        ("DebertaV2", "single_label_classification", lambda x: x.softmax(-1)),
-    ],
-)
-def test_the_problem_type_decides_the_activation(
-    family: str, problem: str, activation: Callable[[Tensor], Tensor], tmp_path: Path
-) -> None:
-    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", problem_type=problem, **LABELS)
-
-    with opened(tmp_path) as llm:
-        assert_same(encode_texts(llm, "classify", None), [activation(row) for row in compute_logits(reference)])
 
 
 def test_deberta_pools_with_the_activation_of_its_config(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from cenote import LLM, PoolerConfig, PoolingParams
-from cenote.errors import Unsupported
 from tests.tiny import (
     SEQUENCES,
     compute_hidden_states,
@@ -23,7 +22,6 @@ from tests.tiny import (
     tiny_bert_classifier,
     tiny_bert_token_classifier,
     tiny_modernbert_classifier,
-    tiny_qwen3_classifier,
 )
 
 FAMILIES = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "Qwen2", "Qwen3")
@@ -160,16 +158,6 @@ def test_the_older_name_of_the_mean_means_the_same(tmp_path: Path) -> None:
         assert_same(classified(llm, RAW), [row - 0.5 for row in compute_logits(reference)])
 
 
-def test_a_reward_model_reads_its_last_token(tmp_path: Path) -> None:
-    reference = tiny_qwen3_classifier(tmp_path, num_labels=1)
-    with torch.inference_mode():
-        rewards = [reference.score(rows[-1]) for rows in compute_hidden_states(reference)]
-
-    with opened(tmp_path) as llm:
-        assert_same(classified(llm, RAW), rewards)
-        assert_same(classified(llm), [reward.sigmoid() for reward in rewards])
-
-
 def test_reward_gives_a_row_for_every_token(tmp_path: Path) -> None:
     reference = tiny_bert_token_classifier(tmp_path, num_labels=2)
 
@@ -177,18 +165,3 @@ def test_reward_gives_a_row_for_every_token(tmp_path: Path) -> None:
         rows = [output.outputs.data for output in llm.reward(SEQUENCES, use_tqdm=False)]
 
     assert_same(rows, [row.softmax(-1) for row in compute_logits(reference)])
-
-
-def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
-    tiny_bert_classifier(tmp_path)
-
-    with opened(tmp_path) as llm, pytest.raises(Unsupported, match="convert embed"):
-        llm.embed("the cat", use_tqdm=False)
-
-
-def test_labels_are_read_from_the_config(tmp_path: Path) -> None:
-    names = {0: "cold", 1: "warm", 2: "hot"}
-    tiny_bert_classifier(tmp_path, id2label=names, label2id={name: row for row, name in names.items()})
-
-    with opened(tmp_path) as llm:
-        assert llm.labels == ["cold", "warm", "hot"]

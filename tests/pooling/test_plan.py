@@ -84,14 +84,6 @@ def test_an_unknown_pooling_lists_the_known_ones(config: dict[str, Any]) -> None
         make_plan(PoolerConfig(**config))
 
 
-@pytest.mark.parametrize("target", ["seq_pooling_type", "tok_pooling_type"])
-def test_pooling_type_and_its_specific_form_must_agree(target: str) -> None:
-    kinds = {"seq_pooling_type": ("MEAN", "CLS"), "tok_pooling_type": ("STEP", "ALL")}[target]
-
-    with pytest.raises(BadRequest, match=f"Cannot set both `pooling_type` and `{target}`"):
-        PoolerConfig(pooling_type=kinds[0], **{target: kinds[1]})
-
-
 def test_the_task_option_restricts_the_tasks() -> None:
     assert make_plan(PoolerConfig(task="token_embed")).tasks == ("token_embed",)
     with pytest.raises(LoadError, match="Unsupported task: 'classify' Supported tasks: "):
@@ -146,15 +138,3 @@ def test_the_full_embedding_size_is_always_accepted() -> None:
     resolved = make_plan(matryoshka=Matryoshka(False, (), 32))
 
     assert resolved.resolve_options("embed", PoolingParams(dimensions=32)) == PoolingOptions(True, 32)
-
-
-def test_a_logit_sigma_of_zero_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"logit_sigma cannot be 0 \(division by zero\)"):
-        PoolerConfig(logit_sigma=0.0)
-
-
-def test_logit_mean_and_its_alias_must_agree() -> None:
-    assert PoolerConfig(logit_bias=2.0).logit_mean == 2.0
-    assert PoolerConfig(logit_bias=2.0, logit_mean=2.0).logit_mean == 2.0
-    with pytest.raises(BadRequest, match="`logit_bias` is a deprecated alias of `logit_mean`"):
-        PoolerConfig(logit_bias=2.0, logit_mean=1.0)

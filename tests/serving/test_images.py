@@ -18,7 +18,6 @@ from .server_process import ServerProcess
 
 NAME = "TomoroAI/tomoro-colqwen3-embed-4b"
 BEIJING, DESCRIBE = "Retrieve the city of Beijing", text_part("Describe the image.")
-LEARNING = "What is machine learning?"
 
 
 @pytest.fixture(scope="module")
@@ -70,27 +69,6 @@ def max_sim(query: Any, document: Any) -> float:
     return float((query @ document.T).max(axis=1).sum())
 
 
-def test_texts_are_reranked_and_scored(client: httpx.Client, llm: LLM) -> None:
-    documents = ["Machine learning is a subset of artificial intelligence.", "Python is a programming language."]
-
-    ranked = post(client, "/rerank", query=LEARNING, documents=documents)["results"]
-    scored = post(client, "/score", text_1=LEARNING, text_2=documents)["data"]
-
-    expected = [max_sim(token_embeddings(llm, LEARNING), token_embeddings(llm, document)) for document in documents]
-    np.testing.assert_allclose([item["score"] for item in scored], expected, atol=1e-4)
-    assert [result["index"] for result in ranked] == np.argsort(expected)[::-1].tolist()
-
-
-def test_a_text_is_scored_against_images(client: httpx.Client, llm: LLM) -> None:
-    reply = post(client, "/score", data_1=BEIJING, data_2=[image_document(CAT)])
-
-    document = token_embeddings(llm, describe_image(f"{IMAGE}\nDescribe the image.", CAT))
-    assert reply["data"][0]["score"] == pytest.approx(max_sim(token_embeddings(llm, BEIJING), document), abs=1e-4)
-    assert reply["usage"]["prompt_tokens"] == len(document) + len(
-        token_embeddings(llm, BEIJING)
-    )  # and a separator token
-
-
 def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
     documents = [image_document(CAT), image_document(DOG)]
 
@@ -105,35 +83,6 @@ def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
     for result in reply["results"]:
         assert result["relevance_score"] == pytest.approx(scores[result["index"]], abs=1e-4)
         assert result["document"] == {"text": None, "multi_modal": documents[result["index"]]["content"]}
-
-
-def test_token_embeddings_of_texts_and_of_conversations_with_images(client: httpx.Client, llm: LLM) -> None:
-    text = post(client, "/pooling", input=LEARNING, task="token_embed")
-    image = post(client, "/pooling", messages=[make_message(image_part(DOG), DESCRIBE)])
-
-    np.testing.assert_allclose(text["data"][0]["data"], token_embeddings(llm, LEARNING), atol=1e-5)
-    prompt = describe_image(f"<|im_start|>user\n{IMAGE}Describe the image.<|im_end|>\n", DOG)
-    np.testing.assert_allclose(
-        image["data"][0]["data"], token_embeddings(llm, prompt, add_special_tokens=False), atol=1e-5
-    )
-
-
-def test_an_empty_image_is_refused_with_its_position(client: httpx.Client) -> None:
-    empty = {"content": [image_part("data:image/png;base64,"), DESCRIBE]}
-
-    for path, body, name in (
-        ("/score", {"data_1": BEIJING, "data_2": [empty]}, "data_2[0].content[0]"),
-        (
-            "/rerank",
-            {"query": BEIJING, "documents": [image_document(CAT), empty], "top_n": 2},
-            "documents[1].content[0]",
-        ),
-        ("/pooling", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
-        ("/tokenize", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
-    ):
-        reply = client.post(path, json=body)
-        assert reply.status_code == 400, reply.text
-        assert reply.json()["message"].startswith(f"{name}: ") and "empty" in reply.json()["message"], reply.text
 
 
 def test_options_and_limits_reach_the_engine_from_every_front_end(folder: Path, client: httpx.Client) -> None:
