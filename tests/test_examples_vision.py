@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from cenote import LLM
+from tests.factories import LLMFactory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,10 +30,9 @@ def examples() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def llm(examples: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(examples: None, tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = import_module("tiny_colqwen3").write_checkpoint(tmp_path_factory.mktemp("tiny"))
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from cenote.pooling_params import LateChunkingParams
 from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.late_chunking import get_offsets, split_text
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.tiny import (
     change_config,
     compute_hidden_states,
@@ -59,9 +60,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(bert: Path) -> Iterator[LLM]:
-    with load(bert, "MEAN", result_cache_bytes=1_000_000) as llm:
-        yield llm
+def llm(bert: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(bert, pooler_config={"pooling_type": "MEAN"}, result_cache_bytes=1_000_000)
 
 
 def load(folder: Path, pooling_type: str | None = None, **options: Any) -> LLM:

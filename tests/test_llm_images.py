@@ -15,15 +15,13 @@ import pytest
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from tests.api.image_helpers import CAT, DOG, data_uri, save_tiny_vl_reranker
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_qwen3_vl
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("embedder")
-    save_tiny_qwen3_vl(folder)
-    with LLM(str(folder), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 3}) as llm:
-        yield llm
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(save_tiny_qwen3_vl, limit_mm_per_prompt={"image": 3})
 
 
 def embed_prompt(llm: LLM, prompt: Any) -> Any:

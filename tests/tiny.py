@@ -258,17 +258,16 @@ def tiny_bert(folder: Path, **changes: Any) -> PreTrainedModel:
 
 
 def tiny_bert_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
-    """With one label it is a cross-encoder."""
     return save_tiny(folder, "BertForSequenceClassification", num_labels=num_labels, **changes)
+
+
+def tiny_cross_encoder(folder: Path) -> PreTrainedModel:
+    return tiny_bert_classifier(folder, num_labels=1)
 
 
 def tiny_bert_token_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
     """A classifier of every token."""
     return save_tiny(folder, "BertForTokenClassification", num_labels=num_labels, **changes)
-
-
-def tiny_roberta(folder: Path, **changes: Any) -> PreTrainedModel:
-    return save_tiny(folder, "RobertaModel", **changes)
 
 
 def tiny_roberta_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from cenote import LLM
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.config.server import ServerConfig
+from tests.tiny import tiny_bert, tiny_cross_encoder
 
 # renders every message as "role: content."; the generation prompt is "who:"
 CHAT_TEMPLATE = (
@@ -49,6 +50,16 @@ def load_llm(folder: Path, **options: Any) -> LLM:
 def add_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> None:
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+def save_chat_embedder(folder: Path) -> None:
+    tiny_bert(folder)
+    add_chat_template(folder)
+
+
+def save_chat_cross_encoder(folder: Path) -> None:
+    tiny_cross_encoder(folder)
+    add_chat_template(folder)
 
 
 def null_fields(body: type[msgspec.Struct]) -> dict[str, None]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,17 @@ from cenote.api.request_body import count_chars, estimate_objects
 from cenote.config.server import ServerConfig
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from tests.tiny import tiny_bert_classifier
+from tests.factories import LLMFactory
+from tests.tiny import tiny_cross_encoder
 
-from .app_client import assert_refused, load_llm, make_client
+from .app_client import assert_refused, make_client
 
 MEGABYTE = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("reranker")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
+def reranker(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 def make_app(llm: LLM, **settings: Any) -> tuple[AppState, TestClient]:

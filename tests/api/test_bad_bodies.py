@@ -19,9 +19,10 @@ from cenote.api.dialects.dialect import Route
 from cenote.api.replies import encode_default_error
 from cenote.api.request_body import check_raw_body, check_utf8, count_chars, parse_body, strip_strings
 from cenote.errors import BodyTooLarge, InvalidBody
-from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.api.app_client import make_client, save_chat_cross_encoder
+from tests.factories import LLMFactory
 from tests.suite import first_of
-from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
+from tests.tiny import tiny_bert_token_classifier, tiny_bge_m3
 
 pytestmark = pytest.mark.usefixtures("shared_event_loop")
 
@@ -41,23 +42,14 @@ Clients = dict[str, TestClient]
 
 
 @pytest.fixture(scope="module")
-def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def clients(llm: LLM, shared_llm: LLMFactory) -> Clients:
     """Return for every route a client of a model that supports it."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "bge_m3", "token_classifier")]
-    tiny_bert_classifier(folders[0], num_labels=1)
-    add_chat_template(folders[0])
-    tiny_bge_m3(folders[1])
-    tiny_bert_token_classifier(folders[2])
-    with (
-        load_llm(folders[0]) as cross_encoder,
-        load_llm(folders[1]) as bge_m3,
-        load_llm(folders[2]) as token_classifier,
-    ):
-        servers = [make_client(llm), make_client(cross_encoder), make_client(bge_m3), make_client(token_classifier)]
-        yield {
-            path: next(server for server in servers if "does not support" not in server.post(path, json={}).text)
-            for path in ROUTES
-        }
+    makers = (save_chat_cross_encoder, tiny_bge_m3, tiny_bert_token_classifier)
+    servers = [make_client(each) for each in (llm, *map(shared_llm, makers))]
+    return {
+        path: next(server for server in servers if "does not support" not in server.post(path, json={}).text)
+        for path in ROUTES
+    }
 
 
 @pytest.fixture(scope="module")

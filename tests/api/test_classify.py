@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.testclient import TestClient
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ClassifyBody
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, null_fields
+from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?", "a red bird, a blue fish", "two"]
@@ -20,17 +20,11 @@ LABELS = ["bad", "good", "new"]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("classifier")
     tiny_bert_classifier(folder, id2label=dict(enumerate(LABELS)))
     add_chat_template(folder)
-    with load_llm(folder) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
+    return open_llm(folder)
 
 
 def post_classify(client: TestClient, **body: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.dialects.cohere import EmbedBody
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.tiny import change_config, save_tiny, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["a deep cave", "the price of bread"]
@@ -26,13 +27,7 @@ PROMPTS = {"query": "search ", "passage": "the book ", "Clustering": "", "rhyme"
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    """Embedding size 384, maximum length 256 tokens, no prompts."""
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def prompted(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     """Tiny model with Sentence Transformers prompts: size 32, maximum length 66, embeddings not normalised."""
     folder = tmp_path_factory.mktemp("prompted")
     tiny_bert(folder)
@@ -45,8 +40,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
-    with LLM(str(folder), dtype="float32", device="cpu", served_model_name="tiny") as llm:
-        yield llm
+    return open_llm(folder)
 
 
 def embed(client: TestClient, path: str = "/v2/embed", **body: Any) -> Any:

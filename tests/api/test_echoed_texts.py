@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from tests.api.app_client import load_llm, make_client
-from tests.tiny import tiny_bert, tiny_bert_classifier
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert, tiny_cross_encoder
 
 TEXT = "the cat is in the city " * 5000  # cut by the model, and repeated as a whole
 TEXTS = [TEXT] * 10
@@ -26,11 +26,8 @@ RERANKED: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("cross")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 def make_limited_client(llm: LLM, num_bodies: float) -> TestClient:

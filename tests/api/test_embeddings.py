@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cenote.api.dialects.openai import Embedding, EmbeddingsBody
 from cenote.api.dialects.vllm import PoolingAnswer
 from cenote.api.replies import AnswerList
 from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["Follow the white rabbit.", "a", "How deep is the cave?"]
@@ -28,20 +28,14 @@ OTHER = [{"role": "user", "content": "a red bird"}]
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def chat_llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     """Matryoshka model of sizes 4, 8 and 32, with a chat template and a named prompt."""
     folder = tmp_path_factory.mktemp("chat")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[4, 8, 32])
     add_chat_template(folder)
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"ask": "query: "}}))
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.fixture(scope="module")

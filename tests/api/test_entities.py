@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from cenote.api.dialects.entities import EntitiesBody
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult
-from tests.api.app_client import assert_refused, load_llm, make_client, null_fields
+from tests.api.app_client import assert_refused, make_client, null_fields
 from tests.api.front_ends.remote_link import call_both
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_token_classifier
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -23,12 +23,11 @@ LONG = " ".join(TEXTS) * 5
 
 
 @pytest.fixture(scope="module")
-def entity_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def entity_llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("entity_llm")
     id2label = dict(enumerate(LABELS))
     tiny_bert_token_classifier(folder, id2label=id2label, label2id={name: row for row, name in id2label.items()})
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.protocol.requests import PoolRequest
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
 VERSIONS = ["/v1", "/v1beta", "/v1beta1", ""]
 TEXTS = ["the cat is in the city", "a red bird"]
 LONG_TEXT = "river " * 400
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
 
 
 def embed(llm: LLM, texts: list[str]) -> np.ndarray[Any, Any]:
@@ -126,13 +121,12 @@ def test_an_error_of_one_content_cancels_those_with_other_options(llm: LLM, monk
 
 
 @pytest.fixture(scope="module")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def prompted(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder: Path = tmp_path_factory.mktemp("prompted")
     tiny_bert(folder)
     settings = '{"prompts": {"query": "red ", "document": "old "}}'
     (folder / "config_sentence_transformers.json").write_text(settings)
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.mark.parametrize(

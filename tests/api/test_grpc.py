@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from cenote.errors import (
     Overloaded,
     PoolingError,
 )
-from tests.api.app_client import load_llm
+from tests.factories import LLMFactory
 from tests.serving.certificates import certificate
 from tests.tiny import tiny_bert
 
@@ -47,11 +47,8 @@ FOLDER = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("embedder")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bert)
 
 
 async def embed(channel: grpc.aio.Channel, text: str = "the cat") -> Any:

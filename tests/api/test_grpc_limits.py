@@ -8,7 +8,7 @@ import os
 import random
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.messages import MessageParser, has_more_fields
 from cenote.api.grpc.receiver import MIN_PLACES
 from cenote.errors import BadRequest, BodyTooLarge
-from tests.api.app_client import load_llm
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
 from .grpc_server import TIMEOUT_S, make_state, run_with_server
@@ -35,11 +35,8 @@ MEGABYTE = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("embedder")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bert)
 
 
 async def send(channel: grpc.aio.Channel, method: str, message: bytes, metadata: Any = ()) -> tuple[str, str]:

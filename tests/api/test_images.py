@@ -25,6 +25,7 @@ from tests.api.image_helpers import (
     save_tiny_vl_reranker,
     text_part,
 )
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3, save_tiny_qwen3_vl
 from tests.models.two_towers import TEXT, VISION, save
 
@@ -35,30 +36,23 @@ COHERE = ["/v1/embed", "/v2/embed"]
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("embedder")
     save_tiny_qwen3_vl(folder)
     prompts = {"prompts": {"query": "who is this?", "document": ""}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    with load_llm(folder, limit_mm_per_prompt={"image": 2}) as llm:
-        yield llm
+    return open_llm(folder, limit_mm_per_prompt={"image": 2})
 
 
 @pytest.fixture(scope="module")
-def colqwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def colqwen(shared_llm: LLMFactory) -> LLM:
     """ColQwen3: token embeddings, late interaction."""
-    folder = tmp_path_factory.mktemp("colqwen")
-    save_tiny_colqwen3(folder)
-    with load_llm(folder, limit_mm_per_prompt={"image": 2}) as llm:
-        yield llm
+    return shared_llm(save_tiny_colqwen3, limit_mm_per_prompt={"image": 2})
 
 
 @pytest.fixture(scope="module")
-def vl_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("vl_reranker")
-    save_tiny_vl_reranker(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def vl_reranker(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(save_tiny_vl_reranker)
 
 
 @pytest.fixture(scope="module")

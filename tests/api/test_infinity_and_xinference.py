@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
 from tests.api.app_client import load_llm, make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bert_classifier
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("embedder")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bert)
 
 
 def test_models_have_the_stats_that_infinity_clients_parse(llm: LLM) -> None:

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import assert_refused, load_llm, make_client
-from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier
+from tests.api.app_client import assert_refused, make_client
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_cross_encoder
 
 
 @pytest.fixture(scope="module")
-def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TestClient]]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "token_classifier")]
-    tiny_bert_classifier(folders[0], num_labels=1)
-    tiny_bert_classifier(folders[1], num_labels=3)
-    tiny_bert_token_classifier(folders[2])
-    with (
-        load_llm(folders[0]) as cross_encoder,
-        load_llm(folders[1]) as classifier,
-        load_llm(folders[2]) as token_classifier,
-    ):
-        yield {
-            "embedder": make_client(llm),
-            "cross-encoder": make_client(cross_encoder),
-            "classifier": make_client(classifier),
-            "token-classifier": make_client(token_classifier),
-        }
+def clients(llm: LLM, shared_llm: LLMFactory) -> dict[str, TestClient]:
+    return {
+        "embedder": make_client(llm),
+        "cross-encoder": make_client(shared_llm(tiny_cross_encoder)),
+        "classifier": make_client(shared_llm(tiny_bert_classifier)),
+        "token-classifier": make_client(shared_llm(tiny_bert_token_classifier)),
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ vLLM's `late_chunking_params` with the matrices of token vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.protocol.late_chunking import split_text
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
+from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 CHUNKS = ["the cat is in the city.", " a red bird, a blue fish", " who live in it?"]
@@ -20,12 +20,11 @@ TEXT = "".join(CHUNKS)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("embedder")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[8, 32])
-    with load_llm(folder, pooler_config={"pooling_type": "MEAN"}) as llm:
-        yield llm
+    return open_llm(folder, pooler_config={"pooling_type": "MEAN"})
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +116,8 @@ def test_a_model_with_another_pooling_is_refused(tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-def token_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("token_embedder")
-    tiny_bert(folder)
-    with load_llm(folder, pooler_config={"task": "token_embed"}) as llm:
-        yield make_client(llm)
+def token_client(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_bert, pooler_config={"task": "token_embed"}))
 
 
 def post_tokens(client: TestClient, path: str = "/v1/embeddings", **fields: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.engine.conftest import BatchGate, wait_until
+from tests.factories import LLMFactory
 from tests.models.test_lora import BERT_TARGETS, save_adapter
 from tests.tiny import TEXTS, compute_logits, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
@@ -41,13 +42,14 @@ class TunedModel:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TunedModel]:
+def tuned(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> TunedModel:
     folder = tmp_path_factory.mktemp("tuned")
     plain = tiny_bert(folder / "model")
     for seed, name in enumerate(("first", "late")):
         save_adapter(folder / name, plain, BERT_TARGETS, seed=seed)
-    with load_llm(folder / "model", lora_modules=(f"first={folder / 'first'}",)) as llm:
-        yield TunedModel(llm, folder / "first", folder / "late")
+    return TunedModel(
+        open_llm(folder / "model", lora_modules=(f"first={folder / 'first'}",)), folder / "first", folder / "late"
+    )
 
 
 def make_admin_client(llm: LLM, **settings: Any) -> TestClient:

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.model_names import list_source_names
 from tests.api.app_client import list_served_routes, make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -33,9 +34,8 @@ def default_llm(default_folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def folder_llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def folder_llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder, served_model_name=None)
 
 
 def get_status(client: TestClient, name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,23 +9,16 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from tests.api.app_client import load_llm, make_client
-from tests.tiny import tiny_bert, tiny_bert_classifier
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert, tiny_cross_encoder
 
 QUERY, PASSAGES = "the old city", ["a red bird", "the river in the city", "two fish"]
 BODY: dict[str, Any] = {"query": {"text": QUERY}, "passages": [{"text": text} for text in PASSAGES]}
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 @pytest.mark.parametrize("path", ["/v1/ranking", "/v1/retrieval/tiny/reranking"])

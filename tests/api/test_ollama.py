@@ -9,17 +9,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from tests.api.app_client import make_client
 
 TEXTS = ["the cat is in the city", "a red bird"]
 LONG_TEXT = "river " * 400
 # LangChain sends all options, most of them null
 OPTIONS = dict.fromkeys(["mirostat", "num_gpu", "num_thread", "temperature", "stop", "top_k", "num_ctx"])
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
 
 
 def embed(llm: LLM, texts: list[str], **params: Any) -> np.ndarray[Any, Any]:

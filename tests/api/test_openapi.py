@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from cenote.api.replies import encode_default_error
 from cenote.api.route_table import RouteTable
 from cenote.api.system_routes import SYSTEM_ROUTES
 from cenote.config.server import ServerConfig
-from tests.api.app_client import add_chat_template, list_served_routes, load_llm, make_client
+from tests.api.app_client import list_served_routes, make_client, save_chat_cross_encoder
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
 pytestmark = pytest.mark.usefixtures("shared_event_loop")
@@ -46,26 +46,15 @@ Models = dict[str, TestClient]
 
 
 @pytest.fixture(scope="module")
-def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "token_classifier", "bge_m3")]
-    tiny_bert_classifier(folders[0], num_labels=1)
-    add_chat_template(folders[0])
-    tiny_bert_classifier(folders[1], num_labels=3)
-    tiny_bert_token_classifier(folders[2])
-    tiny_bge_m3(folders[3])
-    with (
-        load_llm(folders[0]) as cross_encoder,
-        load_llm(folders[1]) as classifier,
-        load_llm(folders[2]) as token_classifier,
-        load_llm(folders[3]) as bge_m3,
-    ):
-        yield {
-            "embedder": make_client(llm, allow_local_admin=True),
-            "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True, allow_local_admin=True),
-            "classifier": make_client(classifier),
-            "token-classifier": make_client(token_classifier),
-            "bge-m3": make_client(bge_m3),
-        }
+def models(llm: LLM, shared_llm: LLMFactory) -> Models:
+    cross_encoder = shared_llm(save_chat_cross_encoder)
+    return {
+        "embedder": make_client(llm, allow_local_admin=True),
+        "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True, allow_local_admin=True),
+        "classifier": make_client(shared_llm(tiny_bert_classifier)),
+        "token-classifier": make_client(shared_llm(tiny_bert_token_classifier)),
+        "bge-m3": make_client(shared_llm(tiny_bge_m3)),
+    }
 
 
 class Document(dict[str, Any]):

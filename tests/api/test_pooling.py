@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +14,32 @@ from starlette.testclient import TestClient
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import PoolingBody
 from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.factories import LLMFactory
 from tests.plugins.conftest import InstallPlugin, install_plugin  # noqa: F401  # a fixture
-from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_cross_encoder
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?"]
 MESSAGES = [{"role": "user", "content": "the old city"}]
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     """Matryoshka model of sizes 8 and 32."""
     folder = tmp_path_factory.mktemp("embedder")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[8, 32])
     add_chat_template(folder)
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
+def cross_encoder(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 @pytest.fixture(scope="module")
-def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("token_classifier")
-    tiny_bert_token_classifier(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def token_classifier(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bert_token_classifier)
 
 
 def post_pooling(client: TestClient, **body: Any) -> list[Any]:

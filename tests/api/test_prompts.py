@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from cenote import LLM
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
 from tests.api.front_ends.remote_link import call_both
+from tests.factories import LLMFactory
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade
 
@@ -24,29 +24,22 @@ INSTRUCTIONS = {"retrieval.query": "search query: ", "retrieval.passage": "passa
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     """An embedding model whose default prompt is that of documents."""
     folder = tmp_path_factory.mktemp("prompted")
     tiny_bert(folder)
     add_chat_template(folder)
     settings = {"prompts": PROMPTS, "default_prompt_name": "document"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def jina(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("jina")
     save_adapted(folder)
     change_config(folder, task_instructions=INSTRUCTIONS)
-    with load_llm(folder) as llm:
-        yield llm
+    return open_llm(folder)
 
 
 def post_vectors(client: TestClient, path: str, **body: Any) -> np.ndarray[Any, Any]:

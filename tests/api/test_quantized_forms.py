@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
 TEXTS = ["Follow the white rabbit.", "How deep is the cave?", "a red bird"]
@@ -43,11 +43,8 @@ FORMS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("embedder")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def client(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_bert))
 
 
 @pytest.fixture(scope="module")

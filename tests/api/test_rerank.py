@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import cohere
@@ -14,7 +13,8 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.dialects.rerank import RerankBody
 from tests.api.app_client import make_client
-from tests.tiny import tiny_bert_classifier
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
 QUERY = "how deep is the cave?"
 DOCUMENTS = ["bread is cheap today", "the cave is 40 metres deep", "a hole in the ground"]
@@ -84,18 +84,9 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    """A bi-encoder with a maximum length of 256."""
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def cross_encoder(shared_llm: LLMFactory) -> LLM:
     """A cross-encoder with a maximum length of 66 and a small vocabulary."""
-    folder = tmp_path_factory.mktemp("cross")
-    tiny_bert_classifier(folder, num_labels=1)
-    with LLM(str(folder), dtype="float32", device="cpu", served_model_name="cross") as llm:
-        yield llm
+    return shared_llm(tiny_cross_encoder, served_model_name="cross")
 
 
 def rerank(client: TestClient, path: str = "/rerank", **body: Any) -> Any:

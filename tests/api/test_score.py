@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ScoreBody
-from tests.api.app_client import assert_refused, load_llm, make_client, null_fields
-from tests.tiny import tiny_bert_classifier
+from tests.api.app_client import assert_refused, make_client, null_fields
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
 QUERY = "how big is the old river?"
 DOCUMENTS = ["the river in the city is big", "a red bird", "two"]
@@ -21,17 +21,8 @@ IMAGE = {"content": [{"type": "image_url", "image_url": {"url": "http://localhos
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    """An embedding model: cosine similarity, or MaxSim if requested."""
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def cross_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
+def cross_llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +31,8 @@ def cross_client(cross_llm: LLM) -> TestClient:
 
 
 @pytest.fixture(scope="module")
-def three_labels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("three_labels")
-    tiny_bert_classifier(folder, num_labels=3)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def three_labels(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_bert_classifier))
 
 
 def scores(client: TestClient, **body: Any) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.api.served_models import EngineUse, ServedModel
 from cenote.config.server import ServerConfig
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_splade
 
 from .app_client import assert_refused, load_llm
@@ -30,20 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def embedder(folder: Path) -> Iterator[LLM]:
+def embedder(folder: Path, open_llm: LLMFactory) -> LLM:
     (folder / "embedder").mkdir()
     tiny_bert(folder / "embedder")
     (folder / "embedder" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
-    with load_llm(folder / "embedder") as llm:
-        yield llm
+    return open_llm(folder / "embedder")
 
 
 @pytest.fixture(scope="module")
-def reranker(folder: Path) -> Iterator[LLM]:
+def reranker(folder: Path, open_llm: LLMFactory) -> LLM:
     (folder / "reranker").mkdir()
     tiny_bert_classifier(folder / "reranker", num_labels=1)
-    with load_llm(folder / "reranker") as llm:
-        yield llm
+    return open_llm(folder / "reranker")
 
 
 def make_model(app_state: AppState, slot: int, llm: LLM | None, source: Path, *names: str) -> ServedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,20 @@ from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
 from tests.api.front_ends.remote_link import call_both
 from tests.api.test_openapi import assert_documented, get_document
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
 
 TEXTS = ["the cat and the dog and the bird", "a ☃ in the city", "", "how big is the old river?"]
 
 
 @pytest.fixture(scope="module")
-def bge_m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("m3")
-    tiny_bge_m3(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def bge_m3(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bge_m3)
 
 
 @pytest.fixture(scope="module")
-def splade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("splade")
-    tiny_splade(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def splade(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_splade)
 
 
 def post_json(client: TestClient, path: str, **body: Any) -> list[Any]:

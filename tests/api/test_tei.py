@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from tests.api.app_client import load_llm, make_client
-from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bge_m3
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bge_m3, tiny_cross_encoder
 
 TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
 LONG = "the cat is in the city " * 80
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("embedder")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def embedder(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_bert)
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +30,13 @@ def client(embedder: LLM) -> TestClient:
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("classifier")
-    tiny_bert_classifier(folder, num_labels=3)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def classifier(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_bert_classifier))
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("reranker")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def reranker(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_cross_encoder))
 
 
 def post(client: TestClient, path: str, **body: Any) -> Any:

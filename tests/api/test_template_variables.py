@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,24 +12,15 @@ from cenote.api.admission.cost import estimate_pool, estimate_score
 from cenote.engine.text_engine import MAX_INLINE_CHARS
 from cenote.protocol.input_types import Conversation, compute_inputs_size
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
-from tests.tiny import tiny_bert
+from tests.api.app_client import assert_refused, save_chat_embedder
+from tests.factories import LLMFactory
 
 TOOLS: dict[str, Any] = {"tools": [{"name": "tool"}] * 1000}
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("chat")
-    tiny_bert(folder)
-    add_chat_template(folder)
-    with load_llm(folder) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
+def llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(save_chat_embedder)
 
 
 def make_conversations(count: int, variables: dict[str, Any]) -> list[Conversation]:

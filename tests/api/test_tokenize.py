@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,24 +9,15 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.tokenize import DetokenizeBody, TokenizeBody
-from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, null_fields
-from tests.tiny import tiny_bert
+from tests.api.app_client import assert_refused, make_client, null_fields, save_chat_embedder
+from tests.factories import LLMFactory
 
 MESSAGES = [{"role": "user", "content": "the old city"}]
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("chat")
-    tiny_bert(folder)
-    add_chat_template(folder)
-    with load_llm(folder) as llm:
-        yield llm
+def chat_llm(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(save_chat_embedder)
 
 
 @pytest.fixture(scope="module")

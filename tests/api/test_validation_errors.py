@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from cenote import LLM
 from cenote.config.pooler import PoolerConfig
 from tests.api.app_client import assert_refused, load_llm, make_client
-from tests.tiny import tiny_bert, tiny_bert_classifier
+from tests.factories import LLMFactory
+from tests.tiny import tiny_bert, tiny_cross_encoder
 
 MESSAGES = [{"role": "user", "content": "a"}]
 TRUNCATION_MESSAGE = (
@@ -21,16 +20,8 @@ TRUNCATION_MESSAGE = (
 
 
 @pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
-
-
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def cross_encoder(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_cross_encoder))
 
 
 def read_error(reply: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.moderations import is_harmless
-from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.app_client import assert_refused, make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "how big is the old river?", "a red bird, a blue fish"]
@@ -19,11 +19,10 @@ LABELS = ["toxic", "safe", "not toxic"]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def client(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> TestClient:
     folder = tmp_path_factory.mktemp("classifier")
     tiny_bert_classifier(folder, id2label=dict(enumerate(LABELS)))
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+    return make_client(open_llm(folder))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from cenote import LLM
 from cenote.api.dialects import DIALECTS, VENDOR_DIALECTS
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.replies import encode_default_error
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +26,8 @@ NAMES = [f"{dialect.name}-{index}" for index, (dialect, _) in enumerate(CASES)]
 
 
 @pytest.fixture(scope="module")
-def servers(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[LLM, TestClient]]]:
-    folder = tmp_path_factory.mktemp("classifier")
-    tiny_bert_classifier(folder, num_labels=3)
-    with load_llm(folder) as classifier:
-        yield [(llm, make_client(llm)), (classifier, make_client(classifier))]
+def servers(llm: LLM, shared_llm: LLMFactory) -> list[tuple[LLM, TestClient]]:
+    return [(each, make_client(each)) for each in (llm, shared_llm(tiny_bert_classifier))]
 
 
 @pytest.mark.parametrize(("dialect", "route"), CASES, ids=NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from cenote.api.dialects.openai import EmbeddingsBody
 from cenote.api.dialects.rerank import RerankBody
 from cenote.api.model_names import list_source_names
 from cenote.config.engine import DEFAULT_MODEL
-from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
-from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+from tests.api.app_client import assert_refused, decode_base64, make_client, null_fields
+from tests.factories import LLMFactory
+from tests.tiny import change_config, tiny_bert, tiny_cross_encoder
 
 TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
 LONG = "the cat is in the city " * 80
@@ -26,21 +26,17 @@ TYPES = ["int8", "uint8", "binary", "ubinary"]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def client(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> TestClient:
     """A Matryoshka model with vectors of 32 numbers, and no chat template."""
     folder = tmp_path_factory.mktemp("embedder")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[8, 32])
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+    return make_client(open_llm(folder))
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield llm
+def cross_encoder(shared_llm: LLMFactory) -> LLM:
+    return shared_llm(tiny_cross_encoder)
 
 
 def embed(client: TestClient, **fields: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
 
@@ -11,18 +10,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import load_llm, make_client
-from tests.tiny import tiny_bert_classifier
+from tests.api.app_client import make_client
+from tests.factories import LLMFactory
+from tests.tiny import tiny_cross_encoder
 
 QUERY, DOCUMENTS = "the old city", ["a red bird", "the river in the city", "two fish"]
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("cross_encoder")
-    tiny_bert_classifier(folder, num_labels=1)
-    with load_llm(folder) as llm:
-        yield make_client(llm)
+def cross_encoder(shared_llm: LLMFactory) -> TestClient:
+    return make_client(shared_llm(tiny_cross_encoder))
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import make_client
 
 TEXTS = ["the cat is in the city", "a red bird"]
 LONG_TEXT = "river " * 400
 NUMPY_TYPES = {"float": "<f4", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
 # the client sends all fields
 FIELDS = dict.fromkeys(["input_type", "output_dtype", "output_dimension", "encoding_format"]) | {"truncation": True}
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,12 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
 from tests.api.app_client import make_client
 
 CONFIG = {"pooling_strategy": "masked_mean", "task_type": "passage"}
-
-
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
 
 
 def post(client: TestClient, path: str, body: dict[str, Any]) -> Any:

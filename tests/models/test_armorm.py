@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from cenote import LLM
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.layouts.builders import text_families
 from tests.models.published_reference import reference
 from tests.tiny import compute_hidden_states
@@ -36,9 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 def to_text(turns: list[tuple[str, str]]) -> str:

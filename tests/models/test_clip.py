@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.clip import clip
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.models.two_towers import (
     IMAGES,
     MIXED,
@@ -43,9 +43,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Reference) -> Iterator[LLM]:
-    with opened(reference.folder) as llm:
-        yield llm
+def llm(reference: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(reference.folder)
 
 
 def test_texts_have_the_embeddings_of_transformers(reference: Reference, llm: LLM) -> None:

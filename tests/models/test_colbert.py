@@ -32,6 +32,7 @@ from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError, Unsupported
 from cenote.explain.resolved_settings import iter_settings, resolve_settings
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.layouts.builders import load_builders
 from tests.layouts.registry import BUILDERS
 from tests.tiny import change_config, save_tiny
@@ -491,9 +492,8 @@ def colbert(tmp_path_factory: pytest.TempPathFactory) -> Colbert:
 
 
 @pytest.fixture(scope="module")
-def llm(colbert: Colbert) -> Iterator[LLM]:
-    with opened(colbert.folder) as llm:
-        yield llm
+def llm(colbert: Colbert, open_llm: LLMFactory) -> LLM:
+    return open_llm(colbert.folder)
 
 
 def test_other_apis_than_token_embeddings_are_refused_with_the_tasks_of_the_model(llm: LLM) -> None:

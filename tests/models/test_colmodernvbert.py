@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from transformers import (
 from cenote import LLM
 from cenote.protocol.input_types import ContentParts, Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.models.modernvbert import (
     FACTOR,
     IMAGE_FILE,
@@ -75,9 +75,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Reference) -> Iterator[LLM]:
-    with LLM(str(reference[0]), dtype="float32", device="cpu") as loaded:
-        yield loaded
+def llm(reference: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(reference[0])
 
 
 def vectors(llm: LLM, prompts: Any) -> list[Tensor]:

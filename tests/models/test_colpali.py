@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cenote import LLM
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import ContentParts, Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.tiny import LETTERS, WORDS, change_config, randomize
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]
@@ -110,9 +110,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ColPaliFo
 
 
 @pytest.fixture(scope="module")
-def llm(reference: tuple[Path, ColPaliForRetrieval]) -> Iterator[LLM]:
-    with LLM(str(reference[0]), dtype="float32", device="cpu") as loaded:
-        yield loaded
+def llm(reference: tuple[Path, ColPaliForRetrieval], open_llm: LLMFactory) -> LLM:
+    return open_llm(reference[0])
 
 
 def vectors(llm: LLM, prompts: Any) -> list[Tensor]:

@@ -21,6 +21,7 @@ from cenote.protocol.results import Entity
 from tests.api.app_client import assert_refused, make_client
 from tests.api.front_ends.remote_link import call_both
 from tests.engine.tasks.test_entities import SENTENCES
+from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import PROMPT_TOKENS, add_own_files, save_gliner
 from tests.tiny import tiny_bert_token_classifier
 
@@ -98,8 +99,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 @pytest.fixture(scope="module")
-def llm(saved: Saved) -> LLM:
-    return LLM(str(saved.folder), dtype="float32", device="cpu")
+def llm(saved: Saved, open_llm: LLMFactory) -> LLM:
+    return open_llm(saved.folder)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.9])

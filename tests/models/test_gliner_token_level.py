@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cenote import LLM
+from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import save_gliner
 from tests.models.test_gliner import LABELS, TEXTS, Found, assert_found, load_tokenizer
 
@@ -72,9 +73,8 @@ def model(folder: Path) -> tuple[Any, Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, model: Any) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(folder: Path, model: Any, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.3, 0.1])

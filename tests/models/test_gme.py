@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from cenote import LLM
 from cenote.errors import LoadError
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.models.gme import Gme, save_gme
 from tests.models.qwen_vl import PLACEHOLDER, make_image
 
@@ -32,9 +32,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Gme:
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Gme) -> Iterator[LLM]:
-    with LLM(str(reference.folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(reference: Gme, open_llm: LLMFactory) -> LLM:
+    return open_llm(reference.folder)
 
 
 def embed(llm: LLM, inputs: list[Any]) -> list[Tensor]:

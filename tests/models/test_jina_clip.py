@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.functional import normalize
 from cenote import LLM
 from cenote.errors import LoadError, Unsupported
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.models.jina_clip import INSTRUCTION, TASK, TEXT_V1, TEXT_V2, VISION_V1, PlainModel, save_jina_clip
 from tests.models.two_towers import IMAGES, MIXED, assert_same, image_message, make_image, opened, prompt, vectors
 from tests.tiny import TEXTS
@@ -27,9 +27,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with opened(folder) as llm:
-        yield llm
+def llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 def test_texts_and_images_have_the_embeddings_of_the_published_arithmetic(folder: Path, llm: LLM) -> None:
@@ -80,11 +79,10 @@ def test_a_text_beside_an_image_is_refused(llm: LLM) -> None:
 
 
 @pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlainModel, LLM]]:
+def second(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> tuple[PlainModel, LLM]:
     folder = tmp_path_factory.mktemp("jina-clip-v2")
     save_jina_clip(folder, 2)
-    with opened(folder) as llm:
-        yield PlainModel(folder), llm
+    return PlainModel(folder), open_llm(folder)
 
 
 def test_v2_has_smaller_sizes_for_texts_and_images(second: tuple[PlainModel, LLM]) -> None:

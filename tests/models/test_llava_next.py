@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from cenote.inputs.images.llava_next import LlavaNextImageProcessor
 from cenote.models.architecture import HFConfig
 from cenote.models.image_spec import ProcessorFiles
 from cenote.models.llava_next import llava_next
+from tests.factories import LLMFactory
 from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, randomize, save_tokenizer
 
@@ -89,9 +90,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(llama: Reference) -> Iterator[LLM]:
-    with LLM(str(llama.folder), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 2}) as llm:
-        yield llm
+def llm(llama: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(llama.folder, limit_mm_per_prompt={"image": 2})
 
 
 def prompts() -> list[Any]:

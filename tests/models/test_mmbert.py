@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from cenote import LLM, PoolingParams
+from tests.factories import LLMFactory
 from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.table import read_table
 from tests.layouts.tokenizers import TEXTS
@@ -28,9 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 def run(folder: Path, text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from cenote.models.architecture import HFConfig
 from cenote.models.nemotron_vl import nemotron_vl
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, change_config, randomize, save_tokenizer
 
@@ -149,17 +150,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Reference) -> Iterator[LLM]:
-    with LLM(str(reference.folder), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 3}) as llm:
-        yield llm
+def llm(reference: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(reference.folder, limit_mm_per_prompt={"image": 3})
 
 
 @pytest.fixture(scope="module")
-def reranker(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def reranker(reference: Reference, tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("nemotron_vl_reranker")
     save_reranker(reference, folder)
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+    return open_llm(folder)
 
 
 def test_texts_and_images_of_all_shapes_in_one_batch_equal_transformers(llm: LLM, reference: Reference) -> None:

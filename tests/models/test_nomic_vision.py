@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from torch.nn.functional import normalize
 from cenote import LLM
 from cenote.errors import LoadError, Unsupported
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.models.nomic_vision import GRID, PlainModel, save_nomic_vision
 from tests.models.two_towers import IMAGES, assert_same, image_message, opened, prompt, vectors
 
@@ -24,9 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with opened(folder) as llm:
-        yield llm
+def llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 def test_an_image_has_the_embedding_of_the_published_arithmetic(folder: Path, llm: LLM) -> None:

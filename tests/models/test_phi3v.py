@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from cenote.models.image_spec import ProcessorFiles
 from cenote.models.phi3v import phi3v
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
+from tests.factories import LLMFactory
 from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, randomize, save_tokenizer
 
@@ -143,9 +144,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(reference: Reference) -> Iterator[LLM]:
-    with LLM(str(reference.folder), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 2}) as llm:
-        yield llm
+def llm(reference: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(reference.folder, limit_mm_per_prompt={"image": 2})
 
 
 def test_every_token_of_texts_and_images_in_one_batch_equals_transformers(llm: LLM, reference: Reference) -> None:

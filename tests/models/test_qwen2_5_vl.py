@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
 
 from cenote import LLM
 from cenote.models.qwen2_5_vl import window_order
+from tests.factories import LLMFactory
 from tests.models.qwen_vl import (
     assert_last_token_is_embedding,
     assert_token_states_match,
@@ -35,9 +35,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
-def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
-    with opened(saved[0]) as llm:
-        yield llm
+def llm(saved: tuple[Path, Any], open_llm: LLMFactory) -> LLM:
+    return open_llm(saved[0])
 
 
 def test_every_token_of_texts_and_images_equals_transformers(llm: LLM, saved: tuple[Path, Any]) -> None:

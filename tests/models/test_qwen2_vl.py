@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from transformers import ColQwen2Config, ColQwen2ForRetrieval, Qwen2VLForConditi
 
 from cenote import LLM, PoolingParams
 from cenote.errors import LoadError
+from tests.factories import LLMFactory
 from tests.models.qwen_vl import (
     FIRST,
     INPUTS,
@@ -44,9 +45,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
-def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
-    with opened(saved[0]) as llm:
-        yield llm
+def llm(saved: tuple[Path, Any], open_llm: LLMFactory) -> LLM:
+    return open_llm(saved[0])
 
 
 def test_every_token_of_texts_and_images_equals_transformers(llm: LLM, saved: tuple[Path, Any]) -> None:
@@ -135,9 +135,8 @@ def jina(saved: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> J
 
 
 @pytest.fixture(scope="module")
-def reranker(jina: Jina) -> Iterator[LLM]:
-    with opened(jina.folder) as llm:
-        yield llm
+def reranker(jina: Jina, open_llm: LLMFactory) -> LLM:
+    return open_llm(jina.folder)
 
 
 def test_jinas_reranker_scores_images_and_texts_for_a_query(reranker: LLM, jina: Jina) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from transformers import (
 
 from cenote import LLM
 from cenote.errors import LoadError
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import IMAGE, TOKENS, make_image, save_model, save_projection, states_of
 from tests.models.tiny_qwen3_vl import VISION as QWEN3_VISION
 from tests.tiny import VOCAB_SIZE, change_config, compute_hidden_states, randomize, save_tokenizer
@@ -111,11 +112,10 @@ def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("embedder")
     reference = save(folder)
-    with LLM(str(folder), dtype="float32") as llm:
-        yield Tiny(llm, reference, folder)
+    return Tiny(open_llm(folder), reference, folder)
 
 
 def test_every_token_of_texts_and_images_equals_transformers(embedder: Tiny) -> None:

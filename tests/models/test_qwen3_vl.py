@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from cenote.inputs.pairs import render_pair
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import (
     IMAGE,
     INPUTS,
@@ -51,19 +52,17 @@ class Tiny(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("embedder")
     reference = save_tiny_qwen3_vl(folder)
-    with LLM(str(folder), dtype="float32") as llm:
-        yield Tiny(llm, reference, folder)
+    return Tiny(open_llm(folder), reference, folder)
 
 
 @pytest.fixture(scope="module")
-def retriever(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tiny, torch.nn.Linear]]:
+def retriever(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> tuple[Tiny, torch.nn.Linear]:
     folder = tmp_path_factory.mktemp("retriever")
     reference, projection = save_tiny_colqwen3(folder)
-    with LLM(str(folder), dtype="float32") as llm:
-        yield Tiny(llm, reference, folder), projection
+    return Tiny(open_llm(folder), reference, folder), projection
 
 
 def asked(prompt: str, images: Sequence[PIL.Image.Image], **more: Any) -> Any:

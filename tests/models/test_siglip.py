@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -15,6 +13,7 @@ from cenote import LLM
 from cenote.errors import Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.siglip import siglip, siglip2
+from tests.factories import LLMFactory
 from tests.models.two_towers import (
     IMAGES,
     MIXED,
@@ -50,15 +49,13 @@ def flexible(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def llm(fixed: Reference) -> Iterator[LLM]:
-    with opened(fixed.folder) as llm:
-        yield llm
+def llm(fixed: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(fixed.folder)
 
 
 @pytest.fixture(scope="module")
-def flexible_llm(flexible: Reference) -> Iterator[LLM]:
-    with opened(flexible.folder) as llm:
-        yield llm
+def flexible_llm(flexible: Reference, open_llm: LLMFactory) -> LLM:
+    return open_llm(flexible.folder)
 
 
 def test_texts_have_the_embeddings_of_transformers_padded_as_the_model_was_trained(fixed: Reference, llm: LLM) -> None:

@@ -29,6 +29,7 @@ from cenote import LLM, BadRequest, LoadError, PoolingError, Unsupported
 from cenote.inputs.prompt_parsing import parse_prompts
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from tests.factories import LLMFactory
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_plugin"
 TIMEOUT_S = 90.0
@@ -68,10 +69,8 @@ def folder(path: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mask_llm(folder: Path) -> Iterator[LLM]:
-    options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_mm_embeds": True}
-    with LLM(str(folder), dtype="float32", device="cpu", io_processor_plugin="band_masks", **options) as llm:
-        yield llm
+def mask_llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder, io_processor_plugin="band_masks", skip_tokenizer_init=True, enable_mm_embeds=True)
 
 
 def make_scene(height: int, width: int, num_bands: int = 6) -> tuple[Tensor, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from cenote import LLM, PoolingParams
+from tests.factories import LLMFactory
 from tests.real.conftest import model_folder
 from tests.real.texts import TEXTS
 
@@ -24,9 +25,8 @@ TRUNCATE = {"truncate_prompt_tokens": -1}
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(str(model_folder(NAME)), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(open_llm: LLMFactory) -> LLM:
+    return open_llm(model_folder(NAME))
 
 
 @pytest.fixture(scope="module")

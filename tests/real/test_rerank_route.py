@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from cenote import LLM
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.real.conftest import model_folder
 
 NAME = "ms-marco-MiniLM-L12-v2"
@@ -20,9 +19,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(str(model_folder(NAME)), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(open_llm: LLMFactory) -> LLM:
+    return open_llm(model_folder(NAME))
 
 
 def test_the_document_about_berlin_ranks_first_and_a_long_document_is_truncated(llm: LLM) -> None:

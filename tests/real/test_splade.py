@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from sentence_transformers import SparseEncoder
@@ -12,6 +10,7 @@ from torch.testing import assert_close
 
 from cenote import LLM, SparseEmbeddingOutput
 from cenote.bench.quality import mean_ndcg, read_retrieval
+from tests.factories import LLMFactory
 from tests.real.conftest import model_folder, shared_folder
 from tests.real.texts import TEXTS
 
@@ -20,9 +19,8 @@ TRUNCATE = {"truncate_prompt_tokens": -1}
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(str(model_folder(NAME)), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(open_llm: LLMFactory) -> LLM:
+    return open_llm(model_folder(NAME))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cenote.inputs.pairs import render_pair
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.factories import LLMFactory
 from tests.real.conftest import shared_folder
 from tests.scoring.test_rerankers import mxbai, qwen3, save_reranker
 from tests.tiny import save_tiny
@@ -61,9 +62,8 @@ def reference(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, reference: PreTrainedModel) -> Iterator[LLM]:
-    with load_llm(folder, task="score", hf_overrides=OVERRIDES) as llm:
-        yield llm
+def llm(folder: Path, reference: PreTrainedModel, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder, task="score", hf_overrides=OVERRIDES)
 
 
 @pytest.fixture(scope="module")

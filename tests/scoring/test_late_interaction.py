@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from cenote.pooling.pooler import PooledGroup, PoolingSpec
 from cenote.protocol.params import PoolingOptions
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
+from tests.factories import LLMFactory
 from tests.tiny import tiny_modernbert
 
 QUERY = "how big is the old river in berlin?"
@@ -26,12 +26,8 @@ DOCUMENTS = ["the river is big", "a", "the old city of berlin, where people live
 
 
 @pytest.fixture(scope="module")
-def colbert(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("colbert")
-    tiny_modernbert(folder)
-    # small batches, so that the documents of one query are in several batches
-    with LLM(str(folder), dtype="float32", device="cpu", max_num_seqs=4) as llm:
-        yield llm
+def colbert(shared_llm: LLMFactory) -> Any:
+    return shared_llm(tiny_modernbert, max_num_seqs=4)
 
 
 def embed_tokens(llm: LLM, texts: list[str]) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import ScoreResult
 from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.factories import LLMFactory
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 
@@ -85,7 +85,7 @@ class JinaReranker:
 
 
 @pytest.fixture(scope="module")
-def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JinaReranker]:
+def jina(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> JinaReranker:
     folder = tmp_path_factory.mktemp("jina")
     reference = save_tiny(folder, "Qwen3ForCausalLM", max_position_embeddings=900, tie_word_embeddings=True)
     torch.manual_seed(0)
@@ -97,8 +97,7 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JinaReranker]:
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.save(str(folder / "tokenizer.json"))
-    with load_llm(folder) as llm:
-        yield JinaReranker(folder, reference, projector, llm)
+    return JinaReranker(folder, reference, projector, open_llm(folder))
 
 
 @pytest.fixture

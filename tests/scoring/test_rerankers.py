@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.factories import LLMFactory
 from tests.layouts.builders.models_2026 import save_ctxl
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
@@ -302,9 +302,8 @@ def reference(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def reranker(folder: Path, reference: PreTrainedModel) -> Iterator[LLM]:
-    with load_llm(folder) as llm:
-        yield llm
+def reranker(folder: Path, reference: PreTrainedModel, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 def test_an_instruction_changes_the_prompt(reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:

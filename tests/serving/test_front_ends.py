@@ -24,6 +24,7 @@ import pytest
 
 from cenote import LLM
 from tests.api.app_client import make_client
+from tests.factories import LLMFactory
 from tests.serving.server_process import (
     TIMEOUT_S,
     ServerProcess,
@@ -106,9 +107,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu", served_model_name="tiny", max_num_seqs=1) as llm:
-        yield llm
+def tiny(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder, max_num_seqs=1)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 
 from cenote import LLM
 from tests.api.image_helpers import CAT, DOG, image_part, make_message, text_part
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3
 
 from .server_process import ServerProcess
@@ -28,9 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(folder: Path, open_llm: LLMFactory) -> LLM:
+    return open_llm(folder)
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,6 @@ BROWSER = {"accept": "text/html,application/xhtml+xml"}
 MAX_BYTES = 300_000  # of the playground
 
 
-@pytest.fixture(scope="module")
-def client(llm: LLM) -> TestClient:
-    return make_client(llm)
-
-
 def test_browsers_get_the_playground_at_the_root_and_other_clients_do_not(client: TestClient) -> None:
     page = client.get("/", headers=BROWSER)
 

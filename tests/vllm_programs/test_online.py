@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from cenote import LLM
 from cenote.multimodal.utils import encode_image_url
 from cenote.utils.serial_utils import EMBED_DTYPE_TO_TORCH_DTYPE, ENDIANNESS
 from tests.api.app_client import add_chat_template
+from tests.factories import LLMFactory
 from tests.models.test_reward import internlm2
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl
 from tests.scoring.test_rerankers import RERANKER_KINDS, reference_scores, save_reranker
@@ -37,12 +38,11 @@ def score(llm: LLM, *data: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("embedder")
     tiny_qwen3(folder)
     pooler = {"enable_chunked_processing": True, "max_embed_len": 10_000, "pooling_type": "MEAN"}
-    with LLM(str(folder), dtype="float32", hf_overrides={"is_matryoshka": True}, pooler_config=pooler) as llm:
-        yield llm
+    return open_llm(folder, hf_overrides={"is_matryoshka": True}, pooler_config=pooler)
 
 
 def test_embeddings_as_bytes(embedder: LLM) -> None:
@@ -144,11 +144,10 @@ def test_classification(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def reranker(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
     folder = tmp_path_factory.mktemp("reranker")
     save_tiny(folder, "XLMRobertaForSequenceClassification", num_labels=1)
-    with LLM(str(folder), dtype="float32") as llm:
-        yield llm
+    return open_llm(folder)
 
 
 def test_scores_of_one_and_several_texts(reranker: LLM) -> None:
