@@ -25,7 +25,7 @@ from cenote.protocol.results import PoolResult
 from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.engine.conftest import BatchGate, wait_until
 from tests.factories import LLMFactory
-from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.models.adapters import BERT_TARGETS, save_adapter
 from tests.tiny import TEXTS, compute_logits, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 ADDED = "Success: LoRA adapter 'late' added successfully."

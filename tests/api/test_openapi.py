@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from cenote.api.replies import encode_default_error
 from cenote.api.route_table import RouteTable
 from cenote.api.system_routes import SYSTEM_ROUTES
 from cenote.config.server import ServerConfig
+from tests.api.api_document import Document, assert_documented, get_document
 from tests.api.app_client import list_served_routes, make_client, save_chat_cross_encoder
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
@@ -57,17 +57,6 @@ def models(llm: LLM, shared_llm: LLMFactory) -> Models:
     }
 
 
-class Document(dict[str, Any]):
-    @cached_property
-    def strict_components(self) -> Any:
-        return forbid_extra_properties(self["components"])
-
-
-@cache  # making the document takes longer than answering an example
-def get_document(client: TestClient) -> Document:
-    return Document(client.get("/openapi.json").json())
-
-
 def list_examples(path: str, document: Document) -> list[dict[str, Any]]:
     """Return the example of the default route of a path, then those of its other routes."""
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -76,28 +65,6 @@ def list_examples(path: str, document: Document) -> list[dict[str, Any]]:
 
 def get_example(path: str, document: Document) -> dict[str, Any]:
     return list_examples(path, document)[0]
-
-
-def assert_documented(reply: Any, path: str, method: str, document: Document) -> None:
-    """Check that status, media type, all fields and headers of the reply are in the document."""
-    documented = document["paths"][path][method]["responses"][str(reply.status_code)]
-    media_type = reply.headers["content-type"].partition(";")[0]
-    schema = documented["content"][media_type]["schema"]
-    if media_type == "application/json":
-        strict = forbid_extra_properties(schema) | {"components": document.strict_components}
-        Draft202012Validator(strict).validate(reply.json())
-    for name in documented["headers"]:
-        assert reply.headers[name]
-
-
-def forbid_extra_properties(schema: Any) -> Any:
-    """Return the schema with `additionalProperties: false` in every object."""
-    if isinstance(schema, list):
-        return [forbid_extra_properties(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    strict = {name: forbid_extra_properties(value) for name, value in schema.items()}
-    return strict | {"additionalProperties": False} if isinstance(strict.get("properties"), dict) else strict
 
 
 @pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "token-classifier", "bge-m3"])

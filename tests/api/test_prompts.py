@@ -16,7 +16,7 @@ from cenote.protocol.requests import PoolRequest, ScoreRequest
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
-from tests.models.test_rotary_encoders import save_adapted
+from tests.models.rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade
 
 PROMPTS = {"query": "search query: ", "document": "passage: ", "song": "song of "}

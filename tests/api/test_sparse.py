@@ -14,9 +14,9 @@ from cenote.api.sparse_response import TaskAnswers
 from cenote.protocol.params import TASKS
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from tests.api.api_document import assert_documented, get_document
 from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
 from tests.api.front_ends.remote_link import call_both
-from tests.api.test_openapi import assert_documented, get_document
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
 

@@ -487,7 +487,7 @@ def test_an_invalid_variable_is_a_one_line_error(
 
 
 def test_every_flag_is_declared_once() -> None:
-    flags = [flag for action in make_parser()._actions for flag in action.option_strings]
+    flags = [flag for action in make_parser().options_by_flag().values() for flag in action.option_strings]
 
     assert len(flags) == len(set(flags))
 

@@ -17,8 +17,8 @@ from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from tests.distributed.rank_threads import compute_states
 from tests.layouts.builders import encoder_decoders, text_families
-from tests.models.test_encoders import CODE, save_jina
-from tests.models.test_qwen3_5 import save_text
+from tests.models.jina_bert import CODE, save_jina
+from tests.models.qwen3_5 import save_text
 from tests.tiny import SEQUENCES, save_tiny
 
 TOLERANCE = 1e-4

@@ -22,7 +22,7 @@ from cenote.distributed.parallel_model import resolve_devices
 from cenote.errors import BadRequest, EngineStopped, LoadError
 from cenote.layers.tensor_parallel import LAYER_RULES
 from cenote.loading.tensor_parallel import REFUSALS
-from tests.models.test_reward import outcome
+from tests.models.reward_models import outcome
 from tests.serving.server_process import is_alive, wait_until
 from tests.suite import first_of
 from tests.tiny import SEQUENCES, TEXTS, save_tiny, tiny_bert, tiny_qwen3, tiny_splade

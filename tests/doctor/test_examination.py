@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections import Counter
 
 import pytest
 
 from cenote import LLM
+from cenote.bench.spawn import find_free_port
 from cenote.cli.main import main
 from cenote.doctor.client_requests import CLIENT_REQUESTS
 from cenote.doctor.examination import list_apis
 from tests.doctor.conftest import NAME, Serve, make_app
 from tests.doctor.faulty_proxy import FaultyProxy
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, object]]:
@@ -73,7 +67,7 @@ def test_a_server_that_embeds_nothing_fails(serve: Serve, embedder: str, capsys:
 
 
 def test_a_server_that_cannot_be_reached_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+    port = find_free_port()
 
     assert main(["doctor", f"http://127.0.0.1:{port}"]) == 2
     assert f"http://127.0.0.1:{port} cannot be reached" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cenote.bench.spawn import find_free_port
 from cenote.cli.main import main
 from cenote.doctor.recording import RecordingProxy
 from cenote.doctor.replay import compare_json
@@ -20,7 +21,6 @@ from cenote.utils.http_client import HttpClient, ServerUnreachable
 from tests.doctor import faulty_proxy as faults
 from tests.doctor.conftest import Serve
 from tests.doctor.faulty_proxy import FaultyProxy, change_vectors
-from tests.doctor.test_examination import free_port
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_recording_is_refused(
 
 
 def test_the_command_records_until_it_is_interrupted(embedder: str, tmp_path: Path) -> None:
-    file, port = tmp_path / "traffic.jsonl", free_port()
+    file, port = tmp_path / "traffic.jsonl", find_free_port()
     command = [sys.executable, "-m", "cenote", "doctor", embedder, "--record", str(file), "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, Regex
-from tokenizers.models import BPE, Unigram, WordLevel
-from tokenizers.normalizers import NFC, NFKC, Normalizer, Precompiled, Prepend, Replace, Strip
+from tokenizers import Regex
+from tokenizers.models import BPE, WordLevel
+from tokenizers.normalizers import NFC, NFKC, Precompiled, Prepend, Replace, Strip
 from tokenizers.normalizers import Sequence as NormalizerSequence
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, PreTokenizer, Split, WhitespaceSplit
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Split, WhitespaceSplit
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from cenote.errors import BadRequest
@@ -30,18 +30,10 @@ from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import load_tokenizer_files
 from tests.inputs.conftest import SHARED, read_tokenizer, wrap_tokenizer
 from tests.inputs.subword_texts import make_texts
+from tests.inputs.subword_tokenizers import SPACE, make_byte_bpe, make_char_bpe, make_unigram
 
 native = pytest.mark.skipif(library.load_library() is None, reason="the native library was not compiled")
 PUBLISHED = ("gpt2", "roberta-base", "olmo", "qwen3", "xlm-roberta", "deberta-v3")
-SPACE = "\u2581"
-ADDED = [
-    AddedToken("<s>", normalized=False, special=True),
-    AddedToken("<s><s>", normalized=False, special=True),
-    AddedToken("\n\n", normalized=False),
-    AddedToken("Héllo", normalized=True),
-    AddedToken("<mask>", normalized=False, lstrip=True, special=True),
-    AddedToken("word", normalized=True, single_word=True),
-]
 
 
 def read_published(name: str) -> tokenizers.Tokenizer:
@@ -72,79 +64,6 @@ def added_tokens(raw: tokenizers.Tokenizer) -> list[str]:
 
 
 # a small vocabulary of each algorithm
-
-
-def make_byte_bpe(
-    pre_tokenizer: PreTokenizer, normalizer: Normalizer | None = None, **options: Any
-) -> tokenizers.Tokenizer:
-    pieces = sorted(ByteLevel.alphabet())
-    merges = [
-        ("Ġ", "t"),
-        ("h", "e"),
-        ("Ġt", "he"),
-        ("1", "2"),
-        ("12", "3"),
-        ("Ġ", "Ġ"),
-        ("a", "a"),
-        ("aa", "aa"),
-        ("l", "l"),
-    ]
-    merges += [("Ã", "©"), ("Ċ", "Ċ"), ("'", "s"), ("x", "y"), ("y", "z"), ("x", "yz"), ("f", "o"), ("fo", "o")]
-    words = ["Ġnot", "reached", "aaa"]  # that no merges build
-    vocabulary = {token: row for row, token in enumerate(dict.fromkeys([*pieces, *(a + b for a, b in merges), *words]))}
-    raw = tokenizers.Tokenizer(BPE(vocabulary, merges, **options))
-    raw.pre_tokenizer = pre_tokenizer
-    raw.normalizer = normalizer  # type: ignore[assignment]
-    raw.add_tokens(ADDED)
-    return raw
-
-
-def make_char_bpe(*, normalizer: Any, pre_tokenizer: Any, crosses_words: bool = False) -> tokenizers.Tokenizer:
-    merges = [
-        (SPACE, "t"),
-        ("h", "e"),
-        (SPACE + "t", "he"),
-        (SPACE, SPACE),
-        (SPACE * 2, SPACE * 2),
-        ("a", "b"),
-        ("é", "é"),
-    ]
-    merges += [("e", SPACE)] if crosses_words else []
-    pieces = [*(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *"abcdefghijklmnopqrstuvwxyzé日1", "<unk>"]
-    vocabulary = {token: row for row, token in enumerate(dict.fromkeys([*pieces, *(a + b for a, b in merges)]))}
-    raw = tokenizers.Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    raw.normalizer, raw.pre_tokenizer = normalizer, pre_tokenizer
-    raw.add_tokens(ADDED)
-    return raw
-
-
-def make_unigram(
-    *, normalizer: Any = None, pre_tokenizer: Any = None, byte_fallback: bool = False
-) -> tokenizers.Tokenizer:
-    pieces = [
-        ("<unk>", 0.0),
-        (SPACE, -2.0),
-        (SPACE + "the", -3.0),
-        ("he", -3.5),
-        ("t", -3.0),
-        ("aa", -4.0),
-        ("aaa", -6.0),
-    ]
-    pieces += [(letter, -5.0 - row / 10) for row, letter in enumerate("abcdehiloqrstuvwxyzé日本e")]
-    pieces += [
-        (SPACE + "t", -4.0),
-        ("a b", 5.0),
-        ("日本", -6.0),
-        ("ss", -2.5),
-        ("s", -1.25),
-        ("ab", -7.7),
-        ("xy", -10.0),
-    ]
-    pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)] if byte_fallback else []
-    raw = tokenizers.Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=byte_fallback))
-    raw.normalizer, raw.pre_tokenizer = normalizer, pre_tokenizer or Metaspace()
-    raw.add_tokens(ADDED)
-    return raw
 
 
 SMALL_TEXTS = [

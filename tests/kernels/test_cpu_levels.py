@@ -20,66 +20,24 @@ from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
+from tests.kernels.backbones import (
+    DECODER,
+    FOUR_NORMS,
+    LOCAL_ENCODER,
+    OUTPUT_NORMS,
+    SCALED_RESIDUALS,
+    SPEC,
+    batch_of,
+    make_backbone,
+    sequences,
+)
 from tests.kernels.levels import LEVELS, needs_level, use_level
-from tests.tiny import randomize
 
 pytestmark = needs_level
 
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
-SPEC = BackboneSpec(
-    vocab_size=200,
-    hidden_size=128,
-    intermediate_size=192,
-    num_layers=2,
-    num_heads=4,
-    num_learned_positions=512,
-    num_token_types=2,
-    has_embed_norm=True,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    norm_order="post",
-    has_final_norm=False,
-)
-# as in ModernBERT and as in Qwen3
-LOCAL_ENCODER = {
-    "norm_order": "pre",
-    "has_first_norm": False,
-    "has_final_norm": True,
-    "rope": RopeSpec(),
-    "local_rope": RopeSpec(theta=100.0),
-    "is_gated_mlp": True,
-    "window": 8,
-    "local_layers": (True, False),
-}
-DECODER = {
-    "norm_order": "pre",
-    "norm": "rms",
-    "has_final_norm": True,
-    "rope": RopeSpec(rotary_dim=16),
-    "is_gated_mlp": True,
-    "activation": "silu",
-    "causal": True,
-    "num_kv_heads": 2,
-    "qk_norm": "head",
-    "has_embed_norm": False,
-    "num_learned_positions": 0,
-    "num_token_types": 0,
-}
-# as in Gemma 2 and 3, OLMo 2, Granite, MPNet and Jina's BERT with ALiBi
-FOUR_NORMS = {
-    **DECODER,
-    "norm_order": "sandwich",
-    "norm_offset": 1.0,
-    "embed_scale": 128**0.5,
-    "activation": "gelu_tanh",
-    "window": 8,
-    "local_layers": (True, False),
-    "local_rope": RopeSpec(theta=100.0),
-    "softcap": 5.0,
-}
-OUTPUT_NORMS = {**DECODER, "norm_order": "output", "qk_norm": "width"}
-SCALED_RESIDUALS = {**DECODER, "residual_scale": 0.3, "qk_norm": None, "embed_scale": 2.0, "rope": None}
+
+
 # relative error of a linear layer, and distance of 1 from the cosine of an encoder
 LINEAR_ERROR: dict[Format, float] = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 6e-3, "int8": 1.5e-2}
 ENCODER_ERROR: dict[Format, float] = {"float32": 1e-10, "float16": 1e-4, "bfloat16": 5e-4, "int8": 5e-3}
@@ -173,28 +131,11 @@ def test_nan_stays_in_its_row(level: CPULevel) -> None:
         assert found[[row for row in range(9) if row != 3]].isfinite().all(), format
 
 
-def make_backbone(spec: BackboneSpec) -> Backbone:
-    backbone = Backbone(spec).requires_grad_(False)
-    randomize(backbone, std=0.1)
-    backbone.prepare_buffers(torch.device("cpu"), torch.float32)
-    return backbone
-
-
 def make_fused_backbone(spec: BackboneSpec, format: Format) -> Backbone:
     backbone = make_backbone(spec)
     assert pack_linears(backbone, format)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     return backbone
-
-
-def sequences(lengths: list[int]) -> list[list[int]]:
-    tokens = torch.randint(0, 200, (sum(lengths),), generator=torch.Generator().manual_seed(1))
-    return [row.tolist() for row in tokens.split(lengths)]
-
-
-def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
-    rows = sequences(lengths)
-    return pack_sequences(rows, [[int(index > 3) for index in range(len(row))] for row in rows] if typed else None)
 
 
 @pytest.mark.parametrize(

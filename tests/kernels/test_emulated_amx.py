@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cenote.kernels.cpu_features import ISA_LEVELS, cpu_features
-from tests.kernels.test_cross_compile import NATIVE, ROOT, compile_c
+from tests.kernels.cross_compile import NATIVE, ROOT, compile_c
 
 EMULATED = Path(__file__).with_name("emulated")
 AVX512 = ISA_LEVELS["x86"]["avx512"]

@@ -20,7 +20,7 @@ from cenote.layers.int8_check import Int8Check
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
-from tests.kernels.test_cpu_levels import DECODER, FOUR_NORMS, LOCAL_ENCODER, OUTPUT_NORMS, SCALED_RESIDUALS
+from tests.kernels.backbones import DECODER, FOUR_NORMS, LOCAL_ENCODER, OUTPUT_NORMS, SCALED_RESIDUALS
 from tests.tiny import randomize
 
 pytestmark = pytest.mark.skipif(

@@ -23,7 +23,7 @@ import torch
 from cenote.kernels.cpu.library import load_level
 from cenote.layers.products import prepare_products
 from dataclasses import replace
-from tests.kernels.test_cpu_levels import SPEC, batch_of, make_backbone
+from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
 if load_level() is None:
     sys.exit(5)

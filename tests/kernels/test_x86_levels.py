@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from tests.kernels.test_cross_compile import (
+from tests.kernels.cross_compile import (
     ARM_LEVELS,
     KERNELS,
     MACHINES,

@@ -10,7 +10,7 @@ import torch
 
 from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec, sum_inside
 from cenote.layers.boundary_layers import relate as relate_all
-from tests.models.test_gliner2_5 import Plain, relate
+from tests.models.gliner2_5 import Plain, relate
 
 SIZE = 32
 

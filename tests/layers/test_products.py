@@ -15,7 +15,7 @@ from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers import products
 from cenote.layers.backbone import Backbone
 from cenote.layers.products import ProductReport, prepare_products
-from tests.kernels.test_cpu_levels import SPEC, batch_of, make_backbone
+from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
 CPU = torch.device("cpu")
 needs_float16 = pytest.mark.skipif(not supports_format("float16"), reason="needs fp16 instructions")

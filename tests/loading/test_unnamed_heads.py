@@ -17,7 +17,7 @@ from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
 from cenote.loading.model_description import ModelDescription
 from tests.layouts.builders import text_families
-from tests.models.test_encoders import plain_jina
+from tests.models.jina_bert import plain_jina
 from tests.tiny import (
     SEQUENCES,
     change_config,

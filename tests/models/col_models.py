@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import Idefics3Config, Idefics3Model, PaliGemmaModel, Qwen2_5_VLModel, Qwen2VLModel
 
 from tests.models import modernvbert
+from tests.models.colpali import config as colpali_config
+from tests.models.colpali import save_files as save_colpali_files
 from tests.models.qwen_vl import IMAGE_TOKEN, PATCHES, TEXT, TOKENS, VISION
-from tests.models.test_colpali import config as colpali_config
-from tests.models.test_colpali import save_files as save_colpali_files
 from tests.tiny import DECODER, randomize, save_tokenizer
 
 DIMENSIONS = 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,3 +52,26 @@ def processor(tokenizer: Tokenizer, **changes: Any) -> ColModernVBertProcessor:
 def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height))
+
+
+TEXT = {"model_type": "modernbert", "vocab_size": 288, "hidden_size": 32, "intermediate_size": 48}
+
+VISION_CONFIG = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+}
+
+WHOLE = {"text_config": TEXT, "vision_config": VISION_CONFIG, "pixel_shuffle_factor": FACTOR}
+
+PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(32, 32, 2)]
+
+SHOWN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+
+
+def save_files(folder: Path) -> None:
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **NAMES}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_FILE))

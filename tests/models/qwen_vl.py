@@ -110,3 +110,13 @@ def assert_last_token_is_embedding(llm: LLM, folder: Path, reference: Any) -> No
     for (text, images), mine in zip(INPUTS, llm.embed(prompts(), use_tqdm=False), strict=True):
         last = expected_states(reference, folder, text, images)[-1]
         assert_close(torch.tensor(mine.outputs.embedding), last / last.norm(), atol=1e-5, rtol=0)
+
+
+# windows of two by two tokens: the images have full windows and partial ones at the edges
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": 32,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,14 +17,9 @@ from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.factories import LLMFactory
 from tests.layouts.builders import text_families
+from tests.models.conversations import CONVERSATIONS, to_messages, to_text
 from tests.models.published_reference import reference
 from tests.tiny import compute_hidden_states
-
-CONVERSATIONS = [
-    [("user", "how big is the river?"), ("assistant", "the old river is big.")],
-    [("user", "a cat"), ("assistant", "a dog"), ("user", "is it red?"), ("assistant", "it is in the city")],
-    [("system", "be good"), ("user", "where is berlin?"), ("assistant", "in the red city")],
-]
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path, open_llm: LLMFactory) -> LLM:
     return open_llm(folder)
-
-
-def to_text(turns: list[tuple[str, str]]) -> str:
-    parts = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>" for role, text in turns]
-    return "<|begin_of_text|>" + "".join(parts)
 
 
 def expected_score(folder: Path, turns: list[tuple[str, str]]) -> float:
@@ -59,10 +48,6 @@ def expected_score(folder: Path, turns: list[tuple[str, str]]) -> float:
     weights = (gate / 3).softmax(-1) * tensors["gating.logit_scale"]
     rewards = (tensors["regression_layer.weight"] @ states[-1]) @ tensors["reward_transform_matrix"]
     return float(weights @ rewards)
-
-
-def to_messages(turns: list[tuple[str, str]]) -> list[Any]:
-    return [{"role": role, "content": text} for role, text in turns]
 
 
 def test_a_conversation_is_scored_as_by_the_published_head(llm: LLM, folder: Path) -> None:

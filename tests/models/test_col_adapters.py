@@ -22,7 +22,7 @@ from cenote.errors import LoadError
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
-from tests.models import modernvbert, test_colpali
+from tests.models import colpali, modernvbert
 from tests.models.col_models import (
     ColModel,
     save_colnomic,
@@ -49,7 +49,7 @@ def qwen_inputs(folder: Path, text: str | None) -> dict[str, Tensor]:
 
 def colpali_inputs(folder: Path, text: str | None) -> dict[str, Tensor]:
     """The processor of Transformers writes what that of the authors writes."""
-    inputs = test_colpali.processor()(images=[PAGE]) if text is None else test_colpali.processor()(text=[text])
+    inputs = colpali.processor()(images=[PAGE]) if text is None else colpali.processor()(text=[text])
     return {name: value for name, value in inputs.items() if name != "labels"}
 
 

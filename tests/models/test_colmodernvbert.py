@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +24,31 @@ from cenote.protocol.input_types import ContentParts, Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.factories import LLMFactory
 from tests.models.modernvbert import (
-    FACTOR,
-    IMAGE_FILE,
-    NAMES,
+    PAGES,
     PATCH,
+    SHOWN,
     SPECIAL,
+    TEXT,
     TILE,
-    make_image,
+    VISION_CONFIG,
+    WHOLE,
     processor,
+    save_files,
     tiny_tokenizer,
 )
 from tests.tiny import change_config, randomize
 
-TEXT = {"model_type": "modernbert", "vocab_size": 288, "hidden_size": 32, "intermediate_size": 48}
 TEXT |= {"num_hidden_layers": 4, "num_attention_heads": 4, "local_attention": 12, "max_position_embeddings": 512}
 TEXT |= {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
-VISION_CONFIG = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-}
+
+
 VISION_CONFIG |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
-WHOLE = {"text_config": TEXT, "vision_config": VISION_CONFIG, "pixel_shuffle_factor": FACTOR}
+
+
 WHOLE |= {"image_token_id": SPECIAL.index("<image>")}
-PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(32, 32, 2)]
-SHOWN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+
+
 Reference = tuple[Path, ColModernVBertForRetrieval]
-
-
-def save_files(folder: Path) -> None:
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **NAMES}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_FILE))
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -16,8 +16,9 @@ from transformers import AutoModel, PreTrainedModel
 
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import LoadError
-from tests.models.test_parity import LINEAR, LLAMA3, TOLERANCE, YARN, Case, loaded, rebuilt, run
-from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, randomize, save_tiny
+from tests.models.parity import LINEAR, LLAMA3, TOLERANCE, YARN, Case, loaded, rebuilt, run
+from tests.models.reward_models import Head, Tensors, as_internlm2, renamed, rewrite
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
 
 RAW, ACTIVATED = PoolingParams(use_activation=False), PoolingParams(use_activation=True)
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -204,23 +205,6 @@ def test_a_language_model_embeds_by_its_last_token(name: str, tmp_path: Path) ->
         assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in compute_hidden_states(reference)])
 
 
-Tensors: TypeAlias = "dict[str, Tensor]"
-
-
-def rewrite(folder: Path, make: Callable[[Tensors], Tensors], *, drop: tuple[str, ...] = (), **values: Any) -> None:
-    """Convert a checkpoint saved by Transformers to another layout."""
-    file = folder / "model.safetensors"
-    made = make(load_file(file))
-    save_file({name: tensor.clone() for name, tensor in made.items()}, file, metadata={"format": "pt"})
-    change_config(folder, drop=drop, **values)
-
-
-def renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
-    for old, new in names.items():
-        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
-    return tensors
-
-
 @pytest.mark.parametrize("stem", ["Aquila", "LLaMA", "Xverse", "InternLM", "InternLM3"])
 def test_llama_by_another_name_is_llama(stem: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "LlamaForCausalLM")
@@ -320,26 +304,6 @@ def test_gritlm_sees_everything_and_takes_the_mean(tmp_path: Path) -> None:
 
     assert model.description.plan.seq_pooling_types.value == ("MEAN",)
     assert_close(run(model.backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
-
-
-def as_internlm2(tensors: Tensors) -> Tensors:
-    """Interleave 2 KV heads with 2 query heads each, of size 8: query, query, key, value, ..."""
-    names = {
-        "embed_tokens": "tok_embeddings",
-        "self_attn.o_proj": "attention.wo",
-        "input_layernorm": "attention_norm",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-        "post_attention_layernorm": "ffn_norm",
-        "lm_head": "output",
-    }
-    made = renamed(tensors, names)
-    for name in [name for name in made if ".q_proj." in name]:
-        query, key, value = (made.pop(name.replace("q_proj", f"{x}_proj")).split(8) for x in "qkv")
-        rows = [*query[:2], key[0], value[0], *query[2:], key[1], value[1]]
-        made[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
-    return made
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -473,22 +437,6 @@ def test_a_layer_may_lack_what_was_pruned(
     change_config(tmp_path, drop=("num_key_value_heads",), intermediate_size=None, block_configs=written)
 
     assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
-
-
-class Head(nn.Sequential):
-    """Random layers above a backbone, and their weight names in a checkpoint."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        randomize(self, seed=1)
-        self.eval().requires_grad_(False)
-
-    def tensors(self, prefix: str) -> Tensors:
-        return {f"{prefix}.{name}": tensor for name, tensor in self.state_dict().items()}
-
-    def over(self, reference: PreTrainedModel) -> list[Tensor]:
-        with torch.inference_mode():
-            return [self(rows) for rows in compute_hidden_states(reference)]
 
 
 def test_voyage_projects_every_token(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from cenote.errors import LoadError
 from cenote.models.architecture import HFConfig, MissingKey
 from cenote.models.registry import find_architecture
-from tests.models.test_parity import TOLERANCE, loaded, run
+from tests.models.parity import TOLERANCE, loaded, run
 from tests.tiny import SIZES, change_config, compute_hidden_states, save_tiny
 
 # Transformers class, keys that are left out, and settings that differ from the tiny model

@@ -20,7 +20,7 @@ from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import SpladeHead
 from tests.kernels.levels import LEVELS, needs_level, use_level
-from tests.models.test_parity import TOLERANCE, loaded, run
+from tests.models.parity import TOLERANCE, loaded, run
 from tests.tiny import compute_hidden_states, save_tiny, tiny_bert_classifier, tiny_splade
 
 pytestmark = [needs_level, pytest.mark.usefixtures("highest_level")]

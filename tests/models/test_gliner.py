@@ -10,25 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from cenote import LLM
 from cenote.errors import BadRequest, LoadError
 from cenote.protocol.requests import EntityRequest, PoolRequest
-from cenote.protocol.results import Entity
 from tests.api.app_client import assert_refused, make_client
 from tests.api.front_ends.remote_link import call_both
-from tests.engine.tasks.test_entities import SENTENCES
 from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import PROMPT_TOKENS, add_own_files, save_gliner
+from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_found, load_tokenizer
 from tests.tiny import tiny_bert_token_classifier
 
-LABELS = ["city", "what is deep", "person"]
-TEXTS = [*SENTENCES, "the cat-sat on_the mat, what is the query about?", "", "deep water " * 4]
 MAX_WIDTH = 12
-Found = list[tuple[int, int, str, float]]
 
 
 def find_entities(encoder: Any, head: Any, tokenizer: Any, text: str, labels: Sequence[str], threshold: float) -> Found:
@@ -66,18 +60,6 @@ def score_span(head: Any, first: Tensor, last: Tensor, targets: Tensor) -> list[
     ends = torch.cat((layers["project_start"](first), layers["project_end"](last)))
     scores: list[float] = (targets @ layers["out_project"](ends.relu())).sigmoid().tolist()
     return scores
-
-
-def load_tokenizer(folder: Path) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in PROMPT_TOKENS], special_tokens=True)
-    return tokenizer
-
-
-def assert_found(entities: Sequence[Entity], expected: Found, text: str) -> None:
-    assert [(entity.start, entity.end, entity.label) for entity in entities] == [item[:3] for item in expected]
-    assert [entity.score for entity in entities] == pytest.approx([item[3] for item in expected], abs=1e-4)
-    assert all(entity.text == entity.word == text[entity.start : entity.end] for entity in entities)
 
 
 class Saved:

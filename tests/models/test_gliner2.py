@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,13 @@ from torch import Tensor
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.layouts.builders.gliner2 import save_gliner2
-from tests.models.test_gliner import LABELS, TEXTS, Found, assert_found
+from tests.models.gliner_checks import LABELS, TAGGED, TEXTS, Found, assert_found, split
 from tests.tiny import change_config
 
-TAGGED = "Mail a.b@city.org or @Who, see https://what.is/deep?a=1 now!"
 TAGGED_WORDS = ["Mail", "a.b@city.org", "or", "@Who", ",", "see", "https://what.is/deep?a=1", "now", "!"]
-LETTER = r"[\w\u0300-\u036f]"  # with accents that are characters of their own
+
+
 MAX_WIDTH = 8
-
-
-def split(text: str) -> list[tuple[int, int]]:
-    """Return the words of these texts: URLs, addresses, mentions, words with hyphens, single characters."""
-    pattern = rf"https?://\S+|[\w.]+@[\w.]+\.[a-z]+|@\w+|{LETTER}+(?:[-_]{LETTER}+)*|\S"
-    return [match.span() for match in re.finditer(pattern, text)]
 
 
 def test_the_pattern_of_this_file_finds_the_words_of_a_text() -> None:

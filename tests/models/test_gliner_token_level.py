@@ -13,7 +13,7 @@ import torch
 from cenote import LLM
 from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import save_gliner
-from tests.models.test_gliner import LABELS, TEXTS, Found, assert_found, load_tokenizer
+from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_found, load_tokenizer
 
 
 @torch.no_grad()

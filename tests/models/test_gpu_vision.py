@@ -33,15 +33,14 @@ def qwen3_vl(folder: Path) -> tuple[str, Sequence[Any]]:
 
 
 def qwen3_5(folder: Path) -> tuple[str, Sequence[Any]]:
-    from tests.models.test_qwen3_5 import INPUTS, save
+    from tests.models.qwen3_5 import INPUTS, save
 
     save(folder, std=0.1)  # with larger weights Transformers itself deviates in bfloat16
     return "embed", image_prompts(INPUTS)
 
 
 def qwen2_5_vl(folder: Path) -> tuple[str, Sequence[Any]]:
-    from tests.models.qwen_vl import prompts, save_qwen_vl
-    from tests.models.test_qwen2_5_vl import TOWER
+    from tests.models.qwen_vl import TOWER, prompts, save_qwen_vl
 
     save_qwen_vl(folder, transformers.Qwen2_5_VLForConditionalGeneration, TOWER)
     return "embed", prompts()
@@ -83,7 +82,7 @@ def siglip2(folder: Path) -> tuple[str, Sequence[Any]]:
 
 
 def colmodernvbert(folder: Path) -> tuple[str, Sequence[Any]]:
-    from tests.models.test_colmodernvbert import PAGES, SHOWN, WHOLE, save_files
+    from tests.models.modernvbert import PAGES, SHOWN, WHOLE, save_files
     from tests.tiny import randomize
 
     config = transformers.ColModernVBertConfig(vlm_config=WHOLE | {"model_type": "modernvbert"}, embedding_dim=16)

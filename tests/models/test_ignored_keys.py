@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 from cenote.errors import LoadError
 from cenote.models.ignored_keys import IGNORED_KEYS, PARTIAL_ROTARY
-from tests.models.test_parity import TOLERANCE, loaded, run
+from tests.models.parity import TOLERANCE, loaded, run
 from tests.tiny import change_config, compute_hidden_states, save_tiny
 
 MODELS = {

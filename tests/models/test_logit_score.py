@@ -13,7 +13,7 @@ from PIL import Image
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.layouts.builders import models_2026
-from tests.models import test_qwen3_5
+from tests.models import qwen3_5
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, states_of
 
 YES, NO = 20, 21
@@ -52,7 +52,7 @@ def test_a_pair_is_scored_by_the_difference_of_two_logits(tmp_path: Path) -> Non
 def test_a_pointwise_model_without_its_files_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "LightOn-rerank-PW-2B"
     folder.mkdir()
-    test_qwen3_5.save(folder)
+    qwen3_5.save(folder)
 
     with pytest.raises(LoadError, match="LightOn-rerank-PW is not supported: without 1_LogitScore .*use a revision"):
         LLM(str(folder), device="cpu")

@@ -24,7 +24,7 @@ from cenote.layers.moe import MixtureOfExperts
 from cenote.loading import number_formats
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
-from tests.models.test_parity import TOLERANCE, YARN, loaded, run
+from tests.models.parity import TOLERANCE, YARN, loaded, run
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
 
 RAW = PoolingParams(use_activation=False)

@@ -15,8 +15,8 @@ from cenote.errors import LoadError
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.layouts.builders import text_families
+from tests.models.conversations import CONVERSATIONS, to_messages, to_text
 from tests.models.published_reference import reference
-from tests.models.test_armorm import CONVERSATIONS, to_messages, to_text
 from tests.tiny import change_config, compute_hidden_states
 
 

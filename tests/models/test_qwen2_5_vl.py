@@ -12,20 +12,12 @@ from cenote import LLM
 from cenote.models.qwen2_5_vl import window_order
 from tests.factories import LLMFactory
 from tests.models.qwen_vl import (
+    TOWER,
     assert_last_token_is_embedding,
     assert_token_states_match,
     opened,
     save_qwen_vl,
 )
-
-# windows of two by two tokens: the images have full windows and partial ones at the edges
-TOWER = {
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "out_hidden_size": 32,
-    "window_size": 16,
-    "fullatt_block_indexes": [1],
-}
 
 
 @pytest.fixture(scope="module")

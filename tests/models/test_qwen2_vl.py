@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import ColQwen2Config, ColQwen2ForRetrieval, Qwen2VLForConditionalGeneration
+from transformers import Qwen2VLForConditionalGeneration
 
 from cenote import LLM, PoolingParams
 from cenote.errors import LoadError
 from tests.factories import LLMFactory
+from tests.models.qwen2_vl import TOWER, save_colqwen2_hf
 from tests.models.qwen_vl import (
     FIRST,
     INPUTS,
@@ -34,7 +35,6 @@ from tests.models.qwen_vl import (
 )
 from tests.tiny import change_config, randomize
 
-TOWER = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
 RAW = PoolingParams(use_activation=False)
 
 
@@ -172,16 +172,6 @@ def test_logit_mean_of_the_pooler_config_takes_precedence(jina: Jina) -> None:
         (actual,) = llm.score("the cat", "a red bird", use_tqdm=False)
 
     assert actual.outputs.score == pytest.approx(jina.expected("the cat", "a red bird", [], mean=0.5), abs=1e-4)
-
-
-def save_colqwen2_hf(folder: Path) -> Any:
-    """Save a model in the layout of Transformers (vidore/colqwen2-v1.0-hf)."""
-    whole = save_qwen_vl(folder, Qwen2VLForConditionalGeneration, TOWER)
-    config = ColQwen2Config(vlm_config=whole.config.to_dict(), embedding_dim=16)
-    model: Any = ColQwen2ForRetrieval(config).eval().requires_grad_(False)
-    randomize(model)
-    model.save_pretrained(folder)
-    return model
 
 
 def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_path: Path) -> None:

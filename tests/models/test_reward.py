@@ -16,11 +16,23 @@ from torch.testing import assert_close
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, Unsupported
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
-from tests.models.test_decoders import Head, as_internlm2, rewrite
+from tests.models.reward_models import (
+    BAD,
+    GOOD,
+    STEP,
+    Head,
+    as_internlm2,
+    at_steps,
+    internlm2,
+    outcome,
+    process,
+    rewrite,
+)
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny, tiny_qwen3_causal
 
 RAW = PoolingParams(use_activation=False)
-GOOD, BAD, STEP = 12, 31, 9
+
+
 SHEPHERD = {"pooling_type": "STEP", "step_tag_id": STEP, "returned_token_ids": [GOOD, BAD]}
 
 
@@ -39,33 +51,6 @@ def pooled(llm: LLM, **body: Any) -> list[Tensor]:
 def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine.reshape(reference.shape), reference, atol=1e-4, rtol=0)
-
-
-def at_steps(rows: Sequence[Tensor], tag: int = STEP) -> list[Tensor]:
-    return [row[torch.tensor(ids) == tag] for row, ids in zip(rows, SEQUENCES, strict=True)]
-
-
-def outcome(folder: Path) -> list[Tensor]:
-    """Save an outcome reward model as Qwen2.5-Math-RM."""
-    reference = save_tiny(folder, "Qwen2ForCausalLM")
-    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-    rewrite(folder, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForRewardModel"])
-    return score.over(reference)
-
-
-def process(folder: Path, **changes: Any) -> list[Tensor]:
-    reference = save_tiny(folder, "Qwen2ForCausalLM", **changes)
-    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-    rewrite(folder, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
-    return score.over(reference)
-
-
-def internlm2(folder: Path) -> list[Tensor]:
-    reference = save_tiny(folder, "LlamaForCausalLM")
-    head = Head(nn.Linear(32, 1, bias=False))
-    weight = {"v_head.weight": head[0].weight.detach()}
-    rewrite(folder, lambda tensors: as_internlm2(tensors) | weight, architectures=["InternLM2ForRewardModel"])
-    return head.over(reference)
 
 
 def same(x: Tensor) -> Tensor:

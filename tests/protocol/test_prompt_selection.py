@@ -20,8 +20,8 @@ from cenote import LLM, BadRequest, LoadError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.prompt_selection import PromptSelection, select_prompt
 from cenote.protocol.requests import PoolRequest
-from tests.models.test_lora import QWEN_TARGETS, save_adapter
-from tests.models.test_rotary_encoders import save_adapted
+from tests.models.adapters import QWEN_TARGETS, save_adapter
+from tests.models.rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, save_tiny, tiny_bert, tiny_qwen3, tiny_splade
 
 INSTRUCTIONS = {

@@ -23,7 +23,7 @@ from cenote.protocol.input_types import TextPair
 from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.factories import LLMFactory
 from tests.real.conftest import shared_folder
-from tests.scoring.test_rerankers import mxbai, qwen3, save_reranker
+from tests.scoring.rerankers import mxbai, qwen3, save_reranker
 from tests.tiny import save_tiny
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"

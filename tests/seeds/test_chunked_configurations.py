@@ -24,10 +24,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from cenote import LLM
 from cenote.cli.serve import parse_config
-from tests.models.qwen_vl import save_qwen_vl
-from tests.models.test_lora import merge_jina_v3_task
-from tests.models.test_qwen2_5_vl import TOWER
-from tests.models.test_rotary_encoders import save_adapted
+from tests.models.adapters import merge_jina_v3_task
+from tests.models.qwen_vl import TOWER, save_qwen_vl
+from tests.models.rotary_encoders import save_adapted
 from tests.tiny import WORDS, change_config, save_tiny
 
 ComputeStates = Callable[[Sequence[int]], Tensor]  # token ids -> Transformers' hidden states, [tokens, hidden]

@@ -193,3 +193,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.02)
+
+
+def peak_megabytes(server: ServerProcess) -> int:
+    """Return the sum of the peak resident memory of the server's processes so far."""
+    peaks = []
+    for pid in (server.process.pid, *children(server.process.pid)):
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        assert match is not None
+        peaks.append(int(match[1]) // 1024)
+    return sum(peaks)

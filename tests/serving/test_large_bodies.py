@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,9 +17,10 @@ import numpy as np
 import pytest
 
 from tests.api.app_client import decode_base64
+from tests.serving.server_process import peak_megabytes
 from tests.suite import first_of
 
-from .server_process import TIMEOUT_S, ServerProcess, children
+from .server_process import TIMEOUT_S, ServerProcess
 
 MEGABYTE = 1_000_000
 # generous, because other processes may use the cores; what these limits detect takes minutes
@@ -160,16 +160,6 @@ def test_other_routes_accept_a_megabyte(shared_server: ServerProcess, path: str,
 
     assert reply.status_code == 200, reply.text[:500]
     assert time.perf_counter() - started_at < MAX_REQUEST_S
-
-
-def peak_megabytes(server: ServerProcess) -> int:
-    """Return the sum of the peak resident memory of the server's processes so far."""
-    peaks = []
-    for pid in (server.process.pid, *children(server.process.pid)):
-        match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        assert match is not None
-        peaks.append(int(match[1]) // 1024)
-    return sum(peaks)
 
 
 @pytest.mark.parametrize("element", first_of([b"[7]", b'"a"']))

@@ -13,16 +13,9 @@ import openai
 import pytest
 
 from cenote import LLM, LoRARequest
-from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.models.adapters import save_model_and_adapters
 from tests.serving.server_process import TIMEOUT_S, ServerProcess
-from tests.tiny import TEXTS, tiny_bert
-
-
-def save_model_and_adapters(folder: Path) -> Path:
-    model = tiny_bert(folder / "model")
-    for seed, name in enumerate(("first", "late")):
-        save_adapter(folder / name, model, BERT_TARGETS, seed=seed)
-    return folder
+from tests.tiny import TEXTS
 
 
 @pytest.fixture(scope="module")

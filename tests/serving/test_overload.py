@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serving.server_process import peak_megabytes
 from tests.tiny import tiny_bert
 
 from .conftest import StartServer
 from .server_process import ServerProcess
-from .test_large_bodies import peak_megabytes
 
 MEGABYTE = 1_000_000
 

@@ -17,12 +17,12 @@ import pytest
 
 from cenote import LLM
 from cenote.errors import LoadError
-from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.models.adapters import BERT_TARGETS, save_adapter
+from tests.serving.request_load import Load
 from tests.tiny import tiny_bert
 
 from .failing_device import CRASHED, failing_server
 from .server_process import ServerProcess, is_alive, wait_until
-from .test_replay import Load
 
 NUM_CORES = len(os.sched_getaffinity(0))
 NUM_KILLS = 2

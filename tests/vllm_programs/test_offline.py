@@ -16,12 +16,12 @@ import cenote
 from cenote import LLM
 from cenote.multimodal.utils import encode_image_url
 from tests.api.app_client import add_chat_template
-from tests.models.test_lora import QWEN_TARGETS, save_adapter
-from tests.models.test_reward import internlm2
-from tests.models.test_rotary_encoders import save_adapted
+from tests.models.adapters import QWEN_TARGETS, save_adapter
+from tests.models.reward_models import internlm2
+from tests.models.rotary_encoders import save_adapted
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl, states_of
 from tests.plugins.conftest import InstallPlugin, install_plugin  # noqa: F401  # a fixture
-from tests.scoring.test_rerankers import RERANKER_KINDS, reference_scores, save_reranker
+from tests.scoring.rerankers import RERANKER_KINDS, reference_scores, save_reranker
 from tests.tiny import (
     compute_hidden_states,
     compute_logits,

@@ -16,9 +16,9 @@ from cenote.multimodal.utils import encode_image_url
 from cenote.utils.serial_utils import EMBED_DTYPE_TO_TORCH_DTYPE, ENDIANNESS
 from tests.api.app_client import add_chat_template
 from tests.factories import LLMFactory
-from tests.models.test_reward import internlm2
+from tests.models.reward_models import internlm2
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl
-from tests.scoring.test_rerankers import RERANKER_KINDS, reference_scores, save_reranker
+from tests.scoring.rerankers import RERANKER_KINDS, reference_scores, save_reranker
 from tests.tiny import save_tiny, tiny_bert_token_classifier, tiny_bge_m3, tiny_qwen3
 from tests.vllm_programs.program import run_program, serve
 

@@ -32,7 +32,7 @@ from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 from tests.api.app_client import load_llm
 from tests.api.front_ends.remote_link import wait_until
-from tests.serving.test_lora_adapters import save_model_and_adapters
+from tests.models.adapters import save_model_and_adapters
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from cenote.inputs.media.fetch import FETCH_FAILED_MESSAGE, HOST_NOT_ALLOWED_MES
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from tests.inputs.media.conftest import PARAM_PATH, make_image_source, noise
-from tests.inputs.media.test_fetch import MAX_BYTES, PRIVATE, Server
+from tests.inputs.media.image_server import MAX_BYTES, PRIVATE, Server
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.layouts.builders.text_families import OLD_MODULES, rewrite_weights
 from tests.layouts.builders.text_families import write_modules as write_pooling_modules
 from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.registry import builder
-from tests.models import test_colbert, test_colpali, test_nemotron_vl, test_qwen2_vl, test_qwen3_5, v_splade
+from tests.models import colbert, colpali, nemotron_vl, qwen2_vl, qwen3_5, v_splade
 from tests.tiny import DECODER, ENCODER, change_config, save_tiny, save_tokenizer
 
 # in the style of zerank-2: the query is the system message
@@ -153,7 +153,7 @@ PAIR_TEMPLATE = """{%- for message in messages -%}<|im_start|>{{ message.role }}
 
 def save_logit_score(folder: Path, true_token_id: int, false_token_id: int) -> Any:
     """Save Qwen3.5 with the files of a CrossEncoder that subtracts two logits; return the model."""
-    model = test_qwen3_5.save(folder)
+    model = qwen3_5.save(folder)
     (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
     base = "sentence_transformers.base.modules.transformer.Transformer"
     write_modules(folder, (base, ""), ("sentence_transformers.cross_encoder.modules.LogitScore", "1_LogitScore"))
@@ -177,36 +177,36 @@ def lighton_rerank_pw(folder: Path) -> None:
 @builder
 def lighton_rerank_lw(folder: Path) -> None:
     """lightonai/LightOn-rerank-LW-*: a language model that writes the order of documents."""
-    test_qwen3_5.save(folder)
+    qwen3_5.save(folder)
     change_config(folder, _name_or_path="lightonai/LightOn-rerank-LW-0.8B")
 
 
 @builder
 def mlateon(folder: Path) -> None:
     """lightonai/mLateOn: three projections in PyLate's files; the first two add their projected input."""
-    test_colbert.save_pylate(folder, "ModernBertModel", test_colbert.Rules(expands=False))
+    colbert.save_pylate(folder, "ModernBertModel", colbert.Rules(expands=False))
     for layer, (size_in, size_out) in enumerate(((32, 64), (64, 32), (32, 12)), start=1):
         names = ("linear.weight", "residual.weight")[: 2 if layer < 3 else 1]
-        weights = {name: test_colbert.noise(size_out, size_in) * (row + 1) for row, name in enumerate(names)}
-        test_colbert.write_dense(folder, f"{layer}_Dense", weights, use_residual=layer < 3)
+        weights = {name: colbert.noise(size_out, size_in) * (row + 1) for row, name in enumerate(names)}
+        colbert.write_dense(folder, f"{layer}_Dense", weights, use_residual=layer < 3)
     kinds = ((f"{layer}_Dense", "pylate.models.Dense.Dense") for layer in (1, 2, 3))
-    test_colbert.write_modules(folder, *kinds)
+    colbert.write_modules(folder, *kinds)
 
 
 @builder
 def colqwen3_5_320(folder: Path) -> None:
     """VultronRetriever: vectors of 320 numbers."""
-    test_qwen3_5.save_retriever(folder, size=320, retrieval_attention_contract="causal")
+    qwen3_5.save_retriever(folder, size=320, retrieval_attention_contract="causal")
 
 
 @builder
 def colpali_hf(folder: Path) -> None:
-    test_colpali.save_colpali_hf(folder)
+    colpali.save_colpali_hf(folder)
 
 
 @builder
 def colqwen2_hf(folder: Path) -> None:
-    test_qwen2_vl.save_colqwen2_hf(folder)
+    qwen2_vl.save_colqwen2_hf(folder)
 
 
 CTXL_TEMPLATE = (
@@ -237,7 +237,7 @@ def ctxl_with_modules(folder: Path) -> None:
 
 @builder
 def llama_nemotron_rerank_vl(folder: Path) -> None:
-    test_nemotron_vl.save_reranker(test_nemotron_vl.save_embedder(folder), folder)
+    nemotron_vl.save_reranker(nemotron_vl.save_embedder(folder), folder)
 
 
 @builder

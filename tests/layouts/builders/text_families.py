@@ -168,7 +168,7 @@ def _make_bilingual(folder: Path) -> None:
 
 @builder
 def jina_reranker_v1(folder: Path) -> None:
-    from tests.models.test_encoders import save_jina
+    from tests.models.jina_bert import save_jina
 
     heads = ("ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
     auto_map = {"AutoModel": "modeling_bert.JinaBertModel"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.layouts.registry import builder
-from tests.models import col_models, gme, jina_clip, nomic_vision, test_jina_v4
+from tests.models import col_models, gme, jina_clip, jina_v4, nomic_vision
 
 
 @builder
@@ -54,7 +54,7 @@ def colpali_merged(folder: Path) -> None:
 
 @builder
 def jina_embeddings_v4(folder: Path) -> None:
-    test_jina_v4.save_jina_v4(folder)
+    jina_v4.save_jina_v4(folder)
 
 
 @builder
