@@ -165,13 +165,6 @@ def test_paths_similar_to_health_need_a_key(path: str, host: str, protected: Tes
     assert get_status(protected.app, path, host) == 401
 
 
-def test_duplicate_slashes_are_removed_before_authentication(protected: TestClient) -> None:
-    """Authentication and routing see the same path: health is public, everything else needs a key."""
-    assert get_status(protected.app, "//health", "testserver") == 200
-    assert get_status(protected.app, "//version", "testserver") == 401
-    assert get_status(protected.app, "//v1//models", "testserver") == 401
-
-
 def test_a_root_path_does_not_bypass_authentication(llm: LLM) -> None:
     client = make_client(llm, api_key=("k",), root_path="/api")
 

@@ -104,14 +104,6 @@ def test_what_has_no_chunks_is_refused(client: TestClient, fields: dict[str, Any
     )
 
 
-def test_a_model_with_another_pooling_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("cls")
-    tiny_bert(folder)
-    with load_llm(folder) as llm:
-        reply = make_client(llm).post("/v1/embeddings", json={"input": CHUNKS, "late_chunking": True})
-        assert_refused(reply, "late_chunking needs MEAN pooling", "late_chunking")
-
-
 # chunks of a number of tokens, as in vLLM
 
 

@@ -143,12 +143,6 @@ def test_the_model_name_in_a_path_may_have_slashes_and_overrides_the_body(client
     assert missing.status_code == 404 and "other" in missing.json()["error"]["message"]
 
 
-def test_double_slashes_are_read_as_one(llm: LLM) -> None:
-    reply = make_client(llm, OPENAI).post("//v1//embeddings", json={"input": "a"})
-
-    assert reply.status_code == 200
-
-
 def test_every_error_on_a_path_has_the_format_of_its_dialect(llm: LLM) -> None:
     client = make_client(llm, PLAIN, STRINGS, OPENAI, api_key=("secret",), max_body_bytes=200)
     text = {"texts": []}

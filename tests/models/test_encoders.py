@@ -427,16 +427,6 @@ def test_backbone_names_may_have_the_prefix_or_not(family: str, tmp_path: Path) 
     assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["DistilBert", "Albert", "Electra", "DebertaV2"])
-def test_a_classifier_is_an_embedder_with_convert_embed(family: str, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification")
-
-    with opened(tmp_path, convert="embed") as llm:
-        actual = encode_texts(llm, "embed", None)
-
-    assert_same(actual, [F.normalize(rows[0], dim=-1) for rows in compute_hidden_states(reference)])
-
-
 # T5
 
 

@@ -113,24 +113,6 @@ def test_formatted_qwen3_reranker_texts_score_as_plain_ones(
     assert score(llm, queries, documents, instruction=instruction) == expected
 
 
-@pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
-def test_every_route_recognises_formatted_texts(path: str, llm: LLM, expected_score: Callable[[str], float]) -> None:
-    documents = list(map(format_document, DOCUMENTS))
-    names = ("text_1", "text_2") if "score" in path else ("query", "documents")
-
-    reply = make_client(llm).post(path, json=dict(zip(names, (format_query(QUERIES[0]), documents), strict=True)))
-
-    assert reply.status_code == 200, reply.text
-    if "score" in path:
-        scores = [item["score"] for item in reply.json()["data"]]
-    else:
-        results = sorted(reply.json()["results"], key=lambda item: item["index"])
-        scores = [item["relevance_score"] for item in results]
-        if path == "/rerank":
-            assert results[0]["document"]["text"] == documents[0]  # as it was sent
-    assert scores == pytest.approx([expected_score(qwen3(QUERIES[0], text)) for text in DOCUMENTS], abs=1e-4)
-
-
 @pytest.mark.parametrize(
     "limits",
     [

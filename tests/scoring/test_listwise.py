@@ -26,7 +26,7 @@ from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import ScoreResult
 from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.real.conftest import shared_folder
-from tests.scoring.listwise import DOCUMENTS, QUERY, SPECIAL_TOKENS, JinaReranker, jina, prompt  # noqa: F401  # a fixture
+from tests.scoring.listwise import DOCUMENTS, QUERY, SPECIAL_TOKENS, JinaReranker, prompt
 from tests.tiny import change_config
 
 

@@ -78,13 +78,6 @@ def test_one_to_one_one_to_many_and_many_to_many_agree(llm: LLM) -> None:
     assert scores(llm.score([QUERY], DOCUMENTS[:1])) == pytest.approx(one_by_one[:1], abs=1e-5)
 
 
-def test_late_interaction_can_be_requested(llm: LLM) -> None:
-    query, *documents = (o.outputs.data for o in llm.encode([QUERY, *DOCUMENTS], pooling_task="token_embed"))
-    expected = [float((query @ document.T).amax(dim=1).sum()) for document in documents]
-
-    assert scores(llm.score(QUERY, DOCUMENTS, score_type="late-interaction")) == pytest.approx(expected, abs=1e-4)
-
-
 def test_the_tokens_of_a_score_are_both_texts_with_padding_between(llm: LLM) -> None:
     (output,) = llm.score("a", "b c")
 

@@ -34,7 +34,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         "2",
         "--admin-api-key",
         "none",
-        VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
+        "--allow-runtime-lora-updating",
     ).wait_until_ready()
     yield server
     assert server.stop() == 0

@@ -27,7 +27,8 @@ from tests.api.front_ends.remote_link import call_both, connect_remote, wait_unt
 from tests.engine.conftest import BatchGate, MakeEngine, make_engine, raise_on_tokens  # noqa: F401  # a fixture
 from tests.engine.metric_values import get_series, get_value
 from tests.engine.test_dedup import SENDERS, SHARED
-from tests.scoring.listwise import DOCUMENTS, QUERY, JinaReranker, jina  # noqa: F401  # a fixture
+from tests.scoring.conftest import jina  # noqa: F401  # a fixture
+from tests.scoring.listwise import DOCUMENTS, QUERY, JinaReranker
 
 
 class BlockedRenderer:
