@@ -27,6 +27,15 @@ def test_a_text_is_embedded(embedder: RunningServer) -> None:
     assert is_close(raw, embedder.embed(TEXTS[:1], pooling_params=PoolingParams(normalize=False)))
 
 
+def test_long_texts_are_truncated_unless_the_client_refuses(embedder: RunningServer) -> None:
+    long = "deep water " * 300
+
+    with InferenceClient(base_url=embedder.url) as client:
+        assert client.feature_extraction(long, truncate=True).shape == (1, 384)
+        with pytest.raises(HfHubHTTPError, match="256"):
+            client.feature_extraction(long, truncate=False)
+
+
 def test_sentences_are_compared(embedder: RunningServer) -> None:
     with InferenceClient(base_url=embedder.url) as client:
         scores = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])

@@ -41,6 +41,13 @@ def test_texts_are_embedded_and_counted(embedder: RunningServer) -> None:
     assert reply.usage.prompt_tokens == embedder.num_tokens(TEXTS)
 
 
+def test_dimensions_and_extra_fields_are_passed_through(embedder: RunningServer) -> None:
+    reply = embed(embedder, input=["deep water " * 300], dimensions=32, truncate_prompt_tokens=5)
+
+    assert len(reply.data[0]["embedding"]) == 32
+    assert reply.usage.prompt_tokens == 5
+
+
 def test_texts_are_embedded_asynchronously(protected_server: RunningServer) -> None:
     reply = run_async(
         litellm.aembedding("hosted_vllm/tiny", input=TEXTS, api_base=f"{protected_server.url}/v1", api_key=KEY)
@@ -61,6 +68,36 @@ def test_documents_are_reranked_with_every_form_of_api_base(reranker: RunningSer
     ]
     outputs = reranker.llm.score(QUERY, DOCUMENTS, use_tqdm=False)
     assert reply.meta["tokens"]["input_tokens"] == sum(len(output.prompt_token_ids) for output in outputs)
+
+
+def test_documents_that_are_objects_are_reranked(reranker: RunningServer) -> None:
+    reply = rerank(reranker, documents=[{"text": text, "id": index} for index, text in enumerate(DOCUMENTS)], top_n=2)
+
+    scores = reranker.score(QUERY, DOCUMENTS)
+    assert [result["index"] for result in reply.results] == sorted(range(4), key=lambda index: -scores[index])[:2]
+    assert reply.results[0]["document"]["text"] == DOCUMENTS[reply.results[0]["index"]]
+
+
+def test_documents_are_omitted_with_return_documents_false(reranker: RunningServer) -> None:
+    reply = rerank(reranker, return_documents=False)
+
+    assert len(reply.results) == 4 and not any("document" in result for result in reply.results)
+
+
+def test_limits_are_passed_through(reranker: RunningServer) -> None:
+    reply = rerank(reranker, max_tokens_per_doc=3)
+
+    truncated = [" ".join(text.split()[:3]) for text in DOCUMENTS]  # one token for each of these words
+    assert is_close(
+        [result["relevance_score"] for result in reply.results], sorted(reranker.score(QUERY, truncated), reverse=True)
+    )
+
+
+def test_documents_are_reranked_asynchronously(reranker: RunningServer) -> None:
+    reply = run_async(litellm.arerank("hosted_vllm/pairs", query=QUERY, documents=DOCUMENTS, api_base=reranker.url))
+
+    expected = sorted(reranker.score(QUERY, DOCUMENTS), reverse=True)
+    assert is_close([result["relevance_score"] for result in reply.results], expected)
 
 
 def test_errors_are_raised_as_litellm_exceptions(protected_server: RunningServer, embedder: RunningServer) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from llama_index.core.schema import TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 
 from tests.clients.conftest import KEY, RunningServer, is_close
@@ -44,3 +45,21 @@ def test_texts_are_embedded_asynchronously(embedder: RunningServer, make_client:
             return cast(list[list[float]], embeddings)
 
     assert is_close(asyncio.run(embed()), embedder.embed(TEXTS))
+
+
+def test_nodes_get_embeddings_with_the_requested_dimensions(embedder: RunningServer, make_client: Any) -> None:
+    nodes = make_client(embedder, dimensions=16)([TextNode(text=text) for text in TEXTS[:3]])
+
+    assert [len(node.embedding or []) for node in nodes] == [16, 16, 16]
+
+
+def test_the_nearest_text_is_the_related_one(embedder: RunningServer, make_client: Any) -> None:
+    client = make_client(embedder)
+    query = client.get_query_embedding("how do I bake bread?")
+
+    unrelated, related = (
+        client.similarity(query, vector)
+        for vector in client.get_text_embedding_batch(["the deep sea", "flour and yeast"])
+    )
+
+    assert related > unrelated + 0.1

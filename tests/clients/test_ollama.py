@@ -33,6 +33,17 @@ def test_the_older_route_returns_one_vector_that_is_not_normalised(embedder: Run
     assert is_close(reply.embedding, embedder.embed(TEXTS[:1], pooling_params=RAW)[0])
 
 
+def test_long_texts_are_truncated_unless_the_client_refuses(embedder: RunningServer) -> None:
+    long = "deep water " * 300
+    client = ollama.Client(host=embedder.url)
+    with client._client:
+        assert client.embed(model="mini", input=long).prompt_eval_count == 256
+        with pytest.raises(ollama.ResponseError, match="256") as refused:
+            client.embed(model="mini", input=long, truncate=False)
+
+    assert refused.value.status_code == 400
+
+
 def test_models_are_listed_described_and_pulled(embedder: RunningServer) -> None:
     client = ollama.Client(host=embedder.url)
     with client._client:

@@ -91,6 +91,16 @@ def test_a_model_without_matryoshka_refuses_dimensions_with_the_message_of_vllm(
     assert error.response.json().items() >= expected.items()
 
 
+def test_dimensions_equal_to_the_size_of_the_model_are_accepted(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
+    reply = client_with_key.embeddings.create(
+        input=["Hello my name is", "The best thing"], model="tiny", dimensions=32, extra_body={"normalize": True}
+    )
+
+    assert is_close(vectors(reply), protected_server.embed(["Hello my name is", "The best thing"]))
+
+
 def test_extra_fields_are_sent_in_the_extra_body(client: openai.OpenAI, embedder: RunningServer) -> None:
     long = "deep water " * 300
     with pytest.raises(openai.BadRequestError, match="602"):
@@ -107,13 +117,39 @@ def test_extra_fields_are_sent_in_the_extra_body(client: openai.OpenAI, embedder
 
 
 def test_normalize_false_returns_raw_embeddings(client: openai.OpenAI, embedder: RunningServer) -> None:
-    with pytest.raises(TypeError, match="normalize"):  # raised by the client: the request is not sent
-        client.embeddings.create(model="mini", input=TEXTS, normalize=False)  # type: ignore[call-overload]
     reply = client.embeddings.create(model="mini", input=TEXTS, extra_body={"normalize": False})
 
     assert np.linalg.norm(vectors(reply), axis=1).min() > 1.5
     lengths = np.linalg.norm(vectors(reply), axis=1, keepdims=True)
     assert is_close(np.array(vectors(reply)) / lengths, embedder.embed(TEXTS))
+
+
+def test_a_conversation_is_embedded_through_the_chat_template(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
+    messages = [{"role": "user", "content": "where is the river?"}, {"role": "assistant", "content": "in the city"}]
+
+    reply = client_with_key.post(
+        "/embeddings",
+        cast_to=CreateEmbeddingResponse,
+        body={"model": "tiny", "messages": messages, "encoding_format": "float"},
+    )
+
+    text = "user: where is the river?.assistant: in the city."
+    assert is_close(vectors(reply), protected_server.embed([text]))
+    assert reply.usage.prompt_tokens == protected_server.num_tokens([text])
+
+
+def test_a_text_of_a_quarter_million_tokens_is_embedded_in_chunks(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
+    text = "Very long text that exceeds the model's position embeddings..." * 5000
+
+    reply = client_with_key.embeddings.create(input=text, model="tiny")
+
+    assert len(reply.data[0].embedding) == 32
+    assert reply.usage.prompt_tokens == protected_server.num_tokens([text])
+    assert is_close(vectors(reply), protected_server.embed([text]))
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
@@ -145,6 +181,21 @@ def test_models_are_listed_and_retrieved_by_name(client: openai.OpenAI) -> None:
         client.models.retrieve("another")
 
 
+def test_an_invalid_input_is_named_in_the_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model="mini", input=[[101, 30_522]])
+
+    assert "30522" in str(refused.value)
+    with pytest.raises(openai.BadRequestError, match="at least one prompt"):
+        client.embeddings.create(model="mini", input=[])
+
+
+def test_the_request_id_of_the_client_is_returned(client: openai.OpenAI) -> None:
+    reply = client.embeddings.create(model="mini", input="a", extra_headers={"x-request-id": "my-1"})
+
+    assert reply._request_id == "my-1"
+
+
 def test_concurrent_async_calls_get_their_own_results(embedder: RunningServer) -> None:
     async def embed_concurrently() -> list[CreateEmbeddingResponse]:
         async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
@@ -153,6 +204,14 @@ def test_concurrent_async_calls_get_their_own_results(embedder: RunningServer) -
     replies = asyncio.run(embed_concurrently())
 
     assert is_close([vectors(reply)[0] for reply in replies], np.tile(embedder.embed(TEXTS), (4, 1)))
+
+
+def test_a_real_roberta_returns_its_embeddings(granite: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{granite.url}/v1", api_key="EMPTY") as client:
+        reply = client.embeddings.create(model=granite.model, input=TEXTS)
+
+    assert is_close(vectors(reply), granite.embed(TEXTS))
+    assert reply.usage.prompt_tokens == granite.num_tokens(TEXTS)
 
 
 def test_images_in_conversations_are_embedded(multimodal_embedder: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rerankers import Document
 from rerankers.models.api_rankers import APIRanker
 
 from tests.clients.conftest import DOCUMENTS, QUERY, RunningServer, is_close
@@ -30,3 +31,10 @@ def test_documents_are_reranked(reranker: RunningServer, provider: str) -> None:
     order = sorted(range(4), key=lambda index: -scores[index])
     assert [result.doc_id for result in results] == order
     assert is_close([result.score for result in results], [scores[index] for index in order])
+
+
+@pytest.mark.parametrize("provider", PATHS)
+def test_one_document_is_scored(reranker: RunningServer, provider: str) -> None:
+    score = connect(reranker, provider).score(QUERY, Document(text=DOCUMENTS[1]))
+
+    assert is_close(score, reranker.score(QUERY, DOCUMENTS[1:2])[0])

@@ -36,6 +36,13 @@ def test_integers_are_read_in_their_own_width(embedder: RunningServer, dtype: st
         assert (signs == (expected >= 0))[np.abs(expected) > 1e-5].all()
 
 
+def test_the_output_dimension_is_honoured(embedder: RunningServer) -> None:
+    reply = connect(embedder).embed(TEXTS, model="mini", output_dimension=64)
+
+    truncated = embedder.embed(TEXTS)[:, :64]
+    assert is_close(reply.embeddings, truncated / np.linalg.norm(truncated, axis=1, keepdims=True))
+
+
 def test_the_input_type_selects_the_prompt_and_texts_are_embedded_asynchronously(
     protected_server: RunningServer,
 ) -> None:
@@ -57,3 +64,18 @@ def test_documents_are_reranked(reranker: RunningServer) -> None:
     assert [result.index for result in reply.results] == order
     assert is_close([result.relevance_score for result in reply.results], [scores[index] for index in order])
     assert [result.document for result in reply.results] == [DOCUMENTS[index] for index in order]
+
+
+def test_long_texts_are_truncated_unless_the_client_refuses(embedder: RunningServer) -> None:
+    long = ["deep water " * 300]
+    client = connect(embedder)
+
+    assert client.embed(long, model="mini").total_tokens == 256
+    with pytest.raises(voyageai.error.InvalidRequestError, match="256"):
+        client.embed(long, model="mini", truncation=False)
+
+
+def test_multimodal_inputs_of_text_are_embedded(embedder: RunningServer) -> None:
+    inputs: Any = [[text] for text in TEXTS]
+
+    assert is_close(connect(embedder).multimodal_embed(inputs, model="mini").embeddings, embedder.embed(TEXTS))

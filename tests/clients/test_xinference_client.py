@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
+import pytest
 from xinference_client import RESTfulClient
 
 from tests.clients.conftest import DOCUMENTS, KEY, QUERY, TEXTS, RunningServer, is_close
@@ -40,3 +41,8 @@ def test_the_api_key_is_sent_and_models_are_listed(protected_server: RunningServ
 
     assert names == ["tiny"]
     assert is_close([item["embedding"] for item in reply["data"]], protected_server.embed(TEXTS))
+
+
+def test_an_unknown_model_is_an_error(embedder: RunningServer) -> None:
+    with connect(embedder) as client, pytest.raises(RuntimeError, match="another"):
+        client.get_model("another")
