@@ -21,10 +21,12 @@ from cenote.loading.checkpoint import find_checkpoint
 from tests.tiny import DECODER, change_config, randomize, save_tokenizer
 
 TOKENS = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
+TOKENS |= {"first": "<img>", "context": "<IMG_CONTEXT>", "last": "</img>"}
 
 SIDE, PATCH, MOST = 32, 8, 4
 
 VISION: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION |= {"image_size": SIDE, "patch_size": PATCH, "model_type": "siglip_vision_model"}
 
 TEXT = DECODER | {"max_position_embeddings": 512, "pooling": "avg", "model_type": "llama_bidirec"}
 

@@ -25,8 +25,6 @@ from tests.factories import LLMFactory
 from tests.models.nemotron_vl import (
     MOST,
     PATCH,
-    SIDE,
-    TOKENS,
     VISION,
     Reference,
     save_embedder,
@@ -35,12 +33,6 @@ from tests.models.nemotron_vl import (
     tiles,
 )
 from tests.models.qwen_vl import make_image
-
-TOKENS |= {"first": "<img>", "context": "<IMG_CONTEXT>", "last": "</img>"}
-
-
-VISION |= {"image_size": SIDE, "patch_size": PATCH, "model_type": "siglip_vision_model"}
-
 
 WHOLE, WIDE, TALL, LARGE = make_image(30, 27), make_image(70, 30, 1), make_image(20, 95, 2), make_image(200, 150, 3)
 
