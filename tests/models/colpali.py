@@ -22,8 +22,10 @@ SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]
 VOCABULARY = [*SPECIAL, "\n", *WORDS, *LETTERS, "describe", "image", "question", *"DQ.:?"]
 
 TEXT = {"vocab_size": 160, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "max_position_embeddings": 96}
 
 VISION_CONFIG = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION_CONFIG |= {"image_size": 56, "patch_size": 14}
 
 NUM_PATCHES = (56 // 14) ** 2
 

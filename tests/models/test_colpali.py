@@ -38,12 +38,6 @@ from tests.tiny import change_config, randomize
 DEFAULT_PROMPT = "Describe the image."
 
 
-TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "max_position_embeddings": 96}
-
-
-VISION_CONFIG |= {"image_size": 56, "patch_size": 14}
-
-
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height))
