@@ -245,7 +245,7 @@ class PoolingEngine(LocalEngine):
 
     def measure_speed(self) -> tuple[float, float]:
         """Return the tokens per second while enough wait, 0.0: not known; and for how long the device may hang."""
-        loops = [part.loop for part in (self, *self.routes.values())]
+        loops = [part.core.loop for part in (self, *self.routes.values())]
         return max(loop.rate.tokens_per_s for loop in loops), max(loop.measure_late_s() for loop in loops)
 
     def find_busy_stage(self) -> tuple[str, float] | None:

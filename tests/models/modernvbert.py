@@ -55,6 +55,8 @@ def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 TEXT = {"model_type": "modernbert", "vocab_size": 288, "hidden_size": 32, "intermediate_size": 48}
+TEXT |= {"num_hidden_layers": 4, "num_attention_heads": 4, "local_attention": 12, "max_position_embeddings": 512}
+TEXT |= {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
 
 VISION_CONFIG = {
     "model_type": "siglip_vision_model",
@@ -62,8 +64,10 @@ VISION_CONFIG = {
     "intermediate_size": 40,
     "num_hidden_layers": 2,
 }
+VISION_CONFIG |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
 
 WHOLE = {"text_config": TEXT, "vision_config": VISION_CONFIG, "pixel_shuffle_factor": FACTOR}
+WHOLE |= {"image_token_id": SPECIAL.index("<image>")}
 
 PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(32, 32, 2)]
 

@@ -25,11 +25,8 @@ from cenote.protocol.requests import PoolRequest
 from tests.factories import LLMFactory
 from tests.models.modernvbert import (
     PAGES,
-    PATCH,
     SHOWN,
-    SPECIAL,
     TEXT,
-    TILE,
     VISION_CONFIG,
     WHOLE,
     processor,
@@ -37,16 +34,6 @@ from tests.models.modernvbert import (
     tiny_tokenizer,
 )
 from tests.tiny import change_config, randomize
-
-TEXT |= {"num_hidden_layers": 4, "num_attention_heads": 4, "local_attention": 12, "max_position_embeddings": 512}
-TEXT |= {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
-
-
-VISION_CONFIG |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
-
-
-WHOLE |= {"image_token_id": SPECIAL.index("<image>")}
-
 
 Reference = tuple[Path, ColModernVBertForRetrieval]
 
