@@ -94,7 +94,7 @@ def test_what_is_known_before_holds_until_the_engine_has_been_busy() -> None:
 def test_an_engine_tells_how_long_its_device_may_hang(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(EchoExecutor(gate))
-    engine.loop.rate = EngineRate(1_000_000.0)
+    engine.core.loop.rate = EngineRate(1_000_000.0)
 
     batch = SubmittedBatch(engine, [[3, 7]])
     assert gate.reached.wait(TIMEOUT_S)
