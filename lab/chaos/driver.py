@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from cenote.bench.load import LoadPattern, run_load
@@ -145,8 +144,12 @@ class ChaosRun:
 async def inject_fault(context: FaultContext, fault: Fault) -> FaultWindow:
     """Cause a fault and wait until requests are answered again."""
     window = FaultWindow(fault.name, time.perf_counter())
-    with suppress(ProcessLookupError):  # the process has ended by itself in the meantime
+    try:
         await fault.inject(context, window)
+    except ProcessLookupError:
+        pass  # the process has ended by itself in the meantime
+    except Exception as error:  # of one fault: the results of the others count
+        window.problems.append(f"it could not be caused: {type(error).__name__}: {error}")
     start = window.began_at if fault.recovers_from_start else time.perf_counter()
     if not await wait_until_answered(context.sender, context.mix.short[0], RECOVERY_LIMIT_S):
         window.problems.append(f"no request was answered within {RECOVERY_LIMIT_S:g} s after the fault")

@@ -30,10 +30,9 @@ OFFSET = struct.Struct("<d")
 POLL_S = 0.05
 # garbage goes before a message of these kinds, which travel only between front-ends and the engine
 TO_ENGINE, TO_FRONT_END = "TokenBatch", "TokenResults"
-# version, bytes of the message, bytes of arrays, call id: a frame whose message is not msgpack, and no frame at all
-UNDECODABLE_FRAME = struct.pack("<IIQQ", 1, 8, 0, 0) + b"\xc1" * 8
-NOT_A_FRAME = b"\xff" * 64
-GARBAGE = {"undecodable": UNDECODABLE_FRAME, "not-a-frame": NOT_A_FRAME}
+# a frame whose message is not msgpack, and no frame at all
+UNDECODABLE, NOT_A_FRAME = "undecodable", "not-a-frame"
+GARBAGE = (UNDECODABLE, NOT_A_FRAME)
 
 Patch = Callable[[ModuleType, Path], None]
 
@@ -148,6 +147,8 @@ def corrupt_frames(module: ModuleType, folder: Path) -> None:
     """Write garbage before the next message to the other process of a link, once per order."""
     channel_class = module.Channel
     send = channel_class.send
+    header = module.FRAME_HEADER.pack(module.WIRE_VERSION, module.MESSAGE, 8, 0, 0)
+    contents = {UNDECODABLE: header + b"\xc1" * 8, NOT_A_FRAME: b"\xff" * 64}
     orders = {
         TO_ENGINE: folder / FRONT_END_FRAME_FILE,
         TO_FRONT_END: folder / ENGINE_FRAME_FILE,
@@ -156,7 +157,7 @@ def corrupt_frames(module: ModuleType, folder: Path) -> None:
     def send_garbage_first(channel: Any, message: Any, *args: Any, **options: Any) -> None:
         path = orders.get(type(message).__name__)
         if path is not None and channel.is_open and (garbage := take_order(path)) is not None:
-            channel._writer.write((GARBAGE[garbage],))
+            channel._writer.write((contents[garbage],))
         send(channel, message, *args, **options)
 
     channel_class.send = send_garbage_first

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from cenote.bench.load import run_load
@@ -125,7 +125,8 @@ async def send_new_texts(context: FaultContext) -> None:
 
 def empty_journal(path: Path) -> None:
     """Give the space of the write-ahead log back: the cache could write into it while the disk is full."""
-    with closing(sqlite3.connect(path, timeout=SQLITE_TIMEOUT_S)) as connection:
+    full = suppress(sqlite3.OperationalError)  # the cache itself has filled the disk
+    with full, closing(sqlite3.connect(path, timeout=SQLITE_TIMEOUT_S)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
