@@ -39,6 +39,7 @@ SLOW = {
     "tests/clients/test_litellm.py": "a client beyond the core",
     "tests/clients/test_llama_index.py": "a client beyond the core",
     "tests/clients/test_ollama.py": "a client beyond the core",
+    "tests/clients/test_published_examples.py": "a client beyond the core",
     "tests/clients/test_rerankers.py": "a client beyond the core",
     "tests/clients/test_voyageai.py": "a client beyond the core",
     "tests/clients/test_xinference_client.py": "a client beyond the core",
