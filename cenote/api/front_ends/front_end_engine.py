@@ -10,6 +10,7 @@ from cenote.api.front_ends.text_model import TextModel, TextModelCache
 from cenote.engine.text_engine import TextEngine
 from cenote.errors import BadRequest, PoolingError
 from cenote.inputs.listwise_prompt import join_listwise
+from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest
@@ -23,6 +24,24 @@ class FrontEndEngine(TextEngine):
     @property
     @abstractmethod
     def model_info(self) -> ModelInfo: ...
+
+    @property
+    @abstractmethod
+    def has_model_info(self) -> bool: ...
+
+    @property
+    def status(self) -> EngineStatus:
+        """The supervisor may report an engine process before its link tells which model it has: it still loads."""
+        status = self.availability.status
+        return "loading" if status == "restarting" and not self.has_model_info else status
+
+    @property
+    def status_reason(self) -> str:
+        return self.availability.reason
+
+    @property
+    def dead_error(self) -> PoolingError | None:
+        return self.availability.dead_error
 
     @abstractmethod
     async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:

@@ -102,19 +102,6 @@ class RemoteEngine(FrontEndEngine):
         """Take what the supervisor knows about the model, until the engine process tells it."""
         self._model_info = self._model_info or model_info
 
-    @property
-    def status(self) -> EngineStatus:
-        status = self.availability.status
-        return "loading" if self._model_info is None and status == "restarting" else status
-
-    @property
-    def status_reason(self) -> str:
-        return self.availability.reason
-
-    @property
-    def dead_error(self) -> PoolingError | None:
-        return self.availability.dead_error
-
     async def connect(self, sock: socket.socket) -> None:
         """Use a new link to an engine process; it is ready when that process says so."""
         if (previous := self._channel) is not None:
@@ -152,7 +139,7 @@ class RemoteEngine(FrontEndEngine):
                 self.quarantine.remove_suspects(call.owner.suspect_digests)
                 poison += call.on_exit(numbers, exited)
                 self.quarantine.add_suspects(call.owner.suspect_digests)
-        calls = {call.owner for call in self._token_calls.pending.values()}
+        calls = dict.fromkeys(call.owner for call in self._token_calls.pending.values())  # in the order of arrival
         if not exited.calls and exited.cause != "external":
             for call in calls:
                 call.on_unexplained_crash(exited)
@@ -209,6 +196,7 @@ class RemoteEngine(FrontEndEngine):
         """
         pending.begin_attempt(self.engine_id, self.availability.engine_number)
         if pending.is_decided:  # while it waited for an engine process
+            self.forget_pool(pending)  # its results are those of no call
             return pending.take_results()
         assert self._token_client is not None, "RendererInfo comes before EngineReady"
         try:

@@ -16,7 +16,6 @@ from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.errors import PoolingError
-from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PluginRequest, PoolRequest
@@ -57,16 +56,8 @@ class ReplicaSet(FrontEndEngine):
         return max([replica.model_info for replica in available or known], key=lambda info: len(info.adapters))
 
     @property
-    def status(self) -> EngineStatus:
-        return self.availability.status
-
-    @property
-    def status_reason(self) -> str:
-        return self.availability.reason
-
-    @property
-    def dead_error(self) -> PoolingError | None:
-        return self.availability.dead_error
+    def has_model_info(self) -> bool:
+        return any(replica.has_model_info for replica in self.replicas)
 
     def start_draining(self) -> None:
         """Do not wait for another engine process: the server shuts down."""

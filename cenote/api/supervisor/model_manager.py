@@ -46,6 +46,8 @@ class FrontEnds(Protocol):
 
     async def release_engine(self, engine_id: int) -> None: ...
 
+    def forget_engine(self, engine_id: int) -> None: ...
+
 
 class ModelManager:
     """Owns the table of models; implements EngineListener and, for the admin routes, most of ModelAdmin."""
@@ -299,6 +301,8 @@ class ModelManager:
             logger.exception("the engines of %s could not be released and end now", engines.entry.name)
         await engines.stop()
         self.sets.remove(engines)
+        for engine_id in engines.engine_ids:  # again: its process may have been replaced while requests ended
+            self.front_ends.forget_engine(engine_id)
 
     async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
         """Load an adapter at all replicas of the model of an engine, or unload it (`path` None).

@@ -105,6 +105,8 @@ class RecordingFrontEnds:
 
     async def release_engine(self, engine_id: int) -> None: ...
 
+    def forget_engine(self, engine_id: int) -> None: ...
+
 
 def make_models(table: ModelTable, engines: StubEngines, failures: list[Any] | None = None) -> ModelManager:
     failures = [] if failures is None else failures
