@@ -68,7 +68,10 @@ def find_dishonesty(machine: Machine, request: Request, error: BaseException) ->
     if isinstance(error, DeadlineExceeded):
         return "" if request.timeout_s is not None else "it has no deadline"
     if isinstance(error, Overloaded):
-        return "" if machine.faults["refuse_requests"] else "the engine has capacity"
+        if not machine.faults["refuse_requests"]:
+            return "the engine has capacity"
+        was_accepted = len(request.inputs) == 1 and request.inputs[0] in machine.accepted
+        return "an engine process has admitted it before" if was_accepted else ""
     if isinstance(error, NotReady | EngineStopped):
         return find_outage(machine, request, error)
     return "no error of this class is honest"
@@ -77,7 +80,7 @@ def find_dishonesty(machine: Machine, request: Request, error: BaseException) ->
 def find_outage(machine: Machine, request: Request, error: BaseException) -> str:
     """Return why a request must not fail for lack of an engine; "" if it may."""
     faults = machine.faults
-    if request.sent_at < machine.ready_at or faults["fail_next_start"]:
+    if request.sent_at < machine.ready_at or (faults["fail_next_start"] and faults["unload_model"]):
         return ""  # requests do not wait for the first load, and none can be answered if a load fails
     if isinstance(error, NotReady):
         if request.timeout_s is not None and faults["unload_model"] + faults["reload_model"]:

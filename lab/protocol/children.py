@@ -63,7 +63,7 @@ class SimulatedEngineChild(SimulatedChild, EngineChild):
         fails, machine.next_start_fails = machine.next_start_fails, ""
         if fails == "spawn":
             raise OSError(11, "no processes are left")
-        process = EngineProcess(machine.loop, next(machine.process_ids), machine.random, control, fails_to_load=fails == "load")
+        process = EngineProcess(machine, control, fails_to_load=fails == "load")
         process.on_exit.append(lambda: machine.on_engine_exit(process))
         if fails == "early":
             process.call_later(0.1, process.exit, 1)

@@ -44,11 +44,17 @@ class Device:
     """Runs one batch, and has the next one ahead if it is asynchronous; an isolated batch is there alone."""
 
     def __init__(
-        self, random: Random, call_later: Callable[..., None], on_computed: Callable[[Batch], None], is_async: bool
+        self,
+        random: Random,
+        call_later: Callable[..., None],
+        on_started: Callable[[Batch], None],
+        on_computed: Callable[[Batch], None],
+        is_async: bool,
     ) -> None:
         """`call_later`: of its process."""
         self.random = random
         self.call_later = call_later
+        self.on_started = on_started
         self.on_computed = on_computed
         self.depth = 2 if is_async else 1
         self.waiting: deque[Item] = deque()
@@ -88,6 +94,7 @@ class Device:
             if not count:
                 return
             self.running.append(batch := Batch([queue.popleft() for _ in range(count)], is_isolated))
+            self.on_started(batch)
             if len(self.running) == 1:
                 self._compute(batch)
 

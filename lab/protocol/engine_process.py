@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
@@ -42,7 +42,9 @@ from cenote.scoring.scorer import ScoringModel
 from lab.protocol.connection import End
 from lab.protocol.device import CRASHES, HANGS, NOT_A_NUMBER, Batch, Device, Item, compute
 from lab.protocol.process import Process
-from lab.protocol.virtual_loop import VirtualLoop
+
+if TYPE_CHECKING:
+    from lab.protocol.machine import Machine
 
 MAX_TOKENS = 512
 VOCAB_SIZE = 10_000
@@ -80,15 +82,17 @@ RENDERER_INFO = make_renderer_info()
 
 
 class EngineProcess(Process):
-    def __init__(self, loop: VirtualLoop, pid: int, random: Random, control: End, *, fails_to_load: bool) -> None:
-        super().__init__(loop, pid, random.uniform(0.0, 0.05))
+    def __init__(self, machine: Machine, control: End, *, fails_to_load: bool) -> None:
+        random = machine.random
+        super().__init__(machine.loop, next(machine.process_ids), random.uniform(0.0, 0.05))
+        self.machine = machine
         self.random = random
         self.fails_to_load = fails_to_load
         self.is_loaded = self.is_serving = self.has_stopped = False
         self.refuses_until = 0.0  # its queue is full
         self.engine_number = 0
         self.links: list[Link] = []
-        self.device = Device(random, self.call_later, self._send_results, is_async=random.random() < 0.5)
+        self.device = Device(random, self.call_later, machine.check_batch, self._send_results, is_async=random.random() < 0.5)
         self._hung_at = 0.0
         self.control: Channel[SupervisorToEngine] = Channel(
             SupervisorToEngine, lambda message, _: self._on_control(message), lambda: self.exit(EXIT_NO_SUPERVISOR)
@@ -234,7 +238,9 @@ class Link:
                 tokens = tuple(token_ids[ends[row] : ends[row + 1]])
                 items.append(Item(self, call_id, message.start + number, tokens, message.deadline_at))
                 row += 1
-        process.device.add([item for item in items if item.call_id not in self.refused], message.is_isolated)
+        items = [item for item in items if item.call_id not in self.refused]
+        process.machine.accepted.update(item.tokens for item in items)
+        process.device.add(items, message.is_isolated)
 
     def _send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
         self.channel.send(TokenErrors([(call_id, -1, encode_error(error)) for call_id in call_ids]))

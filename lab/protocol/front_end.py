@@ -43,8 +43,8 @@ class FrontEnd(FrontEndProcess):
 
     @property
     def is_usable(self) -> bool:
-        """Whether clients can connect."""
-        return not self.process.has_exited and self.initialized.is_set()
+        """Whether clients can connect: it knows the models by then, as it is told while it imports its modules."""
+        return not self.process.has_exited and self.initialized.is_set() and bool(self.app_state.models.first.name)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that ends with the process."""

@@ -17,7 +17,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.model_table import ModelTable
 from cenote.config.server import ServerConfig
 from lab.protocol.connection import End, make_connection
-from lab.protocol.device import Tokens
+from lab.protocol.device import CRASHES, Batch, Tokens
 from lab.protocol.engine_process import STEP_TIMEOUT_S, EngineProcess
 from lab.protocol.front_end import FrontEnd
 from lab.protocol.virtual_loop import VirtualLoop
@@ -31,7 +31,8 @@ class Machine:
         self.is_traced = is_traced
         self.num_replicas = random.choice((1, 1, 2, 2, 3))
         self.num_front_ends = random.choice((1, 1, 2))
-        self.max_delay_s = random.choice((0.0005, 0.002, 0.01, 0.1))  # of one message
+        self.max_delay_s = random.choice((0.0005, 0.002, 0.01, 0.1))  # of a message on a link
+        self.max_channel_delay_s = random.choice((self.max_delay_s, self.max_delay_s, 0.5))  # of one of the supervisor
         self.engines: list[EngineProcess] = []  # all that were started
         self.front_ends: list[FrontEnd | None] = [None] * self.num_front_ends  # the last of each number
         self.process_ids = itertools.count(1)
@@ -40,6 +41,8 @@ class Machine:
         self.next_start_fails = ""  # how, of an engine process: "spawn", "load" or "early"
         self.exits_alone: Counter[tuple[Tokens, ExitCause]] = Counter()  # of processes with this input alone
         self.ready_at = math.inf  # when all front-ends were
+        self.accepted: set[Tokens] = set()  # inputs that an engine process had
+        self.suspects: set[Tokens] = set()  # inputs that were on the device when an engine process exited
         self.num_failures = 0  # of engine processes themselves
         self.defects: list[str] = []
         self.changes: list[asyncio.Task[None]] = []  # of the model, by an admin
@@ -60,7 +63,7 @@ class Machine:
 
     def make_channel(self) -> tuple[End, End]:
         """Connect the supervisor with a process."""
-        ends = make_connection(self.loop, self.draw_delay)
+        ends = make_connection(self.loop, lambda: self.random.random() * self.max_channel_delay_s)
         self.channels.append(ends[0])
         return ends
 
@@ -83,10 +86,19 @@ class Machine:
             cause = "hang"
         elif process.code in (-9, -15):
             cause = "external"
-        if (alone := process.device.alone) is not None:
+        device = process.device
+        self.suspects.update(item.tokens for batch in device.running for item in batch.items)
+        if (alone := device.alone) is not None:
             self.exits_alone[alone, cause] += 1
         self.num_failures += cause != "external"
         self.note(f"process {process.pid} exits with {process.code}; {process.read_device()}")
+
+    def check_batch(self, batch: Batch) -> None:
+        """Check that what was on the device when a process exited runs alone, unless that process had lost a link."""
+        for item in batch.items:
+            if item.tokens[0] < CRASHES and item.tokens in self.suspects and not batch.is_isolated:
+                if not self.faults["cut_link"]:
+                    self.report(f"{item.tokens} was on the device when a process exited, and runs with others")
 
     def note(self, text: str) -> None:
         if self.is_traced:

@@ -102,6 +102,8 @@ class ModelManager:
         try:
             await asyncio.shield(engines.loaded)
         except Exception as error:
+            if row.engines is not engines:
+                return  # the model has been reloaded or unloaded meanwhile
             row.engines, row.is_first_load = None, False
             row.set_error(str(error))
             if all(row.status == "failed" for row in self.rows.values()):
