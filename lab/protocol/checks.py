@@ -70,7 +70,8 @@ def find_dishonesty(machine: Machine, request: Request, error: BaseException) ->
     if isinstance(error, Overloaded):
         if not machine.faults["refuse_requests"]:
             return "the engine has capacity"
-        was_accepted = len(request.inputs) == 1 and request.inputs[0] in machine.accepted
+        first = request.inputs[0]
+        was_accepted = len(request.inputs) == 1 and first in machine.accepted and first[0] < CRASHES  # those are shared
         return "an engine process has admitted it before" if was_accepted else ""
     if isinstance(error, NotReady | EngineStopped):
         return find_outage(machine, request, error)

@@ -45,7 +45,7 @@ def make_request(machine: Machine, number: int, bad_tokens: Sequence[int]) -> Re
     random = machine.random
     num_inputs = random.choice((1, 1, 1, 2, 3, 5, 12)) if random.random() < 0.98 else 70
     length = 60 if num_inputs == 70 else random.choice((1, 2, 4))
-    inputs: list[Tokens] = [(10 * number + row + 1, *range(length)) for row in range(num_inputs)]
+    inputs: list[Tokens] = [(100 * number + row, *range(length)) for row in range(num_inputs)]
     if bad_tokens and random.random() < 0.4:
         inputs[random.randrange(num_inputs)] = (random.choice(bad_tokens), random.randrange(2))
     return Request(

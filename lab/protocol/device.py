@@ -57,6 +57,7 @@ class Device:
         self.on_started = on_started
         self.on_computed = on_computed
         self.depth = 2 if is_async else 1
+        self.max_batch_s = random.choice((0.02, 0.02, 0.3))
         self.waiting: deque[Item] = deque()
         self.isolated: deque[Item] = deque()
         self.running: deque[Batch] = deque()
@@ -99,7 +100,7 @@ class Device:
                 self._compute(batch)
 
     def _compute(self, batch: Batch) -> None:
-        self.call_later(self.random.uniform(0.001, 0.02), self._on_computed, batch)
+        self.call_later(self.random.uniform(0.001, self.max_batch_s), self._on_computed, batch)
 
     def _on_computed(self, batch: Batch) -> None:
         if self.is_hung:

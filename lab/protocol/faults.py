@@ -51,9 +51,9 @@ def cut_link(machine: Machine) -> None:
 
 
 def stall_link(machine: Machine) -> None:
-    link = machine.random.choice(machine.links + machine.channels)
+    link = machine.random.choice(machine.random.choice((machine.links, machine.channels)))
     end = machine.random.choice((link, link.peer))
-    end.stalled_until = machine.loop.time() + machine.random.choice((0.05, 0.5, 2.0))
+    end.stalled_until = machine.loop.time() + machine.random.choice((0.05, 0.5, 3.0))
 
 
 def kill_front_end(machine: Machine) -> None:

@@ -37,7 +37,7 @@ class Machine:
         self.front_ends: list[FrontEnd | None] = [None] * self.num_front_ends  # the last of each number
         self.process_ids = itertools.count(1)
         self.links: list[End] = []  # one end of each connection of a front-end with an engine
-        self.channels: list[End] = []  # one end of each connection of the supervisor
+        self.channels: list[End] = []  # those of front-ends to the supervisor
         self.next_start_fails = ""  # how, of an engine process: "spawn", "load" or "early"
         self.exits_alone: Counter[tuple[Tokens, ExitCause]] = Counter()  # of processes with this input alone
         self.ready_at = math.inf  # when all front-ends were
@@ -63,9 +63,7 @@ class Machine:
 
     def make_channel(self) -> tuple[End, End]:
         """Connect the supervisor with a process."""
-        ends = make_connection(self.loop, lambda: self.random.random() * self.max_channel_delay_s)
-        self.channels.append(ends[0])
-        return ends
+        return make_connection(self.loop, lambda: self.random.random() * self.max_channel_delay_s)
 
     def make_link(self) -> tuple[Any, Any]:
         """Take the place of the function of this name that makes sockets."""

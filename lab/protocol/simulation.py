@@ -23,7 +23,7 @@ from cenote.errors import InputCrashedEngine
 from lab.protocol.checks import check_at_rest, check_outcome, count_outcome
 from lab.protocol.children import SimulatedEngineChild, SimulatedFrontEndChild
 from lab.protocol.clients import Request, choose_bad_tokens, make_request, send
-from lab.protocol.device import CRASHES, HANGS, Tokens
+from lab.protocol.device import CRASHES, HANGS
 from lab.protocol.faults import inject
 from lab.protocol.front_end import FrontEnd
 from lab.protocol.machine import Machine
@@ -34,6 +34,7 @@ FAULTS_S = 3.0  # requests and faults come within this time
 # the longest that a request without a deadline may take: the replay timeout, for the model and then for its engine,
 # and the delays of restarts
 ANSWER_S = 200.0
+FIRST_FRESH = 90  # number of a request after the faults
 RETRY_S = 5.0  # of a fresh request after the faults
 ADMISSION_DEFAULTS = AdmissionController.__init__.__kwdefaults__ or {}
 BUFFER_BYTES = 4096  # of a channel; less than a large message has
@@ -127,26 +128,26 @@ async def send_fresh(machine: Machine, poison: list[int]) -> list[Request]:
     """Ask every front-end again until it answers, as no fault is final, and refuses what is poison."""
     fresh: list[Request] = []
     for number in range(machine.num_front_ends):
-        for token in (5000, *poison, 6000):
-            fresh += await send_until_decided(machine, number, [(token + number, 1)] if token < CRASHES else [(token, 9)])
+        for token in (5000 + number, *poison, 6000 + number):
+            fresh += await send_until_decided(machine, number, token)
     return fresh
 
 
-async def send_until_decided(machine: Machine, number: int, inputs: list[Tokens]) -> list[Request]:
-    """Send a request to one front-end again and again, until it has the answer that it must have in the end."""
+async def send_until_decided(machine: Machine, number: int, token: int) -> list[Request]:
+    """Send requests to one front-end until one has the answer that it must have in the end."""
     fresh: list[Request] = []
     ends_at = machine.loop.time() + ANSWER_S
     while machine.loop.time() < ends_at:
         front_end = machine.front_ends[number]
         if front_end is not None and front_end.is_usable:
-            fresh.append(request := Request(900 + number, inputs))
-            machine.accepted.clear()  # by a process that has refused it since
-            machine.note(f"fresh request {inputs} to front-end {number + 1}")
+            request = Request(FIRST_FRESH + number, [(token, len(fresh))])
+            fresh.append(request)
+            machine.note(f"fresh request {request.inputs} to front-end {number + 1}")
             await asyncio.wait([front_end.start(send(machine, front_end, request))], timeout=ANSWER_S)
             if isinstance(request.error, InputCrashedEngine) or request.results is not None:
                 return fresh
         await asyncio.sleep(RETRY_S)
-    machine.report(f"front-end {number + 1} does not answer {inputs} after the faults")
+    machine.report(f"front-end {number + 1} does not answer {token} after the faults")
     return fresh
 
 
