@@ -110,12 +110,12 @@ class FrontEndManager:
 
     async def release_engine(self, engine_id: int) -> None:
         """Have all front-ends send no more requests to an engine; return when those in flight are answered."""
-        self.forget_engine(engine_id)
+        self._engine_ids.discard(engine_id)  # front-ends that are started meanwhile have no request for it
         calls = (front_end.channel.call(ReleaseEngine(engine_id)) for front_end in self.running)
         await asyncio.gather(*calls, return_exceptions=True)  # a front-end that has exited uses no engine
 
     def forget_engine(self, engine_id: int) -> None:
-        """Connect no front-end with an engine that is started later, or loses its link."""
+        """Drop what is known about an engine that has ended: until then, links that are lost are replaced."""
         self._engine_ids.discard(engine_id)
         self._engine_states.pop(engine_id, None)
         for front_end in self.running:

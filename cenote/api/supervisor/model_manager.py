@@ -303,7 +303,7 @@ class ModelManager:
             logger.exception("the engines of %s could not be released and end now", engines.entry.name)
         await engines.stop()
         self.sets.remove(engines)
-        for engine_id in engines.engine_ids:  # again: its process may have been replaced while requests ended
+        for engine_id in engines.engine_ids:
             self.front_ends.forget_engine(engine_id)
 
     async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
