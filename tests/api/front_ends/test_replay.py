@@ -214,6 +214,20 @@ def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine:
     run(make_engine, crash)
 
 
+def test_a_request_that_ends_with_the_error_of_an_input_leaves_no_call(make_engine: MakeEngine) -> None:  # noqa: F811
+    async def crash(machine: Machine) -> None:
+        for _ in range(2):
+            hang = await machine.start(7)
+            if not machine.num_exits:
+                call = machine.embed([[7]], return_exceptions=True)
+            await wait_until(hang.gate.reached.is_set)
+            await machine.crash()
+        (poison,) = await call
+        assert isinstance(poison, InputCrashedEngine)
+
+    run(make_engine, crash)
+
+
 def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) -> None:  # noqa: F811
     def score(machine: Machine, *documents: str, **options: Any) -> asyncio.Task[Any]:
         request = ScoreRequest(queries=["one"], documents=documents, **options)

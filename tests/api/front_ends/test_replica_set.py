@@ -12,6 +12,7 @@ import pytest
 from cenote import LLM
 from cenote.api.admission.counters import Counters
 from cenote.api.front_ends import replica_set
+from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
@@ -77,6 +78,15 @@ def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine) -> None:
         assert sum(counts) == 40 and min(counts) >= 10
 
     run(make_engine, spread)
+
+
+def test_a_set_loads_until_an_engine_has_told_its_model_whatever_the_supervisor_reports() -> None:
+    replicas = [RemoteEngine(engine_id=number) for number in range(2)]
+    engine = ReplicaSet(replicas, ReplicaLoads(2, Counters(), 0))
+
+    replicas[0].set_status("ready")
+
+    assert engine.status == "loading"
 
 
 def test_a_large_request_is_divided_and_its_results_are_in_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -268,3 +269,40 @@ def test_an_engine_is_released_when_the_front_end_that_uses_it_has_exited(monkey
         await front_ends.drain()
 
     asyncio.run(run())
+
+
+def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> None:
+    async def lose() -> None:
+        front_ends = make_manager(ServerConfig(api_server_count=1), raise_error)
+        linked: list[int] = []
+
+        def add_link(link: socket.socket, engine_id: int) -> bool:
+            link.close()
+            linked.append(engine_id)
+            return True
+
+        front_ends.add_engine_link = lambda engine_id, link: link.close()
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        front_end: Any = SimpleNamespace(is_running=True, lost_links=set(), front_end_id=1, add_link=add_link)
+        front_end.channel = SimpleNamespace(send=lambda message: None, call=lambda message: released)
+        front_ends.front_ends = [front_end]
+        front_ends.connect_engine(7)
+        front_ends.set_engine_state(EngineState(7, "ready", ""))
+
+        releasing = asyncio.create_task(front_ends.release_engine(7))
+        await asyncio.sleep(0)
+        front_ends.reconnect(front_end, 7)
+        assert linked == [7, 7]  # requests in flight need it
+        front_ends.connect_engine(7)  # its process has been replaced
+        released.set_result(None)
+        await releasing
+        front_ends.forget_engine(7)
+        front_ends.reconnect(front_end, 7)
+        front_ends.introduce(front_end)
+        assert linked == [7, 7, 7]
+
+    asyncio.run(lose())
+
+
+def raise_error(error: BaseException) -> None:
+    raise error

@@ -65,6 +65,21 @@ def test_a_model_whose_source_is_away_for_long_is_loaded_again_when_it_is_back(t
     asyncio.run(run())
 
 
+def test_a_model_that_is_unloaded_during_its_first_load_has_not_failed_and_the_server_lives(tmp_path: Path) -> None:
+    failures: list[Any] = []
+
+    async def run() -> None:
+        models = make_models(TABLE, StubEngines(tmp_path, "load"), failures)
+        models.start()
+        await models.unload("tiny")
+        (row,) = await models.list_models()
+        assert (row.state, row.error, failures) == ("unloaded", None, [])
+        assert (await models.load("tiny")).state == "ready"
+        await models.stop()
+
+    asyncio.run(run())
+
+
 def test_a_model_whose_engine_crashes_again_and_again_has_failed_until_one_serves(tmp_path: Path) -> None:
     engines = StubEngines(tmp_path, "load")
 
