@@ -1,1 +1,1 @@
-"""`python -m lab.protocol`: what lies between front-ends and engine processes, simulated with faults by the thousand."""
+"""`python -m lab.protocol`: front-ends, supervisor and engine processes, simulated with faults by the thousand."""

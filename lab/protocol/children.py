@@ -68,7 +68,9 @@ class SimulatedEngineChild(SimulatedChild, EngineChild):
         if fails == "early":
             process.call_later(0.1, process.exit, 1)
         machine.engines.append(process)
-        machine.note(f"engine {self.engine_id} is started as process {process.pid}{fails and ', which fails: ' + fails}")
+        machine.note(
+            f"engine {self.engine_id} is started as process {process.pid}{fails and ', which fails: ' + fails}"
+        )
         return process
 
 

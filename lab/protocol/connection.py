@@ -23,8 +23,8 @@ class End:
         self.delay = delay
         self.process: Process | None = None  # that has it; None: the supervisor
         self.stalled_until = 0.0  # nothing arrives here before
+        self.last_at = 0.0  # when the last arrives that was sent to this end
         self._protocol: Any = None
-        self._arrives_at = 0.0  # the last that was sent to this end
         self._unread: deque[bytes] = deque()
         self._is_cut = self._is_paused = self._is_closed = self._is_lost = False
 
@@ -82,8 +82,8 @@ class End:
     # what arrives
 
     def _expect(self, data: bytes) -> None:
-        at = max(self.loop.time() + self.delay(), self._arrives_at + ORDER_S, self.stalled_until)
-        self._arrives_at = at
+        at = max(self.loop.time() + self.delay(), self.last_at + ORDER_S, self.stalled_until)
+        self.last_at = at
         self.loop.call_at(at, self._arrive, data)
 
     def _arrive(self, data: bytes) -> None:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tokenizers
 
-from cenote.api.engine_process.engine_server import EXIT_ENGINE_FAILED, EXIT_LOAD_FAILED, EXIT_NO_SUPERVISOR, EXIT_STOPPED
+from cenote.api.engine_process.engine_server import (
+    EXIT_ENGINE_FAILED,
+    EXIT_LOAD_FAILED,
+    EXIT_NO_SUPERVISOR,
+    EXIT_STOPPED,
+)
 from cenote.api.wire.channel import Channel, Reply
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.control_messages import (
@@ -22,7 +27,7 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.device_table import OnDevice
 from cenote.api.wire.link_messages import FrontEndMessage
-from cenote.api.wire.messages import ArrayBytes, EngineDown, EngineReady, to_json
+from cenote.api.wire.messages import ArrayBytes, Cancel, EngineDown, EngineReady, to_json
 from cenote.api.wire.token_codec import decode_inputs
 from cenote.api.wire.token_messages import (
     OptionsRegistered,
@@ -33,7 +38,6 @@ from cenote.api.wire.token_messages import (
     TokenErrors,
     TokenResults,
 )
-from cenote.api.wire.messages import Cancel
 from cenote.engine.tasks.text_tasks import TaskSettings
 from cenote.errors import DeadlineExceeded, EngineStopped, LoadError, NumericalError, Overloaded, PoolingError
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
@@ -92,12 +96,15 @@ class EngineProcess(Process):
         self.refuses_until = 0.0  # its queue is full
         self.engine_number = 0
         self.links: list[Link] = []
-        self.device = Device(random, self.call_later, machine.check_batch, self._send_results, is_async=random.random() < 0.5)
+        self.device = Device(
+            random, self.call_later, machine.check_batch, self._send_results, is_async=random.random() < 0.5
+        )
         self._hung_at = 0.0
         self.control: Channel[SupervisorToEngine] = Channel(
             SupervisorToEngine, lambda message, _: self._on_control(message), lambda: self.exit(EXIT_NO_SUPERVISOR)
         )
         control.give_to(self)
+        self.last_read_at = lambda: control.peer.last_at
         self.call_later(random.uniform(0.01, 0.1), self._connect, self.control, control)
 
     def _connect(self, channel: Channel[SupervisorToEngine] | Channel[FrontEndMessage], end: End) -> None:

@@ -62,8 +62,12 @@ def kill_front_end(machine: Machine) -> None:
 
 
 def fail_next_start(machine: Machine) -> None:
-    """Let the system refuse the next process, or what it loads be away; one that serves has to exit before."""
-    machine.next_start_fails = machine.random.choice(("spawn", "load", "early"))
+    """Let the system refuse the next process, or what it loads be away; one that serves has to exit before.
+
+    A model that cannot be loaded at the start of the server ends it.
+    """
+    has_started = machine.supervisor.models.rows["simulated"].was_ready
+    machine.next_start_fails = machine.random.choice(("spawn", "early", "load") if has_started else ("spawn", "early"))
     for engine in machine.list_living()[:1]:
         engine.exit(-signal.SIGKILL)
 

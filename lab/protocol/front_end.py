@@ -34,6 +34,7 @@ class FrontEnd(FrontEndProcess):
         self.process.front_end = self
         self.clients: set[asyncio.Task[None]] = set()
         control.give_to(self.process)
+        self.process.last_read_at = lambda: control.peer.last_at
         machine.channels.append(control)
         start_s = machine.random.uniform(0.01, 0.1)
         self.process.call_later(start_s, lambda: self.start(self.channel.connect(cast("Any", control))))

@@ -23,7 +23,6 @@ from lab.protocol.front_end import FrontEnd
 from lab.protocol.virtual_loop import VirtualLoop
 
 
-
 class Machine:
     def __init__(self, loop: VirtualLoop, random: Random, *, is_traced: bool = False) -> None:
         self.loop = loop
@@ -94,9 +93,9 @@ class Machine:
     def check_batch(self, batch: Batch) -> None:
         """Check that what was on the device when a process exited runs alone, unless that process had lost a link."""
         for item in batch.items:
-            if item.tokens[0] < CRASHES and item.tokens in self.suspects and not batch.is_isolated:
-                if not self.faults["cut_link"]:
-                    self.report(f"{item.tokens} was on the device when a process exited, and runs with others")
+            is_suspect = item.tokens[0] < CRASHES and item.tokens in self.suspects
+            if is_suspect and not batch.is_isolated and not self.faults["cut_link"]:
+                self.report(f"{item.tokens} was on the device when a process exited, and runs with others")
 
     def note(self, text: str) -> None:
         if self.is_traced:
@@ -126,5 +125,3 @@ def make_settings(num_front_ends: int) -> ServerConfig:
 def make_table(num_replicas: int) -> ModelTable:
     config = EngineConfig(device="cpu", data_parallel_size=num_replicas, step_timeout_s=STEP_TIMEOUT_S)
     return ModelTable.of(config, ("simulated",))
-
-

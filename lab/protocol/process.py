@@ -12,17 +12,19 @@ from cenote.api.wire.device_table import NOTHING, OnDevice
 from cenote.api.wire.heartbeat import Beat
 from lab.protocol.virtual_loop import VirtualLoop
 
+
 class Process:
     """Implements ChildProcess."""
 
     def __init__(self, loop: VirtualLoop, pid: int, reap_s: float) -> None:
-        """`reap_s`: until the supervisor notices that it has exited."""
+        """`reap_s`: until the supervisor notices that it has exited, after it has read what the process has sent."""
         self.loop = loop
         self.pid = pid
         self.code: int | None = None
         self.is_killed_by_supervisor = False
         self.exited = asyncio.Event()  # as the supervisor knows
         self.on_exit: list[Callable[[], None]] = []
+        self.last_read_at: Callable[[], float] = lambda: 0.0  # when the supervisor reads what was sent last
         self._reap_s = reap_s
         self._stopped_at = 0.0  # 0.0: it runs
         self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # until it continues
@@ -42,9 +44,10 @@ class Process:
     def exit(self, code: int) -> None:
         if self.code is None:
             self.code = code
+            reaped_at = max(self.loop.time(), self.last_read_at()) + self._reap_s
             for callback in self.on_exit:
                 callback()
-            self.loop.call_later(self._reap_s, self.exited.set)
+            self.loop.call_at(reaped_at, self.exited.set)
 
     def stop(self) -> None:
         """As SIGSTOP."""

@@ -25,7 +25,6 @@ from lab.protocol.children import SimulatedEngineChild, SimulatedFrontEndChild
 from lab.protocol.clients import Request, choose_bad_tokens, make_request, send
 from lab.protocol.device import CRASHES, HANGS
 from lab.protocol.faults import inject
-from lab.protocol.front_end import FrontEnd
 from lab.protocol.machine import Machine
 from lab.protocol.process import wait_exit
 from lab.protocol.virtual_loop import VirtualLoop
