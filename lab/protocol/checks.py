@@ -116,6 +116,8 @@ def check_at_rest(machine: Machine) -> None:
             continue
         name = f"front-end {number}"
         engines: Any = front_end.engines
+        ended = set(engines._engines) - {id_ for sets in machine.supervisor.models.sets for id_ in sets.engine_ids}
+        expect_zero(machine, len(ended), f"{name}: engines that have ended")
         for engine_id, engine in engines._engines.items():
             what = f"{name}, engine {engine_id}"
             expect_zero(machine, len(engine._token_calls.pending), f"{what}: calls in the table")

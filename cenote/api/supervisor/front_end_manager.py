@@ -70,6 +70,7 @@ class FrontEndManager:
         self._engine_states: dict[int, EngineState] = {}
         self._last_exits: dict[int, EngineExited] = {}
         self._engine_ids: set[int] = set()  # of engines that have been started
+        self._releasing: set[int] = set()  # of those that only finish requests in flight
         self.has_announced_ready = False
 
     @property
@@ -110,13 +111,14 @@ class FrontEndManager:
 
     async def release_engine(self, engine_id: int) -> None:
         """Have all front-ends send no more requests to an engine; return when those in flight are answered."""
-        self._engine_ids.discard(engine_id)  # front-ends that are started meanwhile have no request for it
+        self._releasing.add(engine_id)
         calls = (front_end.channel.call(ReleaseEngine(engine_id)) for front_end in self.running)
         await asyncio.gather(*calls, return_exceptions=True)  # a front-end that has exited uses no engine
 
     def forget_engine(self, engine_id: int) -> None:
         """Drop what is known about an engine that has ended: until then, links that are lost are replaced."""
         self._engine_ids.discard(engine_id)
+        self._releasing.discard(engine_id)
         self._engine_states.pop(engine_id, None)
         for front_end in self.running:
             front_end.lost_links.discard(engine_id)
@@ -148,10 +150,12 @@ class FrontEndManager:
         """Send a front-end that was just started all that the others know, and links to the engines."""
         server = self.server
         front_end.channel.send(Init(server.settings, front_end.front_end_id, server.started_at, server.created))
+        for engine_id in self._releasing:  # it has no request for them, and ignores what it is told about them
+            front_end.channel.start_call(ReleaseEngine(engine_id))
         known = (*self._last_exits.values(), *self._engine_states.values(), *filter(None, [self._models]))
         for message in known:
             front_end.channel.send(message)
-        for engine_id in self._engine_ids:
+        for engine_id in self._engine_ids - self._releasing:
             self._connect(front_end, engine_id)
         if self.has_announced_ready:
             front_end.channel.send(AllFrontEndsReady())

@@ -20,7 +20,7 @@ from cenote.api.supervisor import child, front_end_child, restart_policy
 from cenote.api.supervisor import front_end_manager as manager
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.wire import heartbeat
-from cenote.api.wire.control_messages import EngineState, Listening
+from cenote.api.wire.control_messages import EngineState, Listening, ReleaseEngine
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 
@@ -284,7 +284,10 @@ def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> None:
         front_ends.add_engine_link = lambda engine_id, link: link.close()
         released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         front_end: Any = SimpleNamespace(is_running=True, lost_links=set(), front_end_id=1, add_link=add_link)
-        front_end.channel = SimpleNamespace(send=lambda message: None, call=lambda message: released)
+        calls: list[Any] = []
+        front_end.channel = SimpleNamespace(
+            send=lambda message: None, call=lambda message: released, start_call=calls.append
+        )
         front_ends.front_ends = [front_end]
         front_ends.connect_engine(7)
         front_ends.set_engine_state(EngineState(7, "ready", ""))
@@ -294,12 +297,14 @@ def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> None:
         front_ends.reconnect(front_end, 7)
         assert linked == [7, 7]  # requests in flight need it
         front_ends.connect_engine(7)  # its process has been replaced
+        front_ends.introduce(front_end)  # another process, which has no request for it
+        assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
         released.set_result(None)
         await releasing
         front_ends.forget_engine(7)
         front_ends.reconnect(front_end, 7)
         front_ends.introduce(front_end)
-        assert linked == [7, 7, 7]
+        assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
 
     asyncio.run(lose())
 
