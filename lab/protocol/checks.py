@@ -107,8 +107,9 @@ def find_input_dishonesty(machine: Machine, request: Request, index: int, error:
 def check_at_rest(machine: Machine) -> None:
     """Check that nothing is left of requests; this function alone reads what the package keeps to itself."""
     counters = machine.supervisor.context.counters
-    for engines in machine.supervisor.models.sets:
-        column = find_model_column(engines.slot)
+    sets = machine.supervisor.models.sets
+    for engine_set in sets:
+        column = find_model_column(engine_set.slot)
         for offset in range(QUEUED, REQUESTS + 1):
             expect_zero(machine, counters.total(column + offset), f"column {offset} of the counters of admission")
     for number, front_end in enumerate(machine.front_ends, 1):
@@ -116,7 +117,7 @@ def check_at_rest(machine: Machine) -> None:
             continue
         name = f"front-end {number}"
         engines: Any = front_end.engines
-        ended = set(engines._engines) - {id_ for sets in machine.supervisor.models.sets for id_ in sets.engine_ids}
+        ended = set(engines._engines) - {engine_id for engine_set in sets for engine_id in engine_set.engine_ids}
         expect_zero(machine, len(ended), f"{name}: engines that have ended")
         for engine_id, engine in engines._engines.items():
             what = f"{name}, engine {engine_id}"

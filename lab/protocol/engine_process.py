@@ -160,7 +160,7 @@ class EngineProcess(Process):
     # front-ends
 
     def add_link(self, end: End, engine_id: int) -> None:
-        link = Link(self)
+        link = Link(self, end)
         self.links.append(link)
         self._connect(link.channel, end)
         self.call_later(0.001, link.introduce)
@@ -179,8 +179,9 @@ class EngineProcess(Process):
 class Link:
     """The connection to one front-end."""
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineProcess, end: End) -> None:
         self.process = process
+        self.end = end
         self.is_introduced = False
         self.options: set[int] = set()
         self.refused: set[int] = set()  # calls

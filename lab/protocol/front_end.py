@@ -37,7 +37,10 @@ class FrontEnd(FrontEndProcess):
         self.process.last_read_at = lambda: control.peer.last_at
         machine.channels.append(control)
         start_s = machine.random.uniform(0.01, 0.1)
-        self.process.call_later(start_s, lambda: self.start(self.channel.connect(cast("Any", control))))
+        self.process.call_later(start_s, self._connect, control)
+
+    def _connect(self, control: End) -> None:
+        self.start(self.channel.connect(cast("Any", control)))
 
     @property
     def app_state(self) -> AppState:

@@ -29,7 +29,7 @@ from lab.protocol.machine import Machine
 from lab.protocol.process import wait_exit
 from lab.protocol.virtual_loop import VirtualLoop
 
-FAULTS_S = 3.0  # requests and faults come within this time
+WINDOWS_S = (0.5, 3.0, 3.0)  # requests and faults come within one of these times
 # the longest that a request without a deadline may take: the replay timeout, for the model and then for its engine,
 # and the delays of restarts
 ANSWER_S = 200.0
@@ -52,18 +52,16 @@ class Outcome:
 
 def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
     loop = VirtualLoop()
-    with surroundings(loop, seed):
-        machine = Machine(loop, random.Random(seed), is_traced=is_traced)
-        front_end_manager.make_link = machine.make_link  # type: ignore[assignment]
-        with reported_errors(machine):
-            loop.set_exception_handler(lambda _, context: machine.report(f"{context['message']}: {context!r}"))
-            try:
-                answers = loop.run_until_complete(run(machine))
-            finally:
-                end_tasks(loop)
-                loop.close()
-                machine.close()
-        return Outcome(seed, machine.defects, machine.faults, answers)
+    machine = Machine(loop, random.Random(seed), is_traced=is_traced)
+    loop.set_exception_handler(lambda _, context: machine.report(f"{context['message']}: {context!r}"))
+    with surroundings(machine, seed), reported_errors(machine):
+        try:
+            answers = loop.run_until_complete(run(machine))
+        finally:
+            end_tasks(loop)
+            loop.close()
+            machine.close()
+    return Outcome(seed, machine.defects, machine.faults, answers)
 
 
 async def run(machine: Machine) -> Counter[str]:
@@ -72,10 +70,10 @@ async def run(machine: Machine) -> Counter[str]:
     await asyncio.sleep(chance.choice((0.1, 1.0, 1.0)))  # the first clients come while the server starts, or later
     bad_tokens = choose_bad_tokens(machine)
     requests = [make_request(machine, number, bad_tokens) for number in range(1, chance.randint(5, 10))]
-    start = chance.uniform(0.0, 0.2)
-    events: list[tuple[float, Any]] = [(start + chance.random() ** 2 * FAULTS_S, request) for request in requests]
+    start, window_s = chance.uniform(0.0, 0.2), chance.choice(WINDOWS_S)
+    events: list[tuple[float, Any]] = [(start + chance.random() ** 2 * window_s, request) for request in requests]
     if chance.random() < 0.9:
-        events += [(start + chance.random() * FAULTS_S, None) for _ in range(chance.randint(1, 4))]
+        events += [(start + chance.random() * window_s, None) for _ in range(chance.randint(1, 4))]
     clients, now = [], 0.0
     for at, request in sorted(events, key=lambda event: event[0]):
         await asyncio.sleep(at - now)
@@ -151,12 +149,12 @@ async def send_until_decided(machine: Machine, number: int, token: int) -> list[
 
 
 @contextmanager
-def surroundings(loop: VirtualLoop, seed: int) -> Iterator[None]:
+def surroundings(machine: Machine, seed: int) -> Iterator[None]:
     """Replace the clock, chance, and what the supervisor asks the system."""
     replaced: list[tuple[Any, str, Any]] = [
-        (time, "monotonic", loop.time),
-        (time, "thread_time", loop.time),
-        (AdmissionController.__init__, "__kwdefaults__", {**ADMISSION_DEFAULTS, "clock": loop.time}),
+        (time, "monotonic", machine.loop.time),
+        (time, "thread_time", machine.loop.time),
+        (AdmissionController.__init__, "__kwdefaults__", {**ADMISSION_DEFAULTS, "clock": machine.loop.time}),
         (child, "wait_exit", wait_exit),
         (child, "count_oom_kills", lambda: 0),
         (heartbeat, "POLL_INTERVAL_S", BEAT_S),
@@ -164,7 +162,7 @@ def surroundings(loop: VirtualLoop, seed: int) -> Iterator[None]:
         (model_manager, "EngineChild", SimulatedEngineChild),
         (model_manager, "plan_replicas", lambda config: [ReplicaPlan(config)] * config.num_replicas),
         (front_end_manager, "FrontEndChild", SimulatedFrontEndChild),
-        (front_end_manager, "make_link", None),
+        (front_end_manager, "make_link", machine.make_link),
         (remote_engine, "call_ids", itertools.count(1)),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
