@@ -441,7 +441,7 @@ def test_a_stopped_front_end_is_replaced(server: FrontEndServers) -> None:
     wait_until(lambda: len(server.front_ends()) == 2 and stopped not in server.front_ends())
 
     assert running in server.front_ends()
-    assert re.search(r"gave no sign of life for \d+\.\d s and was killed; \d requests were lost", server.output)
+    server.wait_for_line(r"gave no sign of life for \d+\.\d s and was killed; \d requests were lost")
     wait_until(lambda: len({server.find_owner(client) for client in connections(server, 40)}) == 2)
 
 
