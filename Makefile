@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
 
-.PHONY: help setup serve check test test-slow test-all test-ray fuzz clients docs bench gpu dist audit lock clean
+.PHONY: help setup serve check test test-slow test-all test-ray simulate fuzz clients docs bench gpu dist audit lock clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,7 +69,13 @@ test-slow: setup $(RAY_READY) ## what test leaves out: emulators, wheels, repeat
 	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: about twelve minutes on two cores =="
 	$(PYTEST) -m slow
 
-test-all: test test-slow ## all tests
+test-all: test test-slow simulate ## all tests
+
+# make simulate SEEDS=1000000
+SEEDS ?= 100000
+simulate: setup ## faults between the processes, on simulated time; SEEDS=1000000
+	@echo "== $(SEEDS) simulated sequences of faults: 25 minutes for 100,000 on two cores =="
+	$(BIN)/python -m lab.protocol --seeds $(SEEDS)
 
 # Ray in an environment of its own, which sees the packages of .venv: its requirements must not change those of the tests
 $(RAY_READY): $(READY)
@@ -81,7 +87,7 @@ $(RAY_READY): $(READY)
 
 test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; RAY_TESTS=full for all rows
 	@echo "== tests on a Ray cluster =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" $(RAY_VENV)/bin/python -m pytest -W default tests/ray  # Ray itself warns
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" $(RAY_VENV)/bin/python -m pytest -x -W default tests/ray  # Ray itself warns
 
 # make fuzz FUZZ_SECONDS=60 ARGS="connection safetensors"
 FUZZ_SECONDS ?= 5

@@ -15,10 +15,14 @@ HAS_ENVIRONMENT = (ROOT / ".venv-ray" / ".ready").exists()
 
 @pytest.mark.skipif(not HAS_ENVIRONMENT, reason="'make test-slow' makes the environment with Ray")
 @pytest.mark.timeout(1200)
-def test_ray_data_and_ray_serve_run_on_a_cluster_of_two_nodes() -> None:
+def test_ray_data_and_ray_serve_run_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
+    output = tmp_path / "output.txt"
 
-    done = subprocess.run(["make", "test-ray"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    try:
+        with output.open("wb") as file:
+            done = subprocess.run(["make", "test-ray"], cwd=ROOT, env=environment, stdout=file, stderr=file)
+    finally:  # also if the time is over
+        print(output.read_text(errors="replace"), file=sys.stderr)
 
-    print(done.stdout, done.stderr, file=sys.stderr)
     assert done.returncode == 0

@@ -29,6 +29,9 @@ MAX_EVICTION_ROUNDS = 4
 ACTIVE_S = 3600.0
 # how long to wait for the lock of the file
 READ_TIMEOUT_S, WRITE_TIMEOUT_S = 0.1, 5.0
+# after a query that takes longer than this, nothing is read for so many times as long: requests are computed instead of
+# waiting behind each other for a disk that is slower than the model
+SLOW_QUERY_S, PAUSE_FACTOR, MAX_PAUSE_S = 0.05, 20.0, 60.0
 JOIN_TIMEOUT_S = 5.0
 
 CacheEntry = tuple[bytes, bytes]  # key and value
@@ -46,6 +49,7 @@ class DiskCache:
         self._read_db = SQLiteFile(self.path, READ_TIMEOUT_S)
         self.num_bytes = 0
         self._read_lock = threading.Lock()  # guards _read_db
+        self._paused_until = 0.0  # monotonic time: no query before
         self._pending: deque[PendingEntry] = deque()
         self._pending_bytes = 0
         self._condition = threading.Condition()
@@ -65,7 +69,10 @@ class DiskCache:
         with self._read_lock:
             try:
                 for first in range(0, len(keys), MAX_KEYS_PER_QUERY):
+                    if (started_at := time.monotonic()) < self._paused_until:
+                        break
                     found.update(self._query(keys[first : first + MAX_KEYS_PER_QUERY]))
+                    self._pause_if_slow(started_at)
             except (sqlite3.Error, OSError) as error:
                 self._recover(self._read_db, error)
         return found
@@ -107,6 +114,16 @@ class DiskCache:
             else:
                 self.num_corrupted += 1  # a miss: the recomputed result replaces it
         return found
+
+    def _pause_if_slow(self, started_at: float) -> None:
+        ended_at = time.monotonic()
+        if (query_s := ended_at - started_at) > SLOW_QUERY_S:
+            pause_s = min(MAX_PAUSE_S, PAUSE_FACTOR * query_s)
+            self._paused_until = ended_at + pause_s
+            logger.warning(
+                "result cache %s is slow: a query took %.2f s; nothing is read from it for %.1f s",
+                self.path, query_s, pause_s,
+            )  # fmt: skip
 
     def _run_writer(self) -> None:
         while (entries := self._next_entries()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from abc import abstractmethod
 from typing import Any, cast
 
 from cenote.api.supervisor.child import Child, ChildProcess
@@ -21,12 +22,12 @@ class SimulatedChild(Child[Any]):
     process: Any
     _link_at = 0.0  # when the last link arrives
 
-    def spawn_in(self, control: End) -> Process:
-        raise NotImplementedError
+    @abstractmethod
+    def spawn_in(self, control: End) -> Process: ...
 
     @property
-    def machine(self) -> Machine:
-        raise NotImplementedError
+    @abstractmethod
+    def machine(self) -> Machine: ...
 
     async def _start(self) -> ChildProcess:
         ours, theirs = self.machine.make_channel()

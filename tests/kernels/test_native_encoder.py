@@ -20,7 +20,16 @@ from cenote.layers.int8_check import Int8Check
 from cenote.layers.products import prepare_products
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
-from tests.kernels.backbones import DECODER, FOUR_NORMS, LOCAL_ENCODER, OUTPUT_NORMS, SCALED_RESIDUALS
+from tests.kernels.backbones import (
+    DECODER,
+    FOUR_NORMS,
+    LOCAL_ENCODER,
+    OUTPUT_NORMS,
+    SCALED_RESIDUALS,
+    SPEC,
+    batch_of,
+    sequences,
+)
 from tests.tiny import randomize
 
 pytestmark = pytest.mark.skipif(
@@ -29,21 +38,6 @@ pytestmark = pytest.mark.skipif(
 
 CPU = torch.device("cpu")
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
-SPEC = BackboneSpec(
-    vocab_size=200,
-    hidden_size=128,
-    intermediate_size=192,
-    num_layers=2,
-    num_heads=4,
-    num_learned_positions=512,
-    num_token_types=2,
-    has_embed_norm=True,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    norm_order="post",
-    has_final_norm=False,
-)
 
 
 def make_backbone(spec: BackboneSpec) -> Backbone:
@@ -60,17 +54,6 @@ def make_fused_backbone(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Bac
     prepack(backbone)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     return backbone
-
-
-def sequences(lengths: list[int]) -> list[list[int]]:
-    return torch.split(torch.randint(0, 200, (sum(lengths),), generator=torch.Generator().manual_seed(1)), lengths)
-
-
-def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
-    rows = [row.tolist() for row in sequences(lengths)]
-    return pack_sequences(
-        rows, [[int(position > 3) for position in range(len(row))] for row in rows] if typed else None
-    )
 
 
 def keeps_tiles(backbone: Backbone) -> bool:
@@ -128,7 +111,7 @@ def assert_bits_do_not_depend_on_the_batch(backbone: Backbone, threads: int) -> 
     try:
         assert torch.equal(backbone(batch_of(lengths)), expected)
         for tokens, states in zip(sequences(lengths), expected.split(lengths), strict=True):
-            assert torch.equal(backbone(pack_sequences([tokens.tolist()])), states)
+            assert torch.equal(backbone(pack_sequences([tokens])), states)
     finally:
         torch.set_num_threads(before)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.layouts.builders.gliner2_5 import PUBLISHED, save_gliner2_5
-from tests.models.gliner_checks import Found, split
+from tests.models.gliner_checks import Found, encode_prompt
 
 Span = tuple[int, int]  # start, end without it
 
@@ -174,17 +174,9 @@ class Plain:
     def find(self, text: str, labels: Sequence[str], threshold: float) -> Found:
         if not text:
             return []
-        words = split(text if text.endswith((".", "!", "?")) else f"{text}.")
-        prompt = ["(", "[P]", "entities", "(", *(part for label in labels for part in ("[E]", label)), ")", ")"]
-        prompt.append("[SEP_TEXT]")
-        full = f"{text}."
-        pieces = [self.tokenizer.tokenize(word) for word in [*prompt, *(full[slice(*word)].lower() for word in words)]]
-        rows = [sum(map(len, pieces[:row])) for row in range(len(pieces))]
-        ids = self.tokenizer.convert_tokens_to_ids([token for piece in pieces for token in piece])
-        states = self.encoder(torch.tensor([ids])).last_hidden_state[0]
-        label_states = states[[rows[4 + 2 * label] for label in range(len(labels))]]
+        words, _, label_states, contexts = encode_prompt(self.tokenizer, self.encoder, text, labels)
         found = []
-        for label, probs in enumerate(self.score(states[rows[len(prompt) :]], label_states)):
+        for label, probs in enumerate(self.score(contexts, label_states)):
             chosen = choose({span: prob for span, prob in probs.items() if prob >= threshold}, len(words))
             found += [
                 (start, end, label, (words[start][0], min(words[end - 1][1], len(text)), labels[label], score))

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from cenote.protocol.results import Entity
@@ -43,3 +45,19 @@ def split(text: str) -> list[tuple[int, int]]:
     """Return the words of these texts: URLs, addresses, mentions, words with hyphens, single characters."""
     pattern = rf"https?://\S+|[\w.]+@[\w.]+\.[a-z]+|@\w+|{LETTER}+(?:[-_]{LETTER}+)*|\S"
     return [match.span() for match in re.finditer(pattern, text)]
+
+
+def encode_prompt(
+    tokenizer: Any, encoder: Any, text: str, labels: Sequence[str]
+) -> tuple[list[tuple[int, int]], Tensor, Tensor, Tensor]:
+    """Return the words of a text and the states of the prompt's task, of its labels and of the words."""
+    words = split(text if text.endswith((".", "!", "?")) else f"{text}.")
+    prompt = ["(", "[P]", "entities", "(", *(part for label in labels for part in ("[E]", label)), ")", ")"]
+    prompt.append("[SEP_TEXT]")
+    full = f"{text}."
+    pieces = [tokenizer.tokenize(word) for word in [*prompt, *(full[slice(*word)].lower() for word in words)]]
+    rows = [sum(map(len, pieces[:row])) for row in range(len(pieces))]
+    ids = tokenizer.convert_tokens_to_ids([token for piece in pieces for token in piece])
+    states = encoder(torch.tensor([ids])).last_hidden_state[0]
+    label_states = states[[rows[4 + 2 * label] for label in range(len(labels))]]
+    return words, states[rows[1]], label_states, states[rows[len(prompt) :]]

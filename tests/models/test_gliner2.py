@@ -15,7 +15,7 @@ from torch import Tensor
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.layouts.builders.gliner2 import save_gliner2
-from tests.models.gliner_checks import LABELS, TAGGED, TEXTS, Found, assert_found, split
+from tests.models.gliner_checks import LABELS, TAGGED, TEXTS, Found, assert_found, encode_prompt, split
 from tests.tiny import change_config
 
 TAGGED_WORDS = ["Mail", "a.b@city.org", "or", "@Who", ",", "see", "https://what.is/deep?a=1", "now", "!"]
@@ -80,20 +80,11 @@ class Saved:
         """Score one span after another; the best ones of each label that do not overlap are entities."""
         if not text:
             return []
-        words = split(text if text.endswith((".", "!", "?")) else f"{text}.")
-        prompt = ["(", "[P]", "entities", "(", *(part for label in labels for part in ("[E]", label)), ")", ")"]
-        prompt.append("[SEP_TEXT]")
-        full = f"{text}."
-        pieces = [self.tokenizer.tokenize(word) for word in [*prompt, *(full[slice(*word)].lower() for word in words)]]
-        rows = [sum(map(len, pieces[:row])) for row in range(len(pieces))]
-        ids = self.tokenizer.convert_tokens_to_ids([token for piece in pieces for token in piece])
-        states = self.encoder(torch.tensor([ids])).last_hidden_state[0]
-        if self.heads["count_pred"](states[rows[1]]).argmax() == 0:
+        words, task, label_states, contexts = encode_prompt(self.tokenizer, self.encoder, text, labels)
+        if self.heads["count_pred"](task).argmax() == 0:
             return []
-        label_states = states[[rows[4 + 2 * label] for label in range(len(labels))]]
         targets = COUNTING[self.counting_layer](self.heads["count_embed"], label_states)
         layers = self.heads["span_rep"]["span_rep_layer"]
-        contexts = states[rows[len(prompt) :]]
         found = []
         for label, target in enumerate(targets):
             chosen: list[tuple[float, int, int]] = []
