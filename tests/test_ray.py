@@ -14,7 +14,7 @@ HAS_ENVIRONMENT = (ROOT / ".venv-ray" / ".ready").exists()
 
 
 @pytest.mark.skipif(not HAS_ENVIRONMENT, reason="'make test-slow' makes the environment with Ray")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_ray_data_and_ray_serve_run_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
     output = tmp_path / "output.txt"
