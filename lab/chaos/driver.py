@@ -11,8 +11,9 @@ from pathlib import Path
 from cenote.bench.load import LoadPattern, run_load
 from cenote.utils.progress import print_note
 from lab.chaos.attack_load import attackers
-from lab.chaos.capacity import measure_capacity
+from lab.chaos.capacity import find_overload, measure_capacity
 from lab.chaos.faults import FAULTS
+from lab.chaos.faults.client_faults import OVERLOAD_FACTOR, Overload
 from lab.chaos.faults.fault import Fault, FaultContext
 from lab.chaos.faults.server_faults import CACHE_FOLDER
 from lab.chaos.leaks import Holdings, find_leaks, list_shared_memory
@@ -59,7 +60,7 @@ class ChaosRun:
         args = [str(self.cache_folder) if word == CACHE_FOLDER else word for word in serve_args]
         with small_disk(self.cache_folder):
             async with self.session.serve(args) as server:
-                rate = await self._warm_up(server)
+                rate = await self._warm_up(server, has_bursts=any(isinstance(fault, Overload) for fault in faults))
                 before = Holdings.of(server.read_sizes())
                 await self._run_load(server, faults, seconds, rate)
                 after = await self._settle(server, before)
@@ -78,14 +79,21 @@ class ChaosRun:
         if count := log.read_bytes()[log_size:].count(b"Traceback (most recent call last)"):
             results.violations.append(f"the log of the server has {count} tracebacks")
 
-    async def _warm_up(self, server: ChaosServer) -> float:
-        """Send the mix of the load for a moment, and return the rate that the server sustains."""
+    async def _warm_up(self, server: ChaosServer, *, has_bursts: bool) -> float:
+        """Send the mix of the load for a moment, and return the rate that the server sustains.
+
+        What is found afterwards is compared with what the server holds now: a burst grows its heaps once.
+        """
         session, options = self.session, self.options
         async with session.make_client(server) as client:
             probe = session.make_sender(client, session.mix.draw)
             capacity = await measure_capacity(probe)
             for request in session.mix.bulk:
                 await probe.send_request(request)
+            if has_bursts:
+                burst, rate = await find_overload(session, client)
+                pattern = LoadPattern(None, OVERLOAD_FACTOR * rate, num_requests=None, duration_s=options.max_fault_s)
+                await run_load(burst, pattern)
         self.results.add_round(probe.outcomes, [])
         await asyncio.sleep(SETTLE_S)
         max_load = MAX_LOAD_UNDER_ATTACK if options.attackers else MAX_LOAD

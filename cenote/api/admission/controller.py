@@ -119,7 +119,8 @@ class AdmissionController:
         if not keys and lane is None and tokens <= MAX_INTERACTIVE_TOKENS and not deadline_at:
             # most requests: the same as below in fewer steps
             num_queued = self.counters.total(self.queued)
-            if not num_queued or num_queued + tokens <= self.limits[0].compute_tokens(now, num_queued, self.speed):
+            max_queued = self.limits[0].compute_tokens(now, num_queued, self.speed)
+            if not num_queued or num_queued + tokens <= max_queued:
                 own[self.queued] += tokens
                 own[self.requests] += 1
                 return Ticket(self, tokens, 0, 0, now, is_by_size=True)

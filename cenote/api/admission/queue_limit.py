@@ -23,6 +23,7 @@ BULK_TIMES = LaneTimes(60.0, 15.0, 4_194_304)
 
 OVERLOAD_S = 1.0
 DRAINED_SHARE = 0.25
+BACKLOG_FACTOR = 2.0  # what was lost with a process is computed again, and nothing is answered until a first batch is
 
 
 class QueueLimit:
@@ -32,8 +33,8 @@ class QueueLimit:
     - Overloaded, from the first request that does not fit until `OVERLOAD_S` after the last one: `overload_s`. More
       arrives than the engine computes, and a long queue would only add to the latency of every request.
 
-    While an engine process does not compute, because it has exited or hangs, as much more may wait as it leaves
-    undone, up to `RECOVERY_S`: that is computed later, and none of it is refused. This ends when the queue has drained
+    While an engine process does not compute, because it has exited or hangs, twice as much more may wait as it would
+    have computed in the meantime, up to `RECOVERY_S`: none of it is refused. This ends when the queue has drained
     to `DRAINED_SHARE` of the limit, or `RECOVERY_S` after the engine computes again.
     """
 
@@ -49,12 +50,13 @@ class QueueLimit:
         times, rate = self.times, speed.tokens_per_s
         if (seconds := self.max_seconds) is None:
             seconds = times.overload_s if now < self.overloaded_until else times.normal_s
-        factor = 1.0
-        if self._drained_at < speed.stopped_at and now < speed.stopped_at + RECOVERY_S:
+        limit_s = seconds
+        if self._drained_at < speed.stopped_until and (stopped_s := speed.compute_stopped_s(now)):
             if num_queued <= rate * seconds * DRAINED_SHARE:
                 self._drained_at = now  # while the engine is stopped, the next report is later
-            factor = max(1.0, min(seconds + speed.stopped_s, RECOVERY_S) / seconds)
-        return min(factor * (rate * seconds if rate else max(seconds, times.initial_tokens)), self.max_tokens)
+            limit_s = min(seconds + BACKLOG_FACTOR * stopped_s, RECOVERY_S)
+        max_tokens = rate * limit_s if rate else max(seconds, times.initial_tokens) * limit_s / seconds
+        return min(max_tokens, self.max_tokens)
 
     def on_full(self, now: float) -> None:
         """A request did not fit."""

@@ -98,7 +98,7 @@ class EngineChild(Child[EngineToSupervisor]):
         self.changed_adapters: set[str] = set()  # that requests have loaded since the process was started
         self._num_exits = 0
         self.tokens_per_s = 0.0  # as the last process that has measured it, 0.0: not known
-        self.stopped_s = 0.0  # for which the process does not compute what it should; 0.0 while it does
+        self.late_s = 0.0  # for which the process does not compute what it should; 0.0 while it does
         self.registry = MetricsRegistry()
         self._count_restart = self.registry.counter(
             "cenote_engine_restarts_total", "Engine processes started again after one has exited."
@@ -155,7 +155,7 @@ class EngineChild(Child[EngineToSupervisor]):
     def on_beat(self, beat: Beat) -> None:
         if self.is_ready:
             self.tokens_per_s = beat.tokens_per_s or self.tokens_per_s
-            self.stopped_s = beat.age_s if beat.age_s > LATE_BEAT_S else beat.late_s
+            self.late_s = beat.age_s if beat.age_s > LATE_BEAT_S else beat.late_s
             self.listener.on_engine_speed(self)
 
     def find_hang(self, beat: Beat) -> str | None:

@@ -62,12 +62,13 @@ class EngineSet:
         child = next(child for child in self.children if child.status == self.status)
         return child.reason, max(child.since for child in self.children)
 
-    def report_speed(self, counters: Counters, stopped_s: float) -> None:
+    def report_speed(self, counters: Counters, late_s: float = 0.0) -> None:
         """Tell admission how fast the engines compute, and whether one of them has not computed until now."""
         ready = [child for child in self.children if child.status == "ready"]
         rates = [child.tokens_per_s for child in ready or self.children if child.tokens_per_s]
         rate = sum(rates) / len(rates) * len(ready or self.children) if rates else 0.0
-        self._speed_report.write(counters, time.monotonic(), rate, stopped_s, is_lost=not ready)
+        is_stopped = any(child.status != "ready" and child.has_been_ready for child in self.children)
+        self._speed_report.write(counters, time.monotonic(), rate, late_s, is_stopped)
 
     def decode_model_info(self) -> ModelInfo | None:
         return msgspec.json.decode(self.model_info, type=ModelInfo) if self.model_info else None

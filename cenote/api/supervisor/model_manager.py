@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
-from cenote.api.admission.engine_speed import RECOVERY_S
 from cenote.api.model_admin import ModelRow
 from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
@@ -352,14 +351,13 @@ class ModelManager:
         self.front_ends.report_exit(exited)
 
     def on_engine_status(self, child: EngineChild, reason: str) -> None:
-        is_first = child.status == "ready" and not child.init.engine_number
-        self._find_set(child).report_speed(self.counters, 0.0 if is_first else RECOVERY_S)
+        self._find_set(child).report_speed(self.counters)
         self.front_ends.set_engine_state(EngineState(child.engine_id, child.status, reason))
         if child.status != "ready":
             self.send_models()  # with the reason, and since when
 
     def on_engine_speed(self, child: EngineChild) -> None:
-        self._find_set(child).report_speed(self.counters, child.stopped_s)
+        self._find_set(child).report_speed(self.counters, child.late_s)
 
     def on_engine_failed(self, child: EngineChild, error: Exception) -> None:
         self._find_set(child).on_failed(error)

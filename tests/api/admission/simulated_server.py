@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cenote.api.admission.controller import AdmissionController
-from cenote.api.admission.engine_speed import RECOVERY_S, SpeedReport
+from cenote.api.admission.engine_speed import SpeedReport
 from cenote.api.admission.ticket import Ticket
 from cenote.api.key_settings import ANONYMOUS, KeySettings
 from cenote.engine.throughput import EngineRate
@@ -88,8 +88,8 @@ class SimulatedServer:
     def lose_engine(self, seconds: float) -> None:
         """Let the engine process exit now, and the next one compute again after some time."""
         self.engine_lost_until = self.now + seconds
-        self._report_speed(RECOVERY_S)
-        self._schedule(self.engine_lost_until, self._report_speed, RECOVERY_S)
+        self._report_speed(0.0)
+        self._schedule(self.engine_lost_until, self._report_speed, 0.0)
 
     @property
     def limit(self) -> float:
@@ -151,10 +151,10 @@ class SimulatedServer:
         self._waiting.append(waiting)
         self._start_batch()
 
-    def _report_speed(self, stopped_s: float) -> None:
+    def _report_speed(self, late_s: float) -> None:
         """Report what the supervisor sees."""
         self._reported_at, is_lost = self.now, self.now < self.engine_lost_until
-        self._report.write(self.controller.counters, self.now, self.rate.tokens_per_s, stopped_s, is_lost)
+        self._report.write(self.controller.counters, self.now, self.rate.tokens_per_s, late_s, is_lost)
 
     def _start_batch(self) -> None:
         if self._batch_tokens or not self._waiting:

@@ -27,8 +27,11 @@ class Replica:
 
     is_open = True
 
-    def __init__(self, *, is_loaded: bool = True, error: PoolingError | None = None) -> None:
+    def __init__(
+        self, *, is_loaded: bool = True, has_been_ready: bool = False, error: PoolingError | None = None
+    ) -> None:
         self.channel = self
+        self.has_been_ready = is_loaded or has_been_ready
         self.is_ready = is_loaded
         self.status = "ready" if is_loaded else "restarting"
         self.tokens_per_s = 0.0
@@ -179,12 +182,12 @@ def test_a_client_that_disconnects_does_not_stop_a_change() -> None:
 # speed
 
 
-def report_speed(replicas: list[Replica], stopped_s: float = 0.0) -> EngineSpeed:
+def report_speed(replicas: list[Replica], late_s: float = 0.0) -> EngineSpeed:
     """Return what admission gets to know."""
     counters = Counters()
 
     async def report() -> None:
-        EngineSet(None, replicas, 3).report_speed(counters, stopped_s)  # type: ignore[arg-type]
+        EngineSet(None, replicas, 3).report_speed(counters, late_s)  # type: ignore[arg-type]
 
     asyncio.run(report())
     return EngineSpeed.read(counters, 3)
@@ -192,33 +195,51 @@ def report_speed(replicas: list[Replica], stopped_s: float = 0.0) -> EngineSpeed
 
 def test_admission_knows_the_rate_of_the_replicas_that_compute() -> None:
     replicas = [Replica(), Replica(), Replica(is_loaded=False)]
-    assert report_speed(replicas) == (0.0, 0.0, 0.0)
+    assert report_speed(replicas) == (0.0, -math.inf, -math.inf)
 
     replicas[0].tokens_per_s, replicas[2].tokens_per_s = 1000.0, 5000.0
 
-    assert report_speed(replicas) == (2000.0, 0.0, 0.0)  # the second one is as fast as the first
+    assert report_speed(replicas) == (2000.0, -math.inf, -math.inf)  # the second one is as fast as the first
 
 
 def test_the_rate_of_a_model_whose_only_replica_is_lost_stays_known() -> None:
-    replica = Replica(is_loaded=False)
+    replica = Replica(is_loaded=False, has_been_ready=True)
     replica.tokens_per_s = 1000.0
+    before = time.monotonic()
 
-    assert report_speed([replica], RECOVERY_S) == (1000.0, math.inf, RECOVERY_S)
+    speed = report_speed([replica])
+
+    assert before <= speed.stopped_since <= time.monotonic()
+    assert (speed.tokens_per_s, speed.stopped_until) == (1000.0, math.inf)
 
 
 def test_as_much_may_wait_as_a_replica_that_hangs_leaves_undone() -> None:
     before = time.monotonic()
 
-    speed = report_speed([Replica(), Replica()], stopped_s=2.5)
+    speed = report_speed([Replica(), Replica()], late_s=2.5)
 
-    assert before <= speed.stopped_at <= time.monotonic() and speed.stopped_s == 2.5
+    assert before <= speed.stopped_until <= time.monotonic()
+    assert speed.compute_stopped_s(time.monotonic()) == 2.5
 
 
 def test_a_short_stop_after_a_long_one_does_not_shorten_what_may_wait() -> None:
     counters, report = Counters(), SpeedReport(0)
-    report.write(counters, 1000.0, 500.0, stopped_s=20.0)
+    report.write(counters, 1000.0, 500.0, late_s=20.0)
 
-    report.write(counters, 1030.0, 500.0, stopped_s=1.0)
-    assert EngineSpeed.read(counters, 0) == (500.0, 1030.0, 20.0)
-    report.write(counters, 1030.0 + RECOVERY_S, 500.0, stopped_s=1.0)
-    assert EngineSpeed.read(counters, 0).stopped_s == 1.0
+    report.write(counters, 1030.0, 500.0, late_s=1.0)
+    assert EngineSpeed.read(counters, 0) == (500.0, 1010.0, 1030.0)
+    report.write(counters, 1030.0 + RECOVERY_S, 500.0, late_s=1.0)
+    assert EngineSpeed.read(counters, 0).compute_stopped_s(1031.0 + RECOVERY_S) == 1.0
+
+
+def test_as_much_may_wait_as_a_process_has_been_lost_for_up_to_a_minute() -> None:
+    counters, report = Counters(), SpeedReport(0)
+
+    def stopped_s(now: float) -> float:
+        return EngineSpeed.read(counters, 0).compute_stopped_s(now)
+
+    report.write(counters, 1000.0, 500.0, is_stopped=True)
+    assert [stopped_s(now) for now in (1000.0, 1003.0, 2000.0)] == [0.0, 3.0, 0.0]
+    report.write(counters, 1004.0, 500.0)
+
+    assert [stopped_s(now) for now in (1005.0, 1003.0 + RECOVERY_S, 1005.0 + RECOVERY_S)] == [4.0, 4.0, 0.0]
