@@ -30,6 +30,7 @@ class Honest:
 
     statuses: frozenset[int] = frozenset()
     may_break: bool = False  # connections that belonged to a lost process close without a reply
+    may_close: bool = False  # idle connections are closed to make room, also one that is being used at this moment
     reason: str = ""
 
 
@@ -43,7 +44,11 @@ FAULTS: dict[str, Honest] = {
     "poison": Honest(reason="only the request with the poison fails"),
     "bad-frames": Honest(reason="a link that carries garbage is replaced, its requests are replayed"),
     "lost-front-end": Honest(may_break=True, reason="a front-end takes its open connections with it"),
-    "no-descriptors": Honest(frozenset({UNAVAILABLE}), reason="a connection that finds no descriptor is refused"),
+    "no-descriptors": Honest(
+        frozenset({UNAVAILABLE}),
+        may_close=True,
+        reason="an idle connection is closed for a new one, which is refused if there is none",
+    ),
     "slow-clients": Honest(reason="slow clients are disconnected, others do not notice them"),
     "bad-bytes": Honest(reason="bytes that are not HTTP close their own connection"),
     "overload": Honest(frozenset({TOO_MANY_REQUESTS}), reason="more than the queue holds is refused"),

@@ -14,6 +14,7 @@ from lab.chaos.expectations import (
     FAULTS,
     NEEDS_RETRY_AFTER,
     OK,
+    UNAVAILABLE,
     WITH_DEADLINE,
 )
 from lab.chaos.request_mix import ChaosRequest
@@ -22,6 +23,7 @@ from lab.chaos.traced_client import Exchange
 MAX_ERROR_CHARACTERS = 160
 # a client may still send a request on a connection that was closed a moment ago
 NOTICE_CLOSED_S = 1.0
+CLOSED = "connection closed before the response"  # error of the client
 
 
 @dataclass(slots=True)
@@ -86,7 +88,8 @@ def make_outcome(
     status, wrong, error = None, "", exchange.error
     if exchange.reply is not None:
         status = exchange.reply.status
-        if exchange.reply.headers.get("x-request-id") != request_id:
+        was_read = status != UNAVAILABLE  # a connection may be refused before its request is read
+        if was_read and exchange.reply.headers.get("x-request-id") != request_id:
             wrong = f"x-request-id is {exchange.reply.headers.get('x-request-id')!r} instead of {request_id}"
         elif status == OK == request.status:
             wrong = compare_answer(request, exchange.reply.content, expected, tolerance)
@@ -160,6 +163,8 @@ def judge(outcome: Outcome, windows: Sequence[FaultWindow]) -> Verdict:
         return Verdict("aborted")
     if outcome.status is None:
         if any(FAULTS[window.fault].may_break and window.closed_connection_of(outcome) for window in windows):
+            return Verdict("broken")
+        if outcome.error == CLOSED and any(FAULTS[window.fault].may_close for window in faults):
             return Verdict("broken")
         return Verdict("lost", f"no reply after {outcome.latency_s:.1f} s: {outcome.error}", during)
     if outcome.wrong:

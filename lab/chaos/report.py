@@ -13,7 +13,7 @@ def format_results(results: ChaosResults) -> str:
         ("right answer", f"{results.verdicts['ok']:,}"),
         ("invalid, rejected as documented", f"{results.verdicts['rejected']:,}"),
         ("refused or expired", f"{results.verdicts['refused'] + results.verdicts['expired']:,}"),
-        ("connection lost with its front-end", f"{results.verdicts['broken']:,}"),
+        ("connection lost or closed for another", f"{results.verdicts['broken']:,}"),
         ("aborted by the client", f"{results.verdicts['aborted']:,}"),
         *((name, f"{results.verdicts[name]:,}") for name in VIOLATIONS),
         ("other statuses than expected", format_counts(dict(results.statuses))),

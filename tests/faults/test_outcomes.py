@@ -60,6 +60,14 @@ def test_an_outcome_is_judged_by_the_faults_at_its_time(
     assert bool(verdict.problem) == (name in ("wrong", "lost", "dishonest", "late"))
 
 
+def test_an_idle_connection_may_be_closed_for_a_new_one_when_no_descriptor_is_left() -> None:
+    closed = replace(OK, status=None, error="connection closed before the response")
+
+    assert judge(closed, [window("no-descriptors")]).name == "broken"
+    assert judge(replace(closed, error="timed out after 5 s"), [window("no-descriptors")]).name == "lost"
+    assert judge(closed, [window("full-disk")]).name == "lost"
+
+
 def test_only_connections_of_a_lost_front_end_may_break() -> None:
     lost = window("lost-front-end")
     lost.broken_ports = {4001}
