@@ -172,6 +172,10 @@ class EngineStopped(PoolingError):
     status = 503
 
 
+class EngineHung(EngineStopped):
+    """The engine has stopped itself, as a batch did not finish in time."""
+
+
 class OutOfResources(PoolingError):
     """The system grants the server no more memory or descriptors for now; the same request may succeed later."""
 

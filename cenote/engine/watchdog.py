@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cenote.errors import EngineStopped
+from cenote.errors import EngineHung
 
 
 class Watchdog:
@@ -29,7 +29,7 @@ class Watchdog:
             started_at = self.step_started_at()
             if started_at is not None and time.monotonic() - started_at > self.timeout_s:
                 self.on_timeout(
-                    EngineStopped(
+                    EngineHung(
                         f"a batch did not finish within {self.timeout_s:g} s (step_timeout_s); the engine is stopped"
                     )
                 )

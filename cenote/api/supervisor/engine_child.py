@@ -33,7 +33,7 @@ from cenote.api.wire.control_messages import (
 from cenote.api.wire.device_table import DeviceTable, make_device_table
 from cenote.api.wire.heartbeat import HEARTBEAT_TIMEOUT_S, Beat
 from cenote.api.wire.messages import Message, MetricsCall
-from cenote.errors import EngineStopped
+from cenote.errors import EngineHung, EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
@@ -188,7 +188,7 @@ class EngineChild(Child[EngineToSupervisor]):
     def _find_cause(self, code: int) -> ExitCause:
         if self.was_killed_externally(code):
             return "external"
-        return "crash" if self.kill_reason is None else "hang"
+        return "hang" if self.kill_reason is not None or isinstance(self.failure, EngineHung) else "crash"
 
     def find_final_error(self, reason: str) -> Exception | None:
         if self.has_been_ready:

@@ -12,9 +12,9 @@ import pytest
 from cenote.api.supervisor import child
 from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
-from cenote.api.wire.control_messages import EngineInit
+from cenote.api.wire.control_messages import EngineExited, EngineInit
 from cenote.config.server import ServerConfig
-from cenote.errors import LoadError
+from cenote.errors import EngineHung, EngineStopped, LoadError
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,30 @@ def test_the_surroundings_are_told_from_the_engine_itself(
 
     assert asyncio.run(ask(has_been_ready=True)) == is_external
     assert asyncio.run(ask(has_been_ready=False)) == is_external_at_first
+
+
+@pytest.mark.parametrize(
+    ("code", "facts", "cause"),
+    [
+        (-signal.SIGSEGV, {}, "crash"),
+        (70, {"failure": EngineStopped("the device is lost")}, "crash"),
+        (70, {"failure": EngineHung("a batch did not finish within 60 s")}, "hang"),
+        (-signal.SIGKILL, {"kill_reason": "it gave no sign of life for 5.1 s"}, "hang"),
+        (-signal.SIGKILL, {}, "external"),
+    ],
+)
+def test_front_ends_learn_whether_a_process_crashed_hung_or_was_killed_by_somebody_else(
+    code: int, facts: dict[str, Any], cause: str
+) -> None:
+    exits: list[EngineExited] = []
+
+    async def leave() -> None:
+        listener = SimpleNamespace(on_engine_exited=exits.append)
+        engine = EngineChild(1, EngineInit(ServerConfig(), b"", {}), 60.0, listener, EngineLauncher())  # type: ignore[arg-type]
+        for name, value in facts.items():
+            setattr(engine, name, value)
+        engine.on_exited("it has ended", code)
+
+    asyncio.run(leave())
+
+    assert [exited.cause for exited in exits] == [cause]
