@@ -54,20 +54,22 @@ check: setup ## lint, format, types and import order
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# a worker takes a file at a time, and starts with the longest ones (tests/suite.py)
+# a worker takes a file at a time, and starts with the longest ones (tests/suite.py); what is slow has processes of its
+# own, among them a whole Ray cluster
 WORKERS ?= 3
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
+SLOW_WORKERS ?= 2
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers
 
 # says what follows before the set-up, which is no prerequisite for that reason
 test: ## checks, and a test of every promise
-	@echo "== checks and a test of every promise: about eight minutes on two cores, after the set-up =="
+	@echo "== checks and a test of every promise: 8 to 16 minutes on two cores, after the set-up =="
 	@$(MAKE) --no-print-directory setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(WORKERS) -m "not slow"
 	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="
 
 test-slow: setup $(RAY_READY) ## what test leaves out: emulators, wheels, repeated faults, fuzzing, more clients, Ray
-	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: about twelve minutes on two cores =="
-	$(PYTEST) -m slow
+	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: 12 to 20 minutes on two cores =="
+	$(PYTEST) $(SLOW_WORKERS) -m slow
 
 test-all: test test-slow simulate ## all tests
 
