@@ -113,8 +113,8 @@ class ServerConfig:
         parse=parse_token_count,
     )
     max_queue_seconds: float | None = option(
-        "maximum seconds of work in flight, by the measured speed; above it the server returns 429. Default: by the "
-        "latency of the model",
+        "maximum seconds of work in flight, by the measured speed; above it the server returns 429. Default: 1, for "
+        "large requests 60, and a quarter of that while requests are refused",
         default=None,
     )
     max_inflight_bytes: int = option(
