@@ -39,7 +39,15 @@ from cenote.api.wire.token_messages import (
     TokenResults,
 )
 from cenote.engine.tasks.text_tasks import TaskSettings
-from cenote.errors import DeadlineExceeded, EngineStopped, LoadError, NumericalError, Overloaded, PoolingError
+from cenote.errors import (
+    DeadlineExceeded,
+    EngineHung,
+    EngineStopped,
+    LoadError,
+    NumericalError,
+    Overloaded,
+    PoolingError,
+)
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
@@ -127,7 +135,7 @@ class EngineProcess(Process):
         if self.has_stopped or not self.is_serving:
             return
         self.device.is_hung = self.has_stopped = True
-        error = EngineStopped("the engine stopped: a batch did not finish")
+        error = EngineHung("the engine stopped: a batch did not finish")
         for item in [*self.device.waiting, *self.device.isolated, *(i for b in self.device.running for i in b.items)]:
             item.link.channel.send(TokenErrors([(item.call_id, -1, encode_error(error))]))
         self.device.drop(lambda item: True)

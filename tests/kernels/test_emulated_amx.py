@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.timeout(900)  # a product of tiles takes a thousand times as long
 def test_the_kernels_for_amx_pass_their_tests_with_emulated_tiles(tmp_path: Path) -> None:
     sources = [path for path in NATIVE if path.name != "native_processor.c" and not path.name.startswith("arm_")]
     flags = ("-O2", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", f"-I{EMULATED}")
