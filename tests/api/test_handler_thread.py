@@ -61,7 +61,7 @@ def test_an_error_reaches_the_caller_and_can_be_handled_on_either_side() -> None
 
 
 @pytest.mark.parametrize("waits_in", [LOOP, THREAD])
-def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> None:
+async def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> None:
     ended, started = [], threading.Event()
 
     async def handle() -> None:
@@ -77,14 +77,11 @@ def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> No
         finally:
             ended.append(True)
 
-    async def cancel() -> None:
-        task = asyncio.ensure_future(_run(handle()))
-        await asyncio.to_thread(started.wait)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    task = asyncio.ensure_future(_run(handle()))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert ended == [True]
 
 

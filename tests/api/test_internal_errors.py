@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -80,15 +79,12 @@ def test_the_reason_of_a_crash_is_not_sent(make_engine: MakeEngine) -> None:  # 
         assert reply.json()["error"]["message"] == "the engine crashed; the reason is in the server log"
 
 
-def test_details_of_an_internal_error_do_not_leave_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def pool() -> None:
-        async with connect_remote(make_engine(fault=fail)) as (remote, _):
-            for request in (make_request([[7]]), make_request([[7]], mm_processor_kwargs={"a": 1})):  # both ways
-                with pytest.raises(PoolingError) as caught:
-                    await remote.pool(request)
-                assert str(caught.value) == "the model failed on this input; the reason is in the server log"
-
-    asyncio.run(pool())
+async def test_details_of_an_internal_error_do_not_leave_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
+    async with connect_remote(make_engine(fault=fail)) as (remote, _):
+        for request in (make_request([[7]]), make_request([[7]], mm_processor_kwargs={"a": 1})):  # both ways
+            with pytest.raises(PoolingError) as caught:
+                await remote.pool(request)
+            assert str(caught.value) == "the model failed on this input; the reason is in the server log"
 
 
 def test_python_callers_see_the_exception() -> None:

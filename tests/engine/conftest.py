@@ -18,8 +18,11 @@ from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from cenote.protocol.scheduling import SchedulingParams
 
 MakeEngine = Callable[..., PoolingEngine]
+SENDERS = [SchedulingParams(tenant=tenant, cache_salt=salt) for salt in ("", "salt") for tenant in "aba"]  # two tenants
+SHARED = {"result_cache_bytes": 1 << 20, "result_cache_shared": True}  # a result cache for all
 TIMEOUT_S = 20.0  # far more than any step takes
 
 

@@ -31,20 +31,17 @@ def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
     wait_until(lambda: len(engine.core.loop.scheduler) == 0)
 
 
-def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) -> None:
+async def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=512)
     block_engine(engine, gate)
 
-    async def call_and_cancel() -> None:
-        call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
-        while engine.core.loop.scheduler.num_waiting_tokens == 0:
-            await asyncio.sleep(0.001)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    asyncio.run(call_and_cancel())
+    call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
+    while engine.core.loop.scheduler.num_waiting_tokens == 0:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     drain_engine(engine, gate)
 
     assert gate.token_ids == [7, 8]
@@ -65,16 +62,13 @@ def test_capacity_is_released_when_all_queued_requests_are_aborted(make_engine: 
     assert echoed_token_ids(following.wait()) == [[9]]
 
 
-def test_a_timeout_of_the_caller_cancels_queued_inputs(make_engine: MakeEngine) -> None:
+async def test_a_timeout_of_the_caller_cancels_queued_inputs(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
 
-    async def call_with_timeout() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.pool(make_request([[MARKER]])), timeout=0.05)
-
-    asyncio.run(call_with_timeout())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.pool(make_request([[MARKER]])), timeout=0.05)
     drain_engine(engine, gate)
 
     assert MARKER not in gate.token_ids

@@ -16,10 +16,18 @@ from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.scheduling import SchedulingParams
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+from tests.engine.conftest import (
+    SENDERS,
+    SHARED,
+    BatchGate,
+    MakeEngine,
+    echoed_token_ids,
+    make_request,
+    raise_on_tokens,
+    wait_until,
+)
 
 MARKER = 666
-SHARED = {"result_cache_bytes": 1 << 20, "result_cache_shared": True}
 
 
 def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
@@ -179,9 +187,6 @@ def test_inputs_with_different_specs_are_not_duplicates(make_engine: MakeEngine)
     engine.pool_sync(make_request([[5], [5], [5]], params=params))
 
     assert gate.token_ids == [5, 5]
-
-
-SENDERS = [SchedulingParams(tenant=tenant, cache_salt=salt) for salt in ("", "salt") for tenant in "aba"]
 
 
 @pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])

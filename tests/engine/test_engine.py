@@ -289,7 +289,9 @@ def test_a_failing_chunk_fails_only_its_own_text(make_engine: MakeEngine) -> Non
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
-def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_texts_in_tokenize_stop_no_other_call(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, opened, tokenize = make_engine(), threading.Event(), Renderer.tokenize
 
     def tokenize_slowly(renderer: Renderer, prompt: Any, **options: Any) -> Any:
@@ -298,19 +300,16 @@ def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monk
 
     monkeypatch.setattr(Renderer, "tokenize", tokenize_slowly)
 
-    async def call_all() -> None:
-        long = [
-            asyncio.create_task(engine.tokenize("a " * (1 << 20)))
-            for _ in range(engine.executors.tokenize_long.max_waiting + 1)
-        ]
-        await asyncio.sleep(0.01)
-        with pytest.raises(Overloaded, match="16 calls wait for the tokenize-long threads"):
-            await engine.tokenize("a " * (1 << 20))
-        request = ScoreRequest(queries=["a b"], documents=["c d"] * 3, score_type="bi-encoder")
-        assert len(await asyncio.wait_for(engine.score(request), 10)) == 3
-        assert (await asyncio.wait_for(engine.tokenize("a b"), 10)).token_ids
-        assert await asyncio.wait_for(engine.collect_metrics(), 10)
-        opened.set()
-        await asyncio.gather(*long)
-
-    asyncio.run(call_all())
+    long = [
+        asyncio.create_task(engine.tokenize("a " * (1 << 20)))
+        for _ in range(engine.executors.tokenize_long.max_waiting + 1)
+    ]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded, match="16 calls wait for the tokenize-long threads"):
+        await engine.tokenize("a " * (1 << 20))
+    request = ScoreRequest(queries=["a b"], documents=["c d"] * 3, score_type="bi-encoder")
+    assert len(await asyncio.wait_for(engine.score(request), 10)) == 3
+    assert (await asyncio.wait_for(engine.tokenize("a b"), 10)).token_ids
+    assert await asyncio.wait_for(engine.collect_metrics(), 10)
+    opened.set()
+    await asyncio.gather(*long)

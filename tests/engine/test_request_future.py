@@ -139,14 +139,11 @@ def test_cancelling_the_wait_cancels_the_request() -> None:
     assert asyncio.run(cancel_wait()).cancelled()
 
 
-def test_a_request_that_another_thread_cancels_cancels_the_wait() -> None:
-    async def wait() -> None:
-        future = RequestFuture()
-        threading.Timer(0.02, future.cancel).start()
-        with pytest.raises(asyncio.CancelledError):
-            await future.wait()
-
-    asyncio.run(wait())
+async def test_a_request_that_another_thread_cancels_cancels_the_wait() -> None:
+    future = RequestFuture()
+    threading.Timer(0.02, future.cancel).start()
+    with pytest.raises(asyncio.CancelledError):
+        await future.wait()
 
 
 def test_a_request_may_end_after_the_event_loop_is_closed() -> None:

@@ -167,21 +167,18 @@ def test_an_idle_or_slow_engine_is_not_stopped_by_the_watchdog(make_engine: Make
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
-def test_a_waiting_asyncio_task_fails_when_the_engine_stops(make_engine: MakeEngine) -> None:
+async def test_a_waiting_asyncio_task_fails_when_the_engine_stops(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
 
-    async def call_and_stop() -> None:
-        calls = [asyncio.create_task(engine.pool(make_request([[number]]))) for number in range(5)]
-        while not gate.reached.is_set():
-            await asyncio.sleep(0.001)
-        stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(outcome, EngineStopped)
-        gate.opened.set()
-        await stopping
-
-    asyncio.run(call_and_stop())
+    calls = [asyncio.create_task(engine.pool(make_request([[number]]))) for number in range(5)]
+    while not gate.reached.is_set():
+        await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, EngineStopped)
+    gate.opened.set()
+    await stopping
 
 
 def test_stop_during_concurrent_calls_leaves_no_call_waiting(make_engine: MakeEngine) -> None:

@@ -24,6 +24,7 @@ from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import make_client
 from tests.factories import LLMFactory
+from tests.models.parity import assert_same
 from tests.models.tiny_qwen3_vl import (
     IMAGE,
     INPUTS,
@@ -81,11 +82,6 @@ def part(image: PIL.Image.Image) -> dict[str, Any]:
 def token_vectors(llm: LLM) -> list[Tensor]:
     prompts = [asked(prompt, images) for prompt, images in INPUTS]
     return [out.outputs.data.float() for out in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
 # embeddings

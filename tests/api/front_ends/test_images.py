@@ -174,7 +174,7 @@ def test_few_images_of_a_large_request_are_in_memory_at_a_time(
     assert sum(sum(batch.num_inputs) for batch in batches) == len(inputs) - 1
 
 
-def test_later_parts_of_a_request_wait_while_much_is_in_flight(
+async def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_engine, "MAX_IN_FLIGHT_BYTES", 1)
@@ -182,24 +182,20 @@ def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     inputs = [parts(make_image(20 + number, 40, number)) for number in range(MIN_SUB_REQUEST_INPUTS + num_last)]
     num_running, max_running = 0, 0
 
-    async def pool_both() -> None:
-        nonlocal max_running
-        async with connect_remote(engine) as (remote, _):
-            pool_rendered = remote.pool_rendered
+    async with connect_remote(engine) as (remote, _):
+        pool_rendered = remote.pool_rendered
 
-            async def count_running(ready: PoolRequest, first: int | None = None) -> Any:
-                nonlocal num_running, max_running
-                num_running += 1
-                max_running = max(max_running, num_running if len(ready.inputs) == num_last else 0)
-                try:
-                    return await pool_rendered(ready, first)
-                finally:
-                    num_running -= 1
+        async def count_running(ready: PoolRequest, first: int | None = None) -> Any:
+            nonlocal num_running, max_running
+            num_running += 1
+            max_running = max(max_running, num_running if len(ready.inputs) == num_last else 0)
+            try:
+                return await pool_rendered(ready, first)
+            finally:
+                num_running -= 1
 
-            monkeypatch.setattr(remote, "pool_rendered", count_running)
-            await asyncio.wait_for(asyncio.gather(*[remote.pool(request(*inputs)) for _ in range(3)]), 60)
-
-    asyncio.run(pool_both())
+        monkeypatch.setattr(remote, "pool_rendered", count_running)
+        await asyncio.wait_for(asyncio.gather(*[remote.pool(request(*inputs)) for _ in range(3)]), 60)
     assert max_running == 1
 
 
@@ -280,13 +276,13 @@ def test_images_that_take_longer_than_the_step_timeout_are_a_hang(
     async def find_hangs() -> list[Any]:
         engines = RemoteEngines(AppState(ServerConfig()), SimpleNamespace())  # type: ignore[arg-type]
         async with connect_remote(engine) as (remote, _):
-            engines._engines[0] = remote
+            engines.engines[0] = remote
             call = asyncio.create_task(remote.pool(request(parts(CAT))))
             await asyncio.to_thread(started.wait, 20)
             texts = remote.text_models.last
             assert texts is not None
             hangs = [engines.find_hang()]
-            monkeypatch.setattr(texts, "_step_timeout_s", 0.0)
+            monkeypatch.setattr(texts, "step_timeout_s", 0.0)
             hangs += [engines.find_hang()]
             allowed.set()
             await call

@@ -16,8 +16,8 @@ from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import InputTooLong, PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
+from tests.api.front_ends.machines import Machine
 from tests.api.front_ends.remote_link import connect_remote
-from tests.api.front_ends.test_replay import Machine
 from tests.engine.conftest import MakeEngine, raise_on_tokens
 from tests.engine.metric_values import get_value
 
@@ -64,14 +64,11 @@ def test_long_and_short_texts_have_the_vectors_and_counts_of_the_engine(make_eng
     assert [result.num_tokens for result in remote] == list(map(len, inputs))
 
 
-def test_a_text_in_chunks_counts_as_one_input(make_engine: MakeEngine) -> None:
+async def test_a_text_in_chunks_counts_as_one_input(make_engine: MakeEngine) -> None:
     engine = make_engine(SumExecutor(), pooler_config=CHUNKED)
 
-    async def pool_remotely() -> None:
-        async with connect_remote(engine) as (remote, _):
-            await asyncio.wait_for(remote.pool(PoolRequest(task="embed", inputs=[LONG, SHORT, LONG])), 20)
-
-    asyncio.run(pool_remotely())
+    async with connect_remote(engine) as (remote, _):
+        await asyncio.wait_for(remote.pool(PoolRequest(task="embed", inputs=[LONG, SHORT, LONG])), 20)
 
     assert get_value(engine, "cenote_inputs_total") == 3
 

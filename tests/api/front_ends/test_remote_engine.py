@@ -21,7 +21,7 @@ from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest, T
 from cenote.protocol.results import IOProcessorResult, PoolResult, ScoreResult
 from cenote.protocol.scheduling import SchedulingParams
 from tests.api.front_ends.remote_link import call_both, connect_remote, wait_until
-from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
+from tests.engine.conftest import BatchGate, MakeEngine
 
 TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
 
@@ -109,14 +109,11 @@ def test_return_exceptions_keeps_the_other_results(llm: LLM) -> None:
     assert remote[1].index == 1
 
 
-def test_timing_is_reported_remotely(llm: LLM) -> None:
+async def test_timing_is_reported_remotely(llm: LLM) -> None:
     timing = Timing()
 
-    async def pool_remotely() -> None:
-        async with connect_remote(llm.engine) as (remote, _):
-            await remote.pool(PoolRequest(task="embed", inputs=TEXTS, timing=timing))
-
-    asyncio.run(pool_remotely())
+    async with connect_remote(llm.engine) as (remote, _):
+        await remote.pool(PoolRequest(task="embed", inputs=TEXTS, timing=timing))
     assert timing.tokenize_s > 0
     assert timing.inference_s > 0
 
@@ -162,7 +159,7 @@ def test_a_text_that_cannot_be_encoded_is_a_bad_request(llm: LLM) -> None:
     call_both(llm.engine, pool_lone_surrogate)
 
 
-def test_concurrent_calls_get_their_own_results(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_concurrent_calls_get_their_own_results(make_engine: MakeEngine) -> None:
     async def pool_concurrently() -> list[Any]:
         async with connect_remote(make_engine()) as (remote, _):
             calls = [remote.pool(PoolRequest(task="embed", inputs=[[number], [number + 1]])) for number in range(500)]
@@ -172,55 +169,48 @@ def test_concurrent_calls_get_their_own_results(make_engine: MakeEngine) -> None
         assert [np.asarray(result.data).tolist() for result in results] == [[number], [number + 1]]
 
 
-def test_a_disconnected_client_cancels_its_request_in_the_engine(make_engine: MakeEngine) -> None:  # noqa: F811
+async def test_a_disconnected_client_cancels_its_request_in_the_engine(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=1)
 
-    async def disconnect() -> None:
-        async with connect_remote(engine) as (remote, link):
-            cancelled = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]] * 100)))
-            kept = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[8]])))
-            await wait_until(lambda: gate.reached.is_set() and len(engine.metrics.requests_in_flight()) == 2)
-            cancelled.cancel()
-            await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 1)
-            gate.opened.set()
-            (result,) = await asyncio.wait_for(kept, 20)
-            assert np.asarray(result.data).tolist() == [8]
-
-    asyncio.run(disconnect())
+    async with connect_remote(engine) as (remote, link):
+        cancelled = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]] * 100)))
+        kept = asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[8]])))
+        await wait_until(lambda: gate.reached.is_set() and len(engine.metrics.requests_in_flight()) == 2)
+        cancelled.cancel()
+        await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 1)
+        gate.opened.set()
+        (result,) = await asyncio.wait_for(kept, 20)
+        assert np.asarray(result.data).tolist() == [8]
     assert gate.token_ids.count(7) < 100
 
 
-def test_a_disconnected_front_end_cancels_its_calls(make_engine: MakeEngine) -> None:  # noqa: F811
+async def test_a_disconnected_front_end_cancels_its_calls(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
 
-    async def close_front_end() -> None:
-        async with connect_remote(engine) as (remote, _):
-            calls = [asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]]))) for _ in range(5)]
-            await wait_until(lambda: sum(state.num_requests for state in engine.metrics.requests_in_flight()) == 5)
-            remote.close()
-            await wait_until(lambda: not engine.metrics.requests_in_flight())
-            for outcome in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(outcome, EngineStopped)
-
-    asyncio.run(close_front_end())
+    async with connect_remote(engine) as (remote, _):
+        calls = [asyncio.create_task(remote.pool(PoolRequest(task="embed", inputs=[[7]]))) for _ in range(5)]
+        await wait_until(lambda: sum(state.num_requests for state in engine.metrics.requests_in_flight()) == 5)
+        remote.close()
+        await wait_until(lambda: not engine.metrics.requests_in_flight())
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, EngineStopped)
     gate.opened.set()
 
 
-def test_an_internal_error_of_the_engine_is_returned_and_logged(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_of_the_engine_is_returned_and_logged(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
     class FailingEngine:
         model_info = llm.engine.model_info
 
         async def process(self, request: PluginRequest) -> Any:
             raise KeyError("lost")
 
-    async def process() -> None:
-        async with connect_remote(FailingEngine()) as (remote, _):  # type: ignore[arg-type]
-            with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
-                await remote.process(PluginRequest(data={}, request_id="r"))
-
-    asyncio.run(process())
+    async with connect_remote(FailingEngine()) as (remote, _):  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
+            await remote.process(PluginRequest(data={}, request_id="r"))
     assert "KeyError" in caplog.text
 
 
@@ -256,19 +246,16 @@ def test_a_text_pair_gives_the_same_result_remotely(llm: LLM) -> None:
     assert remote[0].num_tokens == local[0].num_tokens
 
 
-def test_a_link_that_is_lost_is_reported_unless_the_front_end_has_closed_it(llm: LLM) -> None:
+async def test_a_link_that_is_lost_is_reported_unless_the_front_end_has_closed_it(llm: LLM) -> None:
     reports: list[str] = []
 
-    async def lose() -> None:
-        for name in ("engine", "front-end"):
-            ours, theirs = make_link()
-            remote = RemoteEngine(on_link_lost=lambda name=name: reports.append(name))  # type: ignore[misc]
-            await remote.connect(ours)
-            if name == "front-end":
-                remote.close()
-            theirs.close()
-            await asyncio.sleep(2 * RECONNECT_DELAY_S)
+    for name in ("engine", "front-end"):
+        ours, theirs = make_link()
+        remote = RemoteEngine(on_link_lost=lambda name=name: reports.append(name))  # type: ignore[misc]
+        await remote.connect(ours)
+        if name == "front-end":
             remote.close()
-
-    asyncio.run(lose())
+        theirs.close()
+        await asyncio.sleep(2 * RECONNECT_DELAY_S)
+        remote.close()
     assert reports == ["engine"]

@@ -33,7 +33,7 @@ def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_erro
         app_state = AppState(ServerConfig())
         engines = RemoteEngines(app_state, NoReports())
         engines.set_models(ModelStates([make_loading_state(1)]))
-        link = await attach_engine(engines._engines[1], llm.engine)
+        link = await attach_engine(engines.engines[1], llm.engine)
         use = app_state.models.first.use
         assert use is not None
         use.num_users += 1  # a request
@@ -45,7 +45,7 @@ def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_erro
 
         use.release()
 
-        is_closed = not engines._engines
+        is_closed = not engines.engines
         link.channel.close()
         await asyncio.sleep(0.01)
         return is_closed

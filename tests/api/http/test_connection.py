@@ -225,7 +225,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [5, 200_000])
-def test_a_response_is_written_to_the_socket_in_one_call(num_bytes: int) -> None:
+async def test_a_response_is_written_to_the_socket_in_one_call(num_bytes: int) -> None:
     writes: list[bytes] = []
 
     class Transport:
@@ -245,17 +245,14 @@ def test_a_response_is_written_to_the_socket_in_one_call(num_bytes: int) -> None
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"x" * num_bytes})
 
-    async def send_requests() -> None:
-        state = ServerState(app)
-        connection = HttpConnection(state)
-        connection.connection_made(Transport())  # type: ignore[arg-type]
-        for method in (b"GET", b"HEAD"):
-            connection.data_received(method + b" / HTTP/1.1\r\nHost: a\r\n\r\n")
-            while state.tasks:
-                await asyncio.sleep(0)
-        connection.connection_lost(None)
-
-    asyncio.run(send_requests())
+    state = ServerState(app)
+    connection = HttpConnection(state)
+    connection.connection_made(Transport())  # type: ignore[arg-type]
+    for method in (b"GET", b"HEAD"):
+        connection.data_received(method + b" / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while state.tasks:
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
 
     with_body, without_body = writes
     head, _, body = with_body.partition(b"\r\n\r\n")

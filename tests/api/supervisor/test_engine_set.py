@@ -112,28 +112,25 @@ def test_a_replica_that_exits_does_not_stop_a_change_of_the_others() -> None:
         run_change([Replica(is_loaded=False)], "late", "/late", False)
 
 
-def test_changes_of_one_adapter_follow_each_other_and_do_not_wait_for_those_of_others() -> None:
+async def test_changes_of_one_adapter_follow_each_other_and_do_not_wait_for_those_of_others() -> None:
     replica, is_released = Replica(), asyncio.Event()
     order: list[str] = []
 
-    async def run() -> None:
-        engines = EngineSet(None, [replica], 0)  # type: ignore[arg-type,list-item]
+    engines = EngineSet(None, [replica], 0)  # type: ignore[arg-type,list-item]
 
-        async def change(label: str, name: str, path: str | None) -> None:
-            await engines.change_adapter(name, path, False)
-            order.append(label)
+    async def change(label: str, name: str, path: str | None) -> None:
+        await engines.change_adapter(name, path, False)
+        order.append(label)
 
-        replica.on_change = is_released.wait  # type: ignore[assignment]
-        slow = asyncio.create_task(change("slow", "late", "/late"))
-        while not replica.changes:
-            await asyncio.sleep(0)
-        replica.on_change = None
-        next_one = asyncio.create_task(change("next", "late", None))
-        await change("other", "other", "/other")
-        is_released.set()
-        await asyncio.gather(slow, next_one)
-
-    asyncio.run(run())
+    replica.on_change = is_released.wait  # type: ignore[assignment]
+    slow = asyncio.create_task(change("slow", "late", "/late"))
+    while not replica.changes:
+        await asyncio.sleep(0)
+    replica.on_change = None
+    next_one = asyncio.create_task(change("next", "late", None))
+    await change("other", "other", "/other")
+    is_released.set()
+    await asyncio.gather(slow, next_one)
     assert order == ["other", "slow", "next"]
     assert replica.adapters == {"first": "/first", "other": "/other"}
 
@@ -167,13 +164,13 @@ def test_a_client_that_disconnects_does_not_stop_a_change() -> None:
             replica.engine_id = 1  # type: ignore[attr-defined]
             replica.on_change = is_released.wait  # type: ignore[assignment]
         engines = EngineSet(None, replicas, 0)  # type: ignore[arg-type]
-        models: Any = SimpleNamespace(sets=[engines], _tasks=set())
+        models: Any = SimpleNamespace(sets=[engines], tasks=set())
         call = asyncio.create_task(ModelManager.change_adapter(models, 1, "late", "/late", False))
         while not replicas[1].changes:
             await asyncio.sleep(0)
         call.cancel()
         is_released.set()
-        await asyncio.gather(*models._tasks)
+        await asyncio.gather(*models.tasks)
         return [name for replica in replicas for name in replica.adapters]
 
     assert asyncio.run(disconnect()) == ["first", "late"] * 2

@@ -63,14 +63,14 @@ class PreprocessGate:
 
 def test_an_exception_of_a_library_fails_only_its_input(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = engine.image_workers.multimodal.image_processor  # type: ignore[union-attr]
-    preprocess = processor._preprocess
+    preprocess = processor.preprocess
 
     def failing_preprocess(image: Any, options: Any, where: str) -> Any:
         if image.width == 33:
             raise MemoryError("out of memory")
         return preprocess(image, options, where)
 
-    monkeypatch.setattr(processor, "_preprocess", failing_preprocess)
+    monkeypatch.setattr(processor, "preprocess", failing_preprocess)
     large = MultimodalPrompt(IMAGE, [ImageSource(make_image(33, 20))])
 
     failed, *others = engine.pool_sync(make_request(large, make_prompt(), "a red bird", return_exceptions=True))
