@@ -303,15 +303,6 @@ def test_without_activation_embeddings_are_not_normalised(client: TestClient, ll
     assert embeddings(client, input="a", use_activation=True, normalize=True).shape == (1, 384)
 
 
-def test_conflicting_aliases_are_refused(client: TestClient) -> None:
-    reply = client.post("/v1/embeddings", json={"input": "a", "use_activation": True, "normalize": False})
-
-    words = (
-        "`normalize` is a deprecated alias of `use_activation`; both were given, with different values: False and True"
-    )
-    assert_refused(reply, words, "normalize")
-
-
 def test_dimensions_truncate_and_renormalise(chat_client: TestClient) -> None:
     full, truncated = embeddings(chat_client, input=TEXTS), embeddings(chat_client, input=TEXTS, dimensions=8)
 

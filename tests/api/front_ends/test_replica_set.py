@@ -48,6 +48,15 @@ class Replicas:
     def other(self, machine: Machine) -> Machine:
         return next(item for item in self.machines if item is not machine)
 
+    async def hang(self) -> tuple[asyncio.Task[Any], Machine, Machine]:
+        """Start all engines; return a request, the machine that hangs on it, and another one, which would not."""
+        await self.start(POISON)
+        call = self.embed([[POISON]])
+        first = await self.find_busy()
+        second = self.other(first)
+        second.hangs[0].token_ids = set()
+        return call, first, second
+
 
 @asynccontextmanager
 async def run_replicas(make: MakeEngine) -> AsyncIterator[Replicas]:
@@ -155,11 +164,7 @@ async def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
 
 async def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        second = replicas.other(first)
-        second.hangs[0].token_ids = set()
+        call, first, second = await replicas.hang()
         first.link.channel.close()
         await wait_until(lambda: first.remote.status != "ready")
         await asyncio.sleep(0.05)
@@ -200,10 +205,7 @@ async def test_suspects_run_on_the_last_replica_if_no_other_comes(
 ) -> None:
     monkeypatch.setattr(replica_set, "SUSPECT_WAIT_SHARE", 0.001)
     async with run_replicas(make_engine) as replicas:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        replicas.other(first).hangs[0].token_ids = set()
+        call, first, _ = await replicas.hang()
         await first.crash()
         assert values(await call) == [[POISON]]
 
@@ -262,10 +264,7 @@ async def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the
     make_engine: MakeEngine,
 ) -> None:
     async with run_replicas(make_engine) as replicas:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        replicas.other(first).hangs[0].token_ids = set()
+        call, first, _ = await replicas.hang()
         replicas.engine.start_draining()
         await first.crash(cause="external")
         assert values(await call) == [[POISON]]

@@ -100,16 +100,6 @@ async def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: 
     assert get_value(engine, "cenote_inputs_total") < 100  # only those with a result
 
 
-def test_many_empty_texts_give_the_same_result_remotely(llm: LLM) -> None:
-    local, remote = call_both(
-        llm.engine,
-        lambda engine: engine.pool(PoolRequest(task="embed", inputs=[""] * (MAX_INLINE_INPUTS + 1))),
-    )
-
-    for one, other in zip(local, remote, strict=True):
-        assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
-
-
 def test_the_texts_of_a_listwise_reranker_are_one_input_remotely(jina: JinaReranker) -> None:
     request = PoolRequest(task="token_embed", inputs=[*DOCUMENTS, QUERY])
     local, remote = call_both(jina.llm.engine, lambda engine: engine.pool(request))
