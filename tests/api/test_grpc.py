@@ -220,16 +220,14 @@ async def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
         assert await check_health(channel, b"tei.v1.Predict") == b"\x08\x02"
 
 
-def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
-    async def read() -> list[int]:
-        app_state = make_state(llm)
-        statuses = []
-        async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
-            statuses.append(reply.status)
-            app_state.start_draining()
-        return statuses
+async def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
+    app_state = make_state(llm)
+    statuses = []
+    async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
+        statuses.append(reply.status)
+        app_state.start_draining()
 
-    assert asyncio.run(read()) == [SERVING, NOT_SERVING]
+    assert statuses == [SERVING, NOT_SERVING]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

@@ -13,6 +13,7 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
@@ -67,6 +68,13 @@ def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:
 
 def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
     return PoolRequest(task="embed", inputs=inputs, **request_kwargs)
+
+
+def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
+    """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
+    state = engine.submit(make_request([[7]]))
+    assert gate.reached.wait(10)
+    return state
 
 
 def echoed_token_ids(results: Many[PoolResult | PoolingError]) -> list[Any]:

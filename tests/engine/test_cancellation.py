@@ -12,16 +12,9 @@ from cenote.engine.engine import PoolingEngine
 from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
+from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
 
 MARKER = 666
-
-
-def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Start a batch that runs until the gate is opened."""
-    state = engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
-    return state
 
 
 def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
@@ -124,7 +117,7 @@ def test_the_other_inputs_of_a_failed_request_do_not_run(make_engine: MakeEngine
     assert MARKER not in gate.token_ids
 
 
-def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine) -> None:
+async def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=64)
 
     async def call(number: int) -> bool:
@@ -136,10 +129,9 @@ def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine
         await asyncio.sleep(number % 7 / 1000)
         return task.cancel() or True
 
-    async def run_all() -> list[bool]:
-        return await asyncio.gather(*(call(n) if n % 3 == 0 else call_and_cancel(n) for n in range(300)))
+    result = await asyncio.gather(*(call(n) if n % 3 == 0 else call_and_cancel(n) for n in range(300)))
 
-    assert all(asyncio.run(run_all()))
+    assert all(result)
 
 
 # a caller may cancel at any moment, also between `done()` and `finish()`

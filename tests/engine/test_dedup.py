@@ -21,6 +21,7 @@ from tests.engine.conftest import (
     SHARED,
     BatchGate,
     MakeEngine,
+    block_engine,
     echoed_token_ids,
     make_request,
     raise_on_tokens,
@@ -28,13 +29,6 @@ from tests.engine.conftest import (
 )
 
 MARKER = 666
-
-
-def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
-    state = engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
-    return state
 
 
 def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestState:

@@ -97,13 +97,6 @@ def test_a_text_is_truncated_as_requested(
     assert rendered.num_input_tokens == (12 if tokenization.get("add_special_tokens", True) else 10)
 
 
-def test_minus_one_truncates_to_the_model_length(renderer: Renderer) -> None:
-    rendered = render_one(renderer, "a " * 100, truncate_prompt_tokens=-1)
-
-    assert rendered.token_ids.tolist() == [CLS, *LETTERS[:1] * 14, SEP]
-    assert rendered.num_input_tokens == 102
-
-
 def test_truncation_on_the_tokenizers_default_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
     left_truncating = Tokenizer(wordpiece.raw, truncation_side="left")
     renderer = Renderer(left_truncating, vocab_size=30522, hidden_size=384)

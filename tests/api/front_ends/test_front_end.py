@@ -33,10 +33,9 @@ async def test_a_message_that_cannot_be_handled_does_not_end_it_but_is_no_secret
     await front_end.initialized.wait()
 
 
-def test_it_notices_a_supervisor_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_notices_a_supervisor_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 0.0)
 
-    async def run() -> str:
-        return FrontEndProcess(0, 0, [], HeartbeatReader(make_heartbeat_file())).find_control_error()
+    result = FrontEndProcess(0, 0, [], HeartbeatReader(make_heartbeat_file())).find_control_error()
 
-    assert asyncio.run(run()).startswith("the supervisor gave no sign of life for 0.")
+    assert result.startswith("the supervisor gave no sign of life for 0.")

@@ -92,28 +92,25 @@ def test_a_text_above_max_embed_len_is_refused_alone(make_engine: MakeEngine) ->
 def test_a_chunk_that_fails_fails_its_text_once(make_engine: MakeEngine) -> None:
     poisoned = [*LONG[:100], 666, *LONG[100:400], 666, *LONG]
     executor = SumExecutor(raise_on_tokens(666))
-    _, remote = pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True)
 
-    assert isinstance(remote[1], PoolingError) and remote[1].index == 1
-    assert [result.num_tokens for result in (remote[0], remote[2])] == [600, 3]
+    for results in pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True):
+        assert isinstance(results[1], PoolingError) and results[1].index == 1
+        assert "poisoned" in results[1].message
+        assert [result.num_tokens for result in (results[0], results[2])] == [600, 3]
 
 
-def test_only_chunks_without_a_result_are_sent_again_after_a_crash(make_engine: MakeEngine) -> None:
+async def test_only_chunks_without_a_result_are_sent_again_after_a_crash(make_engine: MakeEngine) -> None:
     text = [*LONG[:256], *LONG[:255], 666, *LONG[1:257]]
 
-    async def run() -> tuple[Any, list[list[int]]]:
-        machine = Machine(make_engine)
-        hang = await machine.start(666, pooler_config=CHUNKED, max_num_seqs=1)
-        pooled = asyncio.ensure_future(machine.remote.pool(PoolRequest(task="embed", inputs=[text])))
-        await asyncio.to_thread(hang.gate.reached.wait, 20)
-        await machine.crash(cause="external")
-        hang.gate.opened.set()
-        again = await machine.start(pooler_config=CHUNKED, max_num_seqs=1)
-        (result,) = await asyncio.wait_for(pooled, 20)
-        machine.remote.close()
-        return result, again.batches
-
-    result, batches = asyncio.run(run())
+    machine = Machine(make_engine)
+    hang = await machine.start(666, pooler_config=CHUNKED, max_num_seqs=1)
+    pooled = asyncio.ensure_future(machine.remote.pool(PoolRequest(task="embed", inputs=[text])))
+    await asyncio.to_thread(hang.gate.reached.wait, 20)
+    await machine.crash(cause="external")
+    hang.gate.opened.set()
+    again = await machine.start(pooler_config=CHUNKED, max_num_seqs=1)
+    (result,) = await asyncio.wait_for(pooled, 20)
+    machine.remote.close()
 
     assert result.num_tokens == len(text)
-    assert sorted(batches) == sorted([text[256:512], text[512:]])
+    assert sorted(again.batches) == sorted([text[256:512], text[512:]])

@@ -99,7 +99,7 @@ def test_return_exceptions_keeps_the_other_results(llm: LLM) -> None:
     assert remote[1].index == 1
 
 
-def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
+async def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
     async def time_calls(make_call: Callable[[Timing], Awaitable[object]]) -> list[tuple[float, Timing]]:
         timed = []
         for _ in range(4):
@@ -108,19 +108,14 @@ def test_the_stages_of_a_remote_request_add_up_to_its_time(llm: LLM) -> None:
             timed.append((timing.mark_delivered() - started_at, timing))
         return timed
 
-    async def call_remotely() -> list[list[tuple[float, Timing]]]:
-        async with connect_remote(llm.engine) as (remote, _):
-            await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
-            return [
-                await time_calls(
-                    lambda timing: remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=timing))
-                ),
-                await time_calls(
-                    lambda timing: remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=timing))
-                ),
-            ]
+    async with connect_remote(llm.engine) as (remote, _):
+        await remote.pool(PoolRequest(task="embed", inputs=["a"]))  # registers the options
+        result = [
+            await time_calls(lambda timing: remote.pool(PoolRequest(task="embed", inputs=TEXTS[:1], timing=timing))),
+            await time_calls(lambda timing: remote.score(ScoreRequest(queries=["a"], documents=TEXTS, timing=timing))),
+        ]
 
-    for timed in asyncio.run(call_remotely()):
+    for timed in result:
         shares = []  # of the time of each request
         for elapsed, timing in timed:
             waiting = timing.parse_s + timing.tokenize_s + timing.queue_s + timing.wire_s
@@ -187,7 +182,7 @@ async def test_an_internal_error_of_the_engine_is_returned_and_logged(
     assert "KeyError" in caplog.text
 
 
-def test_plugin_data_is_sent_and_returned_as_plain_values(llm: LLM) -> None:
+async def test_plugin_data_is_sent_and_returned_as_plain_values(llm: LLM) -> None:
     class DoublingEngine:
         model_info = llm.engine.model_info
 
@@ -201,12 +196,12 @@ def test_plugin_data_is_sent_and_returned_as_plain_values(llm: LLM) -> None:
     tokenization = TokenizationParams(truncate_prompt_tokens=4)
     request = PluginRequest(data=data, request_id="r", scheduling=SchedulingParams(3, "t"), tokenization=tokenization)
 
-    async def process() -> IOProcessorResult:
-        async with connect_remote(DoublingEngine()) as (remote, _):  # type: ignore[arg-type]
-            return await remote.process(request)
-
     output = {"twice": [data, data], "id": "r", "large": 2**80}
-    assert asyncio.run(process()) == IOProcessorResult(output, num_inputs=3, num_tokens=8, num_truncated=1)
+
+    async with connect_remote(DoublingEngine()) as (remote, _):  # type: ignore[arg-type]
+        result = await remote.process(request)
+
+    assert result == IOProcessorResult(output, num_inputs=3, num_tokens=8, num_truncated=1)
     assert request.timing.inference_s == 1.5
 
 

@@ -174,20 +174,18 @@ async def test_an_input_that_the_tokenizer_cannot_process_fails_alone(make_engin
     ],
     ids=["prompt", "template of the request"],
 )
-def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
+async def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
     make_engine: MakeEngine,
     inputs: Sequence[Any],
     options: dict[str, Any],
 ) -> None:
-    async def pool() -> list[str]:
-        async with connect_remote(make_engine()) as (remote, _):
-            renderer = BlockedRenderer(get_client(remote))
-            renderer.allowed.set()
-            with pytest.raises(PoolingError):  # too long
-                await embed(remote, inputs, **options)
-            return renderer.threads
+    async with connect_remote(make_engine()) as (remote, _):
+        renderer = BlockedRenderer(get_client(remote))
+        renderer.allowed.set()
+        with pytest.raises(PoolingError):  # too long
+            await embed(remote, inputs, **options)
 
-    assert all(name.startswith("cenote-tokenizer") for name in asyncio.run(pool()))
+    assert all(name.startswith("cenote-tokenizer") for name in renderer.threads)
 
 
 async def test_requests_that_a_front_end_refuses_are_counted(make_engine: MakeEngine) -> None:
@@ -220,30 +218,27 @@ async def test_requests_that_run_together_are_counted_by_their_own_outcome(make_
     assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 2
 
 
-def test_a_large_request_is_sent_in_parts_with_the_same_results(llm: LLM) -> None:
+async def test_a_large_request_is_sent_in_parts_with_the_same_results(llm: LLM) -> None:
     # many characters make many parts; a word as long as the last one is a single token
     texts = [f"text number {number} {'word ' * (number % 5)}{'x' * 300}" for number in range(100)]
 
-    async def call() -> tuple[Any, Any, int]:
-        async with connect_remote(llm.engine) as (remote, link):
-            token_link, parts = get_token_link(link), list[int]()
-            on_batch = token_link.on_batch
+    async with connect_remote(llm.engine) as (remote, link):
+        token_link, parts = get_token_link(link), list[int]()
+        on_batch = token_link.on_batch
 
-            def record_part(message: TokenBatch, array_bytes: ArrayBytes) -> None:
-                parts.extend(message.num_inputs)
-                on_batch(message, array_bytes)
+        def record_part(message: TokenBatch, array_bytes: ArrayBytes) -> None:
+            parts.extend(message.num_inputs)
+            on_batch(message, array_bytes)
 
-            token_link.on_batch = record_part  # type: ignore[method-assign]
-            answered = get_value(llm.engine, "cenote_requests_total", "answered")
-            results = await embed(remote, texts)
-            await wait_until(lambda: get_value(llm.engine, "cenote_requests_total", "answered") == answered + 1)
-            assert not token_link.open_calls
-            assert sum(parts) == 100
-            return results, await llm.engine.pool(PoolRequest(task="embed", inputs=texts)), len(parts)
-
-    remote, local, num_parts = asyncio.run(call())
-    assert num_parts > 1
-    for ours, expected in zip(remote, local, strict=True):
+        token_link.on_batch = record_part  # type: ignore[method-assign]
+        answered = get_value(llm.engine, "cenote_requests_total", "answered")
+        results = await embed(remote, texts)
+        await wait_until(lambda: get_value(llm.engine, "cenote_requests_total", "answered") == answered + 1)
+        assert not token_link.open_calls
+        assert sum(parts) == 100
+        local = await llm.engine.pool(PoolRequest(task="embed", inputs=texts))
+    assert len(parts) > 1
+    for ours, expected in zip(results, local, strict=True):
         assert np.array_equal(ours.data, expected.data.numpy())
         assert ours.num_tokens == expected.num_tokens
 

@@ -53,7 +53,7 @@ def test_a_body_that_did_not_wait_for_100_continue_keeps_the_connection() -> Non
     assert list_statuses(responses) == [200, 200] and not is_closed
 
 
-def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() -> None:
+async def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() -> None:
     connection: HttpConnection | None = None
     num_requests, num_waiting = 5000, list[int]()
 
@@ -62,18 +62,13 @@ def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() ->
         num_waiting.append(len(connection.pipeline))
         await echo(scope, receive, send)
 
-    async def run() -> MemoryTransport:
-        nonlocal connection
-        transport, connection = MemoryTransport(), HttpConnection(ServerState(app))
-        connection.connection_made(transport)  # type: ignore[arg-type]
-        connection.data_received(GET * num_requests)
-        assert transport.is_paused
-        while connection.active is not None:
-            await asyncio.sleep(0)
-        connection.connection_lost(None)
-        return transport
-
-    transport = asyncio.run(run())
+    transport, connection = MemoryTransport(), HttpConnection(ServerState(app))
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.data_received(GET * num_requests)
+    assert transport.is_paused
+    while connection.active is not None:
+        await asyncio.sleep(0)
+    connection.connection_lost(None)
 
     assert max(num_waiting) == MAX_PIPELINED
     assert list_statuses(transport.written) == [200] * num_requests

@@ -69,25 +69,23 @@ async def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.M
         client.close()
 
 
-def test_a_client_that_reads_steadily_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_steadily_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "WRITE_RATE_WINDOW_S", 0.2)
     app = LargeApp()
     state = ServerState(app)
 
-    async def run() -> int:
-        async with serve(state) as address:
-            reader, writer = await asyncio.open_connection(*address, limit=65536)
-            writer.write(REQUEST)
-            await reader.readuntil(b"\r\n\r\n")
-            size = 0
-            while size < LARGE:
-                size += len(await reader.read(1_000_000))
-                if size % 8 == 0:
-                    await asyncio.sleep(0.01)
-            writer.close()
-            return size
+    async with serve(state) as address:
+        reader, writer = await asyncio.open_connection(*address, limit=65536)
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        size = 0
+        while size < LARGE:
+            size += len(await reader.read(1_000_000))
+            if size % 8 == 0:
+                await asyncio.sleep(0.01)
+        writer.close()
 
-    assert asyncio.run(run()) == LARGE
+    assert size == LARGE
 
 
 async def test_a_connection_that_has_never_sent_a_request_is_closed_before_one_that_waits_for_its_next() -> None:

@@ -194,19 +194,17 @@ async def test_a_front_end_that_hangs_is_replaced(
         await front_ends.drain()
 
 
-def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
 
-    async def run() -> bool:
-        front_ends = make_front_ends(monkeypatch, IDLE)
-        front_ends.start()
-        await wait_until_listening(front_ends)
-        await asyncio.sleep(1.5)
-        is_alive = front_ends.running[0].process.poll() is None
-        await front_ends.drain()
-        return is_alive
+    front_ends = make_front_ends(monkeypatch, IDLE)
+    front_ends.start()
+    await wait_until_listening(front_ends)
+    await asyncio.sleep(1.5)
+    is_alive = front_ends.running[0].process.poll() is None
+    await front_ends.drain()
 
-    assert asyncio.run(run())
+    assert is_alive
 
 
 async def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,17 +217,13 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_alone(content: bytes) 
 
 
 @pytest.mark.parametrize("content", UNREADABLE, ids=repr)
-def test_a_call_that_cannot_be_read_is_refused(content: bytes) -> None:
-    async def run() -> bytes:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        loop = asyncio.get_running_loop()
-        async with open_channel(ours):
-            await loop.sock_sendall(theirs, encode_frame(content, CALL, 7))
-            refusal = await asyncio.wait_for(loop.sock_recv(theirs, 4096), 20)
-            theirs.close()
-        return refusal
-
-    refusal = asyncio.run(run())
+async def test_a_call_that_cannot_be_read_is_refused(content: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    async with open_channel(ours):
+        await loop.sock_sendall(theirs, encode_frame(content, CALL, 7))
+        refusal = await asyncio.wait_for(loop.sock_recv(theirs, 4096), 20)
+        theirs.close()
     assert FRAME_HEADER.unpack_from(refusal)[4] == 7
     assert b"could not be read by the engine process" in refusal

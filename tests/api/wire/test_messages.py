@@ -228,17 +228,15 @@ def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
     assert from_json(message.model_info, type=ModelInfo) == model_info
 
 
-def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
-    async def send() -> list[str]:
-        received: list[str] = []
-        closed = asyncio.Event()
-        sock_a, sock_b = socket.socketpair()
-        sender = await open_channel(sock_a)
-        await open_channel(sock_b, lambda message, array_bytes: received.append(message.reason), closed.set)
-        for number in range(5):
-            sender.send(EngineDown(f"{number}" * 50_000))
-        sender.close()
-        await asyncio.wait_for(closed.wait(), 20)
-        return received
+async def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
+    received: list[str] = []
+    closed = asyncio.Event()
+    sock_a, sock_b = socket.socketpair()
+    sender = await open_channel(sock_a)
+    await open_channel(sock_b, lambda message, array_bytes: received.append(message.reason), closed.set)
+    for number in range(5):
+        sender.send(EngineDown(f"{number}" * 50_000))
+    sender.close()
+    await asyncio.wait_for(closed.wait(), 20)
 
-    assert asyncio.run(send()) == [f"{number}" * 50_000 for number in range(5)]
+    assert received == [f"{number}" * 50_000 for number in range(5)]

@@ -96,21 +96,18 @@ def test_all_requests_fail_when_the_engine_stops_while_images_are_preprocessed(
         engine.pool_sync(make_request(make_prompt()))
 
 
-def test_a_request_cancelled_while_images_are_preprocessed_leaves_nothing_in_flight(
+async def test_a_request_cancelled_while_images_are_preprocessed_leaves_nothing_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = PreprocessGate(monkeypatch)
 
-    async def call_and_cancel() -> Any:
-        call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
-        await asyncio.to_thread(gate.reached.wait, 10)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        gate.open.set()
-        return await engine.pool(make_request(make_prompt()))
-
-    (result,) = asyncio.run(call_and_cancel())
+    call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
+    await asyncio.to_thread(gate.reached.wait, 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gate.open.set()
+    (result,) = await engine.pool(make_request(make_prompt()))
 
     assert isinstance(result, PoolResult)
     assert not engine.metrics.requests_in_flight()
