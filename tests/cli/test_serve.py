@@ -152,6 +152,26 @@ def test_every_option_has_a_flag_and_a_help_text(capsys: pytest.CaptureFixture[s
         assert option.metadata["help"] in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--runner pooling --convert embed --task embed --dtype half --max-model-len 8k --gpu-memory-utilization 0.9",
+        '--pooler-config {"pooling_type":"MEAN"} --override-pooler-config {"pooling_type":"MEAN"}',
+        '--hf-overrides {"a":1} --hf_overrides {"a":1} --default-chat-template-kwargs {"a":1}',
+        '--limit-mm-per-prompt {"image":1} --mm-processor-kwargs {} --media-io-kwargs {} --enable-prompt-embeds',
+        '--ssl-cert-reqs 2 --root-path /p --allowed-methods ["*"] --allowed-headers ["*"]',
+    ],
+)
+def test_flags_of_vllm_are_accepted(words: str) -> None:
+    settings, options = parse_config(words.split(), {})
+
+    EngineConfig.from_kwargs(**options)
+    underscored = [
+        word.replace("-", "_").replace("__", "--", 1) if word[:2] == "--" else word for word in words.split()
+    ]
+    assert parse_config(underscored, {}) == (settings, options)
+
+
 def test_vllm_names_set_the_same_options() -> None:
     given = server_config("--disable-fastapi-docs", "--disable-uvicorn-access-log", "--uvicorn-log-level", "trace")
 

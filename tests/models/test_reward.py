@@ -93,14 +93,17 @@ def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path
     score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
     with torch.inference_mode():
-        judged = [score(rows).softmax(-1) for rows in compute_hidden_states(reference, prompts)]
+        states = compute_hidden_states(reference, prompts)
+        judged = [score(rows).softmax(-1) for rows in states]
 
     with load_llm(tmp_path) as llm:
         actual = rows_of(llm, prompts=prompts)
-        assert_same(encoded(llm, "token_embed", RAW, prompts), compute_hidden_states(reference, prompts))
+        vectors = encoded(llm, "token_embed", RAW, prompts)
         reply = make_client(llm).post("/pooling", json={"input": prompts}).json()
 
-    expected = [rows[torch.tensor(ids) == 151651] for rows, ids in zip(judged, prompts, strict=True)]
+    ends = [torch.tensor(ids) == 151651 for ids in prompts]
+    expected = [rows[is_end] for rows, is_end in zip(judged, ends, strict=True)]
+    assert_same(vectors, [rows[is_end] for rows, is_end in zip(states, ends, strict=True)])
     assert [len(rows) for rows in actual] == [2, 0, 1]
     assert_same(actual, expected)
     assert reply["data"][1]["data"] == []
