@@ -43,9 +43,10 @@ def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
 
 
 class BatchGate:
-    """A fault that blocks every batch until opened, and records the token ids of the batches that ran."""
+    """A fault that blocks every batch until opened, records the token ids of those that ran, and calls another."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[ScheduledBatch], None] = lambda batch: None) -> None:
+        self.then = then
         self.reached = threading.Event()
         self.opened = threading.Event()
         self.token_ids: list[int] = []
@@ -54,6 +55,7 @@ class BatchGate:
         self.reached.set()
         assert self.opened.wait(TIMEOUT_S)
         self.token_ids.extend(batch.inputs.token_ids.tolist())
+        self.then(batch)
 
 
 def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:

@@ -10,7 +10,6 @@ import pytest
 from cenote.engine.dedup import make_input_keys
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.request_state import RequestState
-from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
@@ -125,13 +124,8 @@ def test_a_cancelled_request_cancels_its_own_duplicates(make_engine: MakeEngine)
 
 
 def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: MakeEngine) -> None:
-    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        fail_marked(batch)
-
-    engine = make_engine(fault=fault)
+    gate = BatchGate(then=raise_on_tokens(MARKER))
+    engine = make_engine(fault=gate)
     block_engine(engine, gate)
     states = [
         wait_until_queued(
@@ -154,13 +148,8 @@ def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: Mak
 
 def test_duplicates_of_inputs_of_a_failed_request_are_computed(make_engine: MakeEngine) -> None:
     """A failed input fails its whole request, but not the duplicates of its inputs in other requests."""
-    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        fail_marked(batch)
-
-    engine = make_engine(fault=fault, max_num_batched_tokens=2)
+    gate = BatchGate(then=raise_on_tokens(MARKER))
+    engine = make_engine(fault=gate, max_num_batched_tokens=2)
     block_engine(engine, gate)
     first = wait_until_queued(engine, engine.submit(make_request([[MARKER], [1, 2]])))
     second = wait_until_queued(engine, engine.submit(make_request([[1, 2]])))

@@ -92,10 +92,11 @@ def test_a_text_above_max_embed_len_is_refused_alone(make_engine: MakeEngine) ->
 def test_a_chunk_that_fails_fails_its_text_once(make_engine: MakeEngine) -> None:
     poisoned = [*LONG[:100], 666, *LONG[100:400], 666, *LONG]
     executor = SumExecutor(raise_on_tokens(666))
+    local, remote = pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True)
 
-    for results in pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True):
+    assert "poisoned" in str(local[1])
+    for results in (local, remote):
         assert isinstance(results[1], PoolingError) and results[1].index == 1
-        assert "poisoned" in results[1].message
         assert [result.num_tokens for result in (results[0], results[2])] == [600, 3]
 
 

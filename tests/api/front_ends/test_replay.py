@@ -23,9 +23,7 @@ from tests.engine.conftest import MakeEngine
 THREE = 2093  # the token id of "three"
 
 
-async def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(
-    make_engine: MakeEngine,
-) -> None:
+async def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         hang = await machine.start(7)
         waiting = [machine.embed([[7], [8 + number]]) for number in range(20)]
@@ -152,10 +150,7 @@ async def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngi
 
 
 @pytest.mark.parametrize("cause", ["hang", "external"])
-async def test_what_may_be_chance_does_not_make_an_input_poison(
-    make_engine: MakeEngine,
-    cause: ExitCause,
-) -> None:
+async def test_what_may_be_chance_does_not_make_an_input_poison(make_engine: MakeEngine, cause: ExitCause) -> None:
     async with run_machine(make_engine) as machine:
         call = None
         for _ in range(MAX_EXITS_ALONE[cause]):  # the first one finds it in a batch, the others alone
@@ -179,9 +174,7 @@ async def test_an_input_that_hangs_alone_twice_is_refused(make_engine: MakeEngin
             await call
 
 
-async def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains(
-    make_engine: MakeEngine,
-) -> None:
+async def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         hang, call = await machine.hang(7)
         for _ in range(MAX_UNEXPLAINED_CRASHES):
@@ -194,9 +187,7 @@ async def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_ex
             await call
 
 
-async def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(
-    make_engine: MakeEngine,
-) -> None:
+async def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         await machine.start()
         machine.hangs[0].token_ids = {7}
@@ -235,9 +226,7 @@ async def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeE
         assert machine.total().num_quarantined == 1
 
 
-async def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
-    make_engine: MakeEngine,
-) -> None:
+async def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         await machine.start()
         renderer = BlockedRenderer(get_client(machine.remote))
@@ -276,9 +265,7 @@ async def test_a_request_whose_options_are_being_registered_is_answered(make_eng
         assert values(await call) == [[8]]
 
 
-async def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
-    make_engine: MakeEngine,
-) -> None:
+async def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         hang = await machine.start(7)
         in_flight = machine.embed([[7]])
@@ -320,9 +307,7 @@ async def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeE
                 await request
 
 
-async def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
-    make_engine: MakeEngine,
-) -> None:
+async def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         hang, call = await machine.hang(7)
         machine.remote.start_draining()
@@ -351,8 +336,7 @@ async def test_a_request_does_not_wait_longer_than_its_deadline(make_engine: Mak
 
 
 async def test_the_size_of_requests_that_wait_is_limited(
-    make_engine: MakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(availability, "MAX_WAITING_CHARS", 100)
 

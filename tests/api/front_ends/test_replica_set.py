@@ -92,9 +92,7 @@ def test_a_set_loads_until_an_engine_has_told_its_model_whatever_the_supervisor_
     assert engine.status == "loading"
 
 
-async def test_a_large_request_is_divided_and_its_results_are_in_order(
-    make_engine: MakeEngine,
-) -> None:
+async def test_a_large_request_is_divided_and_its_results_are_in_order(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         await replicas.start()
         inputs = [[number] * 8 for number in range(100, 150)]
@@ -108,9 +106,7 @@ async def test_a_large_request_is_divided_and_its_results_are_in_order(
         assert request.timing.inference_s > 0 and request.timing.wire_s > 0
 
 
-async def test_an_error_in_a_divided_request_has_the_index_in_the_whole(
-    make_engine: MakeEngine,
-) -> None:
+async def test_an_error_in_a_divided_request_has_the_index_in_the_whole(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         await replicas.start()
         inputs: list[Any] = [[number] * 8 for number in range(100, 150)]
@@ -145,9 +141,7 @@ def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
     assert [item.num_tokens for item in local] == [item.num_tokens for item in divided]
 
 
-async def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
-    make_engine: MakeEngine,
-) -> None:
+async def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         await replicas.start(POISON)
         calls = [replicas.embed([[POISON], [100 + number]]) for number in range(8)]
@@ -174,9 +168,7 @@ async def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(ma
         assert first.total().num_quarantined == 1
 
 
-async def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(
-    make_engine: MakeEngine,
-) -> None:
+async def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         await replicas.start(POISON)
         poison = replicas.embed([[POISON]])
@@ -210,9 +202,7 @@ async def test_suspects_run_on_the_last_replica_if_no_other_comes(
         assert values(await call) == [[POISON]]
 
 
-def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(
-    make_engine: MakeEngine,
-) -> None:
+def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(make_engine: MakeEngine) -> None:
     async def crash(replicas: Replicas) -> None:
         await replicas.start(POISON)
         inputs = [[100 + number] * 8 for number in range(50)]
@@ -227,9 +217,7 @@ def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(
         assert caught.value.index == 40
 
 
-async def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(
-    make_engine: MakeEngine,
-) -> None:
+async def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         await replicas.start()
         for machine in replicas.machines:
@@ -260,9 +248,7 @@ async def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine
             await replicas.embed([[100]])
 
 
-async def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other(
-    make_engine: MakeEngine,
-) -> None:
+async def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         call, first, _ = await replicas.hang()
         replicas.engine.start_draining()

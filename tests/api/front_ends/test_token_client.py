@@ -31,9 +31,7 @@ from tests.scoring.listwise import DOCUMENTS, QUERY, JinaReranker
 
 @pytest.mark.parametrize(("status", "reason"), [("failed", "5 engine processes failed"), ("restarting", "SIGSEGV")])
 async def test_the_state_is_kept_if_it_is_reported_before_the_end_of_the_link(
-    make_engine: MakeEngine,
-    status: EngineStatus,
-    reason: str,
+    make_engine: MakeEngine, status: EngineStatus, reason: str
 ) -> None:
     async with connect_remote(make_engine()) as (remote, link):
         remote.set_status("ready")
@@ -46,9 +44,7 @@ async def test_the_state_is_kept_if_it_is_reported_before_the_end_of_the_link(
 
 @pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])
 async def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
-    make_engine: MakeEngine,
-    options: dict[str, Any],
-    num_computed: int,
+    make_engine: MakeEngine, options: dict[str, Any], num_computed: int
 ) -> None:
     gate = BatchGate()
 
@@ -66,8 +62,7 @@ async def test_inputs_of_front_ends_are_shared_within_a_tenant_and_salt(
 
 @pytest.mark.parametrize("num_inputs", [1, 3, MAX_INLINE_INPUTS + 1])
 async def test_the_tokens_of_a_request_are_known_before_it_is_computed(
-    make_engine: MakeEngine,
-    num_inputs: int,
+    make_engine: MakeEngine, num_inputs: int
 ) -> None:
     gate, counts = BatchGate(), list[int]()
 
@@ -127,8 +122,7 @@ async def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine
 
 
 async def test_an_unexpected_error_in_options_is_an_answer_and_the_link_stays(
-    make_engine: MakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
 
@@ -175,9 +169,7 @@ async def test_an_input_that_the_tokenizer_cannot_process_fails_alone(make_engin
     ids=["prompt", "template of the request"],
 )
 async def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
-    make_engine: MakeEngine,
-    inputs: Sequence[Any],
-    options: dict[str, Any],
+    make_engine: MakeEngine, inputs: Sequence[Any], options: dict[str, Any]
 ) -> None:
     async with connect_remote(make_engine()) as (remote, _):
         renderer = BlockedRenderer(get_client(remote))
@@ -336,8 +328,7 @@ async def test_expired_calls_are_not_sent_and_not_run(make_engine: MakeEngine) -
 
 
 async def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engine(
-    make_engine: MakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> Any:
         raise OverflowError("too large")
@@ -352,9 +343,7 @@ async def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engin
 
 @pytest.mark.parametrize(("max_tokens", "lane"), [(500, "interactive"), (499, "bulk")])
 async def test_the_tokens_of_a_request_decide_its_lane_before_any_is_sent(
-    make_engine: MakeEngine,
-    max_tokens: int,
-    lane: str,
+    make_engine: MakeEngine, max_tokens: int, lane: str
 ) -> None:
     seen = set[str]()
 
