@@ -1,8 +1,10 @@
-"""How the suite runs: which tests only `make test-all` runs, long files first, and a table of seconds per folder."""
+"""How the suite runs: only `make test-all` runs the slow tests, long files first, coroutines in event loops."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import time
 from collections import Counter
@@ -138,6 +140,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         collection_path.relative_to(config.rootpath).as_posix() in SLOW
     )
     return True if is_slow and config.getoption("markexpr") == "not slow" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import io
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from tests.api.image_helpers import CAT, DOG, data_uri, save_tiny_vl_reranker
 from tests.factories import LLMFactory
+from tests.inputs.media.image_server import PNG, PRIVATE, Server
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_qwen3_vl
 
 
@@ -59,27 +58,13 @@ def test_an_image_is_the_same_in_every_form(llm: LLM, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def image_url() -> Iterator[str]:
-    """The URL of CAT on a local HTTP server."""
-    file = io.BytesIO()
-    CAT.save(file, "PNG")
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(file.getvalue())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/cat.png"
-        server.shutdown()
+    server = Server(PRIVATE)
+    yield f"http://{PRIVATE}:{server.server_port}/good"
+    server.close()
 
 
 def test_http_image_urls_are_fetched_offline(llm: LLM, image_url: str) -> None:
-    expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", CAT))
+    expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", PNG))
 
     np.testing.assert_allclose(embed_prompt(llm, with_image(f"{IMAGE}the cat", image_url)), expected, atol=1e-5)
 

@@ -196,6 +196,9 @@ def randomize(model: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
     for name, parameter in model.named_parameters():
         centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std + centre)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.linspace(5.2, 5.4, len(buffer)))
 
 
 def save_tokenizer(

@@ -59,7 +59,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         dtype=str(description.dtype.value).removeprefix("torch."),
         quantization=description.quantization.value,
         attention=_attention_kernel_name(engine),
-        native=_native_code_status(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
+        native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
         tiles=tiles,
         fused=is_fused(engine.model.backbone),
         is_native=description.entry.is_native,
@@ -97,7 +97,7 @@ def _fused_encoder(backbone: torch.nn.Module) -> object | None:
     return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
 
 
-def _native_code_status(tiles: bool, *, uses_amx: bool) -> str:
+def describe_native_code(tiles: bool, *, uses_amx: bool) -> str:
     if native_library.is_available() if uses_amx else load_level() is not None:
         return IN_USE
     if not tiles and not cpu_features().has_level:

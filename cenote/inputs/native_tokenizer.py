@@ -51,7 +51,7 @@ def choose_encoder(raw: tokenizers.Tokenizer) -> NativeChoice:
     except (KeyError, msgspec.MsgspecError) as error:  # of another version of the library
         choice = NativeChoice(None, f"its state cannot be read: {error!r}", False)
     if choice.encoder is None:
-        _log_once(f"texts are tokenized by the tokenizers library, more slowly than by native code: {choice.reason}")
+        log_once(f"texts are tokenized by the tokenizers library, more slowly than by native code: {choice.reason}")
     return choice
 
 
@@ -103,5 +103,5 @@ def _make_token_probes(raw: tokenizers.Tokenizer) -> list[str]:
 
 
 @cache
-def _log_once(message: str) -> None:
+def log_once(message: str) -> None:
     logger.info(message)

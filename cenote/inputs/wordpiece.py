@@ -159,14 +159,14 @@ def load_native_wordpiece(raw: tokenizers.Tokenizer) -> NativeWordPiece | None:
         return None
     if raw.truncation is not None or raw.padding is not None or "" in _normalize_added_tokens(raw):
         return None
-    library = _load_library()
+    library = load_library()
     vocabulary = {} if library is None else raw.get_vocab(with_added_tokens=False)
     # without an unknown token, the library raises its own error
     return NativeWordPiece(raw, library, vocabulary) if library and raw.model.unk_token in vocabulary else None
 
 
 def is_compiled() -> bool:
-    return _load_library() is not None
+    return load_library() is not None
 
 
 def _normalize_added_tokens(raw: tokenizers.Tokenizer) -> list[str]:
@@ -181,7 +181,7 @@ def _concat_utf8(texts: Iterable[str]) -> tuple[bytes, bytes, int]:
 
 
 @cache
-def _load_library() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
     candidates = [Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in candidates if path.exists()), None)
     if path is None or sys.byteorder != "little":

@@ -135,11 +135,11 @@ def find_checkpoint(
     if model == SHORT_NAME:  # not a hub name
         model = DEFAULT_MODEL
     if not needs_config:
-        return Checkpoint(model, _download_snapshot(model, revision, hub, DOWNLOAD_PATTERNS))
+        return Checkpoint(model, download_snapshot(model, revision, hub, DOWNLOAD_PATTERNS))
     if not needs_weights:
         # the files of the heads of bge-m3 tell what it is
         patterns = [*DOWNLOAD_PATTERNS, *HEAD_FILES]
-        return _require_config(Checkpoint(model, _download_snapshot(model, revision, hub, patterns)))
+        return _require_config(Checkpoint(model, download_snapshot(model, revision, hub, patterns)))
     return _require_config(Checkpoint(model, _download_model(model, revision, hub)))
 
 
@@ -154,7 +154,7 @@ def find_adapter(name: str, *, hub: HubAccess = DEFAULT_HUB) -> Checkpoint:
     if not HUB_NAME.fullmatch(name):
         raise LoadError(f"folder {name!r} does not exist; expected a folder with adapter_config.json or a hub name")
     return Checkpoint(
-        name, _download_snapshot(name, None, hub, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, ADAPTER_WEIGHTS[1]])
+        name, download_snapshot(name, None, hub, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, ADAPTER_WEIGHTS[1]])
     )
 
 
@@ -209,7 +209,7 @@ def _parse_json_file(path: Path) -> Any:
 
 def _download_model(name: str, revision: str | None, hub: HubAccess) -> Path:
     patterns = [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, *HEAD_FILES]
-    folder = _download_snapshot(name, revision, hub, patterns)
+    folder = download_snapshot(name, revision, hub, patterns)
     missing = [PICKLE_PATTERN] if not any(folder.glob("model*.safetensors")) else []
     missing += [
         f"{module.name}/{PICKLE_PATTERN}"
@@ -219,7 +219,7 @@ def _download_model(name: str, revision: str | None, hub: HubAccess) -> Path:
     ]
     if (folder / ADAPTER_CONFIG).exists() and not (folder / ADAPTER_WEIGHTS[0]).exists():
         missing.append(ADAPTER_WEIGHTS[1])
-    return _download_snapshot(name, revision, hub, [*patterns, *missing]) if missing else folder
+    return download_snapshot(name, revision, hub, [*patterns, *missing]) if missing else folder
 
 
 def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
@@ -231,7 +231,7 @@ def _download_from_s3(uri: str, *, needs_weights: bool) -> Path:
     )
 
 
-def _download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns: list[str]) -> Path:
+def download_snapshot(name: str, revision: str | None, hub: HubAccess, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

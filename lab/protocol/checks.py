@@ -117,12 +117,12 @@ def check_at_rest(machine: Machine) -> None:
             continue
         name = f"front-end {number}"
         engines: Any = front_end.engines
-        ended = set(engines._engines) - {engine_id for engine_set in sets for engine_id in engine_set.engine_ids}
+        ended = set(engines.engines) - {engine_id for engine_set in sets for engine_id in engine_set.engine_ids}
         expect_zero(machine, len(ended), f"{name}: engines that have ended")
-        for engine_id, engine in engines._engines.items():
+        for engine_id, engine in engines.engines.items():
             what = f"{name}, engine {engine_id}"
-            expect_zero(machine, len(engine._token_calls.pending), f"{what}: calls in the table")
-            expect_zero(machine, len(engine.quarantine._suspects), f"{what}: suspects")
+            expect_zero(machine, len(engine.token_calls.pending), f"{what}: calls in the table")
+            expect_zero(machine, len(engine.quarantine.suspects), f"{what}: suspects")
             expect_zero(machine, engine.availability._num_waiting_chars, f"{what}: characters that wait")
             if engine._channel is not None:
                 expect_zero(machine, engine._channel.num_pending_calls, f"{what}: calls without a reply")

@@ -1,4 +1,4 @@
-"""One event loop for test files with many requests."""
+"""One event loop for test files with many requests; engines that return token ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
+
+from tests.engine.conftest import make_engine  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -26,21 +26,16 @@ def make_state(llm: LLM | None, **settings: Any) -> AppState:
     return app_state
 
 
-def run_with_server(
-    app_state: AppState, use: Callable[[grpc.aio.Channel], Awaitable[None]], credentials: Any = None
-) -> None:
-    async def run() -> None:
-        server = GrpcServer(app_state)
-        await server.start()
-        target = format_target("127.0.0.1", app_state.settings.grpc_port or 0)
-        channel = (
-            grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
-        )
-        try:
-            async with channel:
-                await use(channel)
-        finally:  # a server that is left behind fails later tests
-            server.begin_stop()
-            await server.wait_stopped()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def serve_grpc(app_state: AppState, credentials: Any = None) -> AsyncIterator[grpc.aio.Channel]:
+    """Start a server, and yield a channel to it."""
+    server = GrpcServer(app_state)
+    await server.start()
+    target = format_target("127.0.0.1", app_state.settings.grpc_port or 0)
+    channel = grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
+    try:
+        async with channel:
+            yield channel
+    finally:  # a server that is left behind fails later tests
+        server.begin_stop()
+        await server.wait_stopped()

@@ -223,19 +223,6 @@ def test_a_template_in_the_request_needs_a_server_that_trusts_it(
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_invalid_conversations_are_refused(chat_client: TestClient, client: TestClient) -> None:
-    image = {"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}
-    for messages, words in (
-        ([{"content": "a"}], "messages[0].role must be a string"),
-        ([{"role": "user", "content": [image]}], "is of type image_url, but this model reads text only"),
-        ([{"role": "user", "content": 5}], "messages[0].content must be a string, a list of parts or null, got int"),
-    ):
-        assert_refused(chat_client.post("/v1/embeddings", json={"messages": messages}), words, "messages")
-    assert_refused(
-        client.post("/v1/embeddings", json={"messages": CONVERSATION}), "messages need a chat template", "messages"
-    )
-
-
 # outputs
 
 
@@ -301,15 +288,6 @@ def test_without_activation_embeddings_are_not_normalised(client: TestClient, ll
         np.testing.assert_allclose(embeddings(client, input=TEXTS, **{name: False}), theirs, rtol=1e-5, atol=1e-5)
     assert np.abs(np.linalg.norm(theirs, axis=1) - 1).min() > 0.1
     assert embeddings(client, input="a", use_activation=True, normalize=True).shape == (1, 384)
-
-
-def test_conflicting_aliases_are_refused(client: TestClient) -> None:
-    reply = client.post("/v1/embeddings", json={"input": "a", "use_activation": True, "normalize": False})
-
-    words = (
-        "`normalize` is a deprecated alias of `use_activation`; both were given, with different values: False and True"
-    )
-    assert_refused(reply, words, "normalize")
 
 
 def test_dimensions_truncate_and_renormalise(chat_client: TestClient) -> None:

@@ -248,14 +248,6 @@ def test_only_vectors_of_one_size_are_stacked() -> None:
     assert shared is not None and np.shares_memory(shared, rows_tensor.numpy())
 
 
-def test_base64_decodes_as_openai_clients_decode_it() -> None:
-    vector = unit_vectors(1, 384)[0]
-
-    reply = json.loads(msgspec.json.encode({"embedding": encode_base64(vector, "float32", "little")}))
-
-    assert np.frombuffer(base64.b64decode(reply["embedding"]), dtype="float32").tolist() == vector.tolist()
-
-
 # bytes
 
 
@@ -338,35 +330,6 @@ def test_bits_are_set_for_values_from_zero_with_the_first_value_highest() -> Non
 
     assert read_cohere(matrix, "ubinary") == [[0b10110101, 0]]
     assert read_cohere(matrix, "binary") == [[0b10110101 - 128, -128]]
-
-
-def test_packed_bits_unpack_to_the_signs() -> None:
-    vectors = unit_vectors(5, 64)
-
-    unsigned = np.array(read_cohere(vectors, "ubinary"), dtype=np.uint8)
-    signed = np.array(read_cohere(vectors, "binary"))
-
-    assert (np.unpackbits(unsigned, axis=1) == (vectors >= 0)).all()
-    assert (signed == unsigned.astype(int) - 128).all()
-
-
-@pytest.mark.parametrize("embedding_type", ["binary", "ubinary"])
-def test_a_size_that_is_not_a_multiple_of_8_is_refused(embedding_type: CohereEmbeddingType) -> None:
-    with pytest.raises(BadRequest) as refused:
-        encode_cohere_vectors(unit_vectors(2, 12), embedding_type)
-
-    assert (
-        refused.value.message == "Embedding dimension must be a multiple of 8 for binary embedding types, but got 12."
-    )
-
-
-def test_cohere_floats_and_base64_round_trip() -> None:
-    vectors = unit_vectors(4, 24)
-
-    rows = [np.frombuffer(base64.b64decode(text), dtype="<f4") for text in read_cohere(vectors, "base64")]
-
-    assert (np.stack(rows) == vectors).all()
-    assert (np.array(read_cohere(vectors, "float"), dtype=np.float32) == vectors).all()
 
 
 @pytest.mark.parametrize("embedding_type", get_args(CohereEmbeddingType))

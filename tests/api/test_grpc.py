@@ -41,7 +41,7 @@ from tests.factories import LLMFactory
 from tests.serving.certificates import certificate
 from tests.tiny import tiny_bert
 
-from .grpc_server import TIMEOUT_S, make_state, run_with_server
+from .grpc_server import TIMEOUT_S, make_state, serve_grpc
 
 FOLDER = Path(__file__).parents[2]
 
@@ -206,55 +206,45 @@ def test_a_client_that_cancels_ends_the_request(llm: LLM) -> None:
 # server
 
 
-def test_calls_and_health_say_that_the_model_is_loading() -> None:
-    async def use(channel: grpc.aio.Channel) -> None:
+async def test_calls_and_health_say_that_the_model_is_loading() -> None:
+    async with serve_grpc(make_state(None)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await embed(channel)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert await check_health(channel) == b"\x08\x02"
 
-    run_with_server(make_state(None), use)
 
-
-def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
-    async def use(channel: grpc.aio.Channel) -> None:
+async def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
+    async with serve_grpc(make_state(llm)) as channel:
         assert await check_health(channel, b"tei.v1.Embed") == b"\x08\x01"
         assert await check_health(channel, b"tei.v1.Predict") == b"\x08\x02"
 
-    run_with_server(make_state(llm), use)
+
+async def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
+    app_state = make_state(llm)
+    statuses = []
+    async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
+        statuses.append(reply.status)
+        app_state.start_draining()
+
+    assert statuses == [SERVING, NOT_SERVING]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
-def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
-    async def read() -> list[int]:
-        app_state = make_state(llm)
-        statuses = []
-        async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
-            statuses.append(reply.status)
-            app_state.start_draining()
-        return statuses
-
-    assert asyncio.run(read()) == [SERVING, NOT_SERVING]
-
-
-def test_the_certificate_of_the_http_server_is_used(llm: LLM, tmp_path: Path) -> None:
+async def test_the_certificate_of_the_http_server_is_used(llm: LLM, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
     settings = {"ssl_certfile": cert, "ssl_keyfile": key}
+    credentials = grpc.ssl_channel_credentials(Path(cert).read_bytes())
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm, **settings), credentials) as channel:
         assert len((await embed(channel)).embeddings) == 32
 
-    run_with_server(make_state(llm, **settings), use, grpc.ssl_channel_credentials(Path(cert).read_bytes()))
-
-    async def fail(channel: grpc.aio.Channel) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await embed(channel)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-
-    run_with_server(make_state(llm, **settings), fail)
     with_client = make_state(llm, **settings, ssl_ca_certs=cert, ssl_cert_reqs=2)
-    credentials = grpc.ssl_channel_credentials(Path(cert).read_bytes())
-    run_with_server(with_client, fail, credentials)
+    for app_state, secure in ((make_state(llm, **settings), None), (with_client, credentials)):
+        async with serve_grpc(app_state, secure) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await embed(channel)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     with pytest.raises(LoadError, match="optional client certificates"):
         check_settings(ServerConfig(**settings, ssl_cert_reqs=1, grpc_port=0))
 

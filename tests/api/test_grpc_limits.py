@@ -27,7 +27,7 @@ from cenote.errors import BadRequest, BodyTooLarge
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
-from .grpc_server import TIMEOUT_S, make_state, run_with_server
+from .grpc_server import TIMEOUT_S, make_state, serve_grpc
 
 KEY = (("authorization", "Bearer sesame"),)
 EMPTY_TEXT = b"\x12\x00"  # of RerankRequest.texts
@@ -55,10 +55,11 @@ def rerank_parser(max_items: int) -> MessageParser:
 # keys
 
 
-def test_the_message_of_a_call_without_a_key_is_not_received(llm: LLM) -> None:
+async def test_the_message_of_a_call_without_a_key_is_not_received(llm: LLM) -> None:
     message = EMPTY_TEXT * MEGABYTE
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    app_state = make_state(llm, api_key=("sesame",))
+    async with serve_grpc(app_state) as channel:
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             tracemalloc.start()
             status, details = await send(channel, "/tei.v1.Rerank/Rerank", message, metadata)
@@ -67,18 +68,15 @@ def test_the_message_of_a_call_without_a_key_is_not_received(llm: LLM) -> None:
             assert status == "UNAUTHENTICATED" and "missing or invalid API key" in details
             assert peak < MEGABYTE
 
-    app_state = make_state(llm, api_key=("sesame",))
-    run_with_server(app_state, use)
-
     assert app_state.num_in_flight == 0
 
 
-def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "RELOAD_INTERVAL_S", 0.0)
     keys = tmp_path / "keys"
     keys.write_text("sesame weight=2\nother\n")
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm, api_key_file=str(keys))) as channel:
         method = channel.stream_stream("/tei.v1.Embed/EmbedStream")
         stream = method(metadata=KEY, timeout=TIMEOUT_S)
         message = tei.EmbedRequest(inputs="the cat").SerializeToString()
@@ -92,21 +90,18 @@ def test_a_stream_ends_when_its_key_is_removed(llm: LLM, tmp_path: Path, monkeyp
             await stream.read()
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
-    run_with_server(make_state(llm, api_key_file=str(keys)), use)
 
-
-def test_a_message_is_limited_with_a_key_as_without(llm: LLM) -> None:
+@pytest.mark.parametrize("settings", [{}, {"api_key": ("sesame",)}])
+async def test_a_message_is_limited_with_a_key_as_without(llm: LLM, settings: dict[str, Any]) -> None:
     large = tei.EmbedRequest(inputs="a " * (3 * MEGABYTE), truncate=True).SerializeToString()
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm, **settings)) as channel:
         status, details = await send(channel, "/tei.v1.Embed/Embed", large, KEY)
-        assert status == "RESOURCE_EXHAUSTED" and "4194304" in details
 
-    run_with_server(make_state(llm), use)
-    run_with_server(make_state(llm, api_key=("sesame",)), use)
+    assert status == "RESOURCE_EXHAUSTED" and "4194304" in details
 
 
-def test_messages_of_many_calls_are_received_as_far_as_memory_for_them_is_left(llm: LLM) -> None:
+async def test_messages_of_many_calls_are_received_as_far_as_memory_for_them_is_left(llm: LLM) -> None:
     """Calls of one client, each with a message of nearly 4 MiB, at the same time."""
     message = tei.EmbedRequest(inputs="a " * (2 * MEGABYTE), truncate=True).SerializeToString()
     app_state = make_state(llm, api_key=("sesame",), max_inflight_bytes=20 * MEGABYTE)
@@ -115,37 +110,33 @@ def test_messages_of_many_calls_are_received_as_far_as_memory_for_them_is_left(l
     add_bytes = controller.add_bytes
     controller.add_bytes = lambda *arguments: (add_bytes(*arguments), num_held.append(app_state.counters.total(BYTES)))  # type: ignore[method-assign,func-returns-value,assignment]
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(app_state) as channel:
         replies = await asyncio.gather(*(send(channel, "/tei.v1.Embed/Embed", message, KEY) for _ in range(40)))
         assert {status for status, _ in replies} == {"OK", "RESOURCE_EXHAUSTED"}
         assert await send(channel, "/tei.v1.Embed/Embed", message, KEY) == ("OK", "")
-
-    run_with_server(app_state, use)
 
     assert len(message) < max(num_held) <= 20 * MEGABYTE
     assert app_state.counters.total(BYTES) == 0
 
 
-def test_the_messages_of_a_stream_count_as_they_arrive(llm: LLM) -> None:
+async def test_the_messages_of_a_stream_count_as_they_arrive(llm: LLM) -> None:
     app_state = make_state(llm, max_inflight_bytes=6 * MEGABYTE)
     message = tei.RerankStreamRequest(query="q", text="a" * MEGABYTE).SerializeToString()
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(app_state) as channel:
         stream = channel.stream_unary("/tei.v1.Rerank/RerankStream")(timeout=TIMEOUT_S)
         for _ in range(3):
             await stream.write(message)
         assert await stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "the message would take about 60000" in await stream.details()
 
-    run_with_server(app_state, use)
-
     assert app_state.counters.total(BYTES) == 0
 
 
-def test_calls_that_send_no_message_make_room_for_one_that_does(llm: LLM) -> None:
+async def test_calls_that_send_no_message_make_room_for_one_that_does(llm: LLM) -> None:
     message = tei.EmbedRequest(inputs="the cat").SerializeToString()
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm, max_inflight_bytes=MEGABYTE)) as channel:
         silent = [channel.stream_stream("/tei.v1.Embed/Embed")(timeout=TIMEOUT_S) for _ in range(MIN_PLACES)]
         await asyncio.gather(*(call.wait_for_connection() for call in silent))
         await asyncio.sleep(0.3)  # until the server has begun to receive
@@ -155,10 +146,8 @@ def test_calls_that_send_no_message_make_room_for_one_that_does(llm: LLM) -> Non
         statuses = [call.cancel() or await call.code() for call in silent]
         assert statuses.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 1
 
-    run_with_server(make_state(llm, max_inflight_bytes=MEGABYTE), use)
 
-
-def test_responses_that_nobody_reads_count_as_held_until_their_connection_is_old(
+async def test_responses_that_nobody_reads_count_as_held_until_their_connection_is_old(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_AGE_S", 2.0)
@@ -167,7 +156,7 @@ def test_responses_that_nobody_reads_count_as_held_until_their_connection_is_old
     message = tei.EncodeRequest(inputs="the cat " * 3000).SerializeToString()
     few_bytes_unread = [("grpc.http2.bdp_probe", 0)]
 
-    async def use(_: grpc.aio.Channel) -> None:
+    async with serve_grpc(app_state) as _:
         target = f"127.0.0.1:{app_state.settings.grpc_port}"
         async with grpc.aio.insecure_channel(target, options=few_bytes_unread) as channel:
             stream = channel.stream_stream("/tei.v1.Tokenize/TokenizeStream")(timeout=TIMEOUT_S)
@@ -176,8 +165,6 @@ def test_responses_that_nobody_reads_count_as_held_until_their_connection_is_old
             await wait_until(lambda: app_state.counters.total(BYTES) > MEGABYTE)
             await wait_until(lambda: app_state.counters.total(BYTES) == 0)
             stream.cancel()
-
-    run_with_server(app_state, use)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -189,31 +176,25 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 # messages
 
 
-def test_a_message_with_too_many_elements_is_refused(llm: LLM) -> None:
-    async def use(channel: grpc.aio.Channel) -> None:
+async def test_a_message_with_too_many_elements_is_refused(llm: LLM) -> None:
+    async with serve_grpc(make_state(llm)) as channel:
         status, details = await send(channel, "/tei.v1.Rerank/Rerank", EMPTY_TEXT * MEGABYTE)
         assert status == "RESOURCE_EXHAUSTED" and "more than 2048 elements" in details
 
-    run_with_server(make_state(llm), use)
 
-
-def test_a_message_that_is_no_protobuf_is_refused(llm: LLM) -> None:
-    async def use(channel: grpc.aio.Channel) -> None:
+async def test_a_message_that_is_no_protobuf_is_refused(llm: LLM) -> None:
+    async with serve_grpc(make_state(llm)) as channel:
         status, details = await send(channel, "/tei.v1.Embed/Embed", b"\x0a\xff\xff\xff\xff\x0f")
         assert (status, details) == ("INVALID_ARGUMENT", "the message is not a valid EmbedRequest of protobuf")
 
-    run_with_server(make_state(llm), use)
 
-
-def test_the_error_for_a_long_name_is_short_enough_for_a_client(llm: LLM) -> None:
+async def test_the_error_for_a_long_name_is_short_enough_for_a_client(llm: LLM) -> None:
     message = tei.EmbedRequest(inputs="a", prompt_name="x" * MEGABYTE).SerializeToString()
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm)) as channel:
         status, details = await send(channel, "/tei.v1.Embed/Embed", message)
         assert status == "INVALID_ARGUMENT" and details.startswith("unknown prompt_name 'xxx")
         assert len(details) < 3000
-
-    run_with_server(make_state(llm), use)
 
 
 def test_elements_are_counted_up_to_the_limit() -> None:
@@ -240,10 +221,11 @@ def test_damaged_messages_are_parsed_or_refused() -> None:
         assert len(message.texts) <= 98
 
 
-def test_refused_calls_leave_nothing_in_memory(llm: LLM) -> None:
+async def test_refused_calls_leave_nothing_in_memory(llm: LLM) -> None:
     """Without a collection of garbage: an exception that is kept would keep the message in its frames."""
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm)) as channel:
+
         async def refuse_some(count: int) -> None:
             for _ in range(count):
                 text = os.urandom(MEGABYTE // 2).hex()
@@ -261,14 +243,12 @@ def test_refused_calls_leave_nothing_in_memory(llm: LLM) -> None:
             tracemalloc.stop()
             gc.enable()
 
-    run_with_server(make_state(llm), use)
-
 
 # health
 
 
-def test_watches_without_a_key_leave_calls_to_others(llm: LLM) -> None:
-    async def use(channel: grpc.aio.Channel) -> None:
+async def test_watches_without_a_key_leave_calls_to_others(llm: LLM) -> None:
+    async with serve_grpc(make_state(llm, api_key=("sesame",), max_connections=4)) as channel:
         watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT_S) for _ in range(4)]
         replies = await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
         assert replies.count(b"\x08\x01") == 2
@@ -276,13 +256,12 @@ def test_watches_without_a_key_leave_calls_to_others(llm: LLM) -> None:
         message = tei.EmbedRequest(inputs="the cat").SerializeToString()
         assert await send(channel, "/tei.v1.Embed/Embed", message, KEY) == ("OK", "")
 
-    run_with_server(make_state(llm, api_key=("sesame",), max_connections=4), use)
 
-
-def test_watches_without_a_key_are_limited(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_without_a_key_are_limited(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "MAX_WATCHES", 2)
 
-    async def use(channel: grpc.aio.Channel) -> None:
+    async with serve_grpc(make_state(llm, api_key=("sesame",))) as channel:
+
         async def begin_watch(metadata: Any = ()) -> Any:
             watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", metadata=metadata, timeout=TIMEOUT_S)
             assert await watch.read() == b"\x08\x01"
@@ -303,5 +282,3 @@ def test_watches_without_a_key_are_limited(llm: LLM, monkeypatch: pytest.MonkeyP
             except grpc.aio.AioRpcError:
                 assert time.monotonic() < end, "the places of watches that have ended are free"
                 await asyncio.sleep(0.05)
-
-    run_with_server(make_state(llm, api_key=("sesame",)), use)

@@ -61,7 +61,7 @@ def test_an_error_reaches_the_caller_and_can_be_handled_on_either_side() -> None
 
 
 @pytest.mark.parametrize("waits_in", [LOOP, THREAD])
-def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> None:
+async def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> None:
     ended, started = [], threading.Event()
 
     async def handle() -> None:
@@ -77,31 +77,26 @@ def test_a_cancelled_handler_ends_before_its_caller_goes_on(waits_in: str) -> No
         finally:
             ended.append(True)
 
-    async def cancel() -> None:
-        task = asyncio.ensure_future(_run(handle()))
-        await asyncio.to_thread(started.wait)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    task = asyncio.ensure_future(_run(handle()))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert ended == [True]
 
 
-def test_the_event_loop_runs_while_a_large_request_is_handled() -> None:
+async def test_the_event_loop_runs_while_a_large_request_is_handled() -> None:
     async def handle() -> None:
         ends_at = time.monotonic() + 0.2
         while time.monotonic() < ends_at:
             sum(range(100))
 
-    async def count_turns() -> int:
-        task, turns = asyncio.ensure_future(_run(handle())), 0
-        while not task.done():
-            await asyncio.sleep(0.001)
-            turns += 1
-        return turns
+    task, turns = asyncio.ensure_future(_run(handle())), 0
+    while not task.done():
+        await asyncio.sleep(0.001)
+        turns += 1
 
-    assert asyncio.run(count_turns()) > 5
+    assert turns > 5
 
 
 def test_large_bodies_have_the_answers_of_small_ones(llm: LLM) -> None:

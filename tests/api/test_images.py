@@ -435,14 +435,6 @@ def test_image_options_must_be_an_object(client: TestClient) -> None:
         assert reply.json()["error"]["param"] == "body.mm_processor_kwargs"
 
 
-def test_a_template_in_the_request_needs_a_server_that_trusts_it(client: TestClient) -> None:
-    body = {"messages": [make_message(image_part(CAT))], "chat_template": "{{ messages }}"}
-
-    assert_refused(
-        client.post("/v1/embeddings", json=body), "--trust-request-chat-template is not set", "chat_template"
-    )
-
-
 def test_a_template_that_omits_an_image_is_refused(embedder: LLM) -> None:
     client = make_client(embedder, trust_request_chat_template=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -16,7 +15,7 @@ from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import EngineStopped, PoolingError, make_internal_error
 from tests.api.front_ends.remote_link import connect_remote
-from tests.engine.conftest import MakeEngine, make_engine, make_request  # noqa: F401  # a fixture
+from tests.engine.conftest import MakeEngine, make_request
 
 SECRET = "/srv/models/secret.bin"
 
@@ -45,8 +44,7 @@ def render_badly(*args: Any) -> Any:
 
 
 def test_the_exception_of_a_batch_is_logged_and_not_sent(
-    make_engine: MakeEngine,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "cenote"):
         reply = post(make_engine(fault=fail))
@@ -58,9 +56,7 @@ def test_the_exception_of_a_batch_is_logged_and_not_sent(
 
 
 def test_an_exception_of_rendering_is_logged_and_not_sent(
-    make_engine: MakeEngine,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
     monkeypatch.setattr(engine.renderer, "render", render_badly)
@@ -71,7 +67,7 @@ def test_an_exception_of_rendering_is_logged_and_not_sent(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_reason_of_a_crash_is_not_sent(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_the_reason_of_a_crash_is_not_sent(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=fail_fatally)
     first, second = post(engine), post(engine)
 
@@ -80,15 +76,12 @@ def test_the_reason_of_a_crash_is_not_sent(make_engine: MakeEngine) -> None:  # 
         assert reply.json()["error"]["message"] == "the engine crashed; the reason is in the server log"
 
 
-def test_details_of_an_internal_error_do_not_leave_the_engine_process(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def pool() -> None:
-        async with connect_remote(make_engine(fault=fail)) as (remote, _):
-            for request in (make_request([[7]]), make_request([[7]], mm_processor_kwargs={"a": 1})):  # both ways
-                with pytest.raises(PoolingError) as caught:
-                    await remote.pool(request)
-                assert str(caught.value) == "the model failed on this input; the reason is in the server log"
-
-    asyncio.run(pool())
+async def test_details_of_an_internal_error_do_not_leave_the_engine_process(make_engine: MakeEngine) -> None:
+    async with connect_remote(make_engine(fault=fail)) as (remote, _):
+        for request in (make_request([[7]]), make_request([[7]], mm_processor_kwargs={"a": 1})):  # both ways
+            with pytest.raises(PoolingError) as caught:
+                await remote.pool(request)
+            assert str(caught.value) == "the model failed on this input; the reason is in the server log"
 
 
 def test_python_callers_see_the_exception() -> None:

@@ -94,17 +94,6 @@ def test_unsupported_routes_are_not_among_the_choices(clients: dict[str, TestCli
     assert_refused(reply, "Expected one of: ['/classify: input or messages', '/pooling: ", "body")
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [b"", b"{", b"[1]", b'"a"', b"nothing", b'{"input": "\xff"}', b'{"task": "\\ud800", "input": "a"}', b"[" * 100_000],
-)
-def test_a_body_that_is_not_an_object_is_refused(clients: dict[str, TestClient], raw: bytes) -> None:
-    reply = clients["embedder"].post("/invocations", content=raw, headers={"content-type": "application/json"})
-
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"].startswith("body")
-
-
 def test_matching_a_large_body_is_fast(clients: dict[str, TestClient]) -> None:
     text = "water " * 2_000_000
     times = []

@@ -293,7 +293,9 @@ def test_a_request_after_an_adapter_was_replaced_does_not_share_an_input_compute
         asyncio.run(engine.unload_adapter("late"))
 
 
-def test_a_slow_download_of_an_adapter_blocks_no_other_call(tuned: TunedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_download_of_an_adapter_blocks_no_other_call(
+    tuned: TunedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, opened, reached = tuned.llm.engine, threading.Event(), threading.Event()
 
     def find_slowly(path: str, **options: Any) -> Any:
@@ -305,20 +307,17 @@ def test_a_slow_download_of_an_adapter_blocks_no_other_call(tuned: TunedModel, m
 
     monkeypatch.setattr(adapter_manager, "find_adapter", find_slowly)
 
-    async def load_both() -> None:
-        slow = [asyncio.create_task(engine.load_adapter(f"slow{number}", "slow")) for number in range(3)]
-        await asyncio.sleep(0.01)
-        assert reached.wait(20)
-        await asyncio.wait_for(engine.load_adapter("late", str(tuned.late)), 10)
-        await asyncio.wait_for(engine.unload_adapter("late"), 10)
-        assert await asyncio.wait_for(engine.detokenize([5]), 10)
-        assert not any(task.done() for task in slow)
-        opened.set()
-        await asyncio.gather(*slow)
-        for number in range(3):
-            await engine.unload_adapter(f"slow{number}")
-
-    asyncio.run(load_both())
+    slow = [asyncio.create_task(engine.load_adapter(f"slow{number}", "slow")) for number in range(3)]
+    await asyncio.sleep(0.01)
+    assert reached.wait(20)
+    await asyncio.wait_for(engine.load_adapter("late", str(tuned.late)), 10)
+    await asyncio.wait_for(engine.unload_adapter("late"), 10)
+    assert await asyncio.wait_for(engine.detokenize([5]), 10)
+    assert not any(task.done() for task in slow)
+    opened.set()
+    await asyncio.gather(*slow)
+    for number in range(3):
+        await engine.unload_adapter(f"slow{number}")
 
 
 def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> None:

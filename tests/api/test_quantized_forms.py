@@ -35,7 +35,9 @@ FORMS: dict[str, tuple[str, dict[str, Any], bool]] = {
     ),
     "jina": ("/v1/embeddings", {"embedding_type": "DTYPE", "normalized": True}, False),
     "jina, a list": ("/v1/embeddings", {"embedding_type": ["DTYPE"]}, False),
+    "jina in base64": ("/v1/embeddings", {"embedding_type": "DTYPE", "encoding_format": "base64"}, True),
     "jina of llama-index": ("/v1/embeddings", {"encoding_type": "DTYPE"}, False),
+    "llama-index in base64": ("/v1/embeddings", {"encoding_type": "DTYPE", "encoding_format": "base64"}, True),
     "nvidia nim": ("/v1/embeddings", NIM | {"embedding_type": "DTYPE", "encoding_format": "float"}, False),
     "mixedbread": ("/v1/embeddings", {"encoding_format": "DTYPE", "normalized": True}, False),
     "azure": ("/openai/deployments/tiny/embeddings", {"output_dtype": "DTYPE"}, False),
@@ -92,13 +94,6 @@ def test_the_formats_of_perplexity_are_those_of_cohere(client: TestClient, encod
     values = embed(client, "/v1/embeddings", {"encoding_format": encoding})
 
     assert decode(values, dtype) == expect(client, dtype)
-
-
-@pytest.mark.parametrize("dtype", [*INTEGERS, "base64"])
-def test_version_1_of_cohere_has_the_bits_of_version_2(client: TestClient, dtype: str) -> None:
-    reply = post(client, "/v1/embed", texts=TEXTS, embedding_types=[dtype])
-
-    assert reply["embeddings"][dtype] == expect(client, dtype)
 
 
 @pytest.mark.parametrize(

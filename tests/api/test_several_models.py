@@ -260,7 +260,7 @@ class LoadsLater:
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
-def test_requests_for_a_model_that_is_not_loaded_wait_for_one_load(
+async def test_requests_for_a_model_that_is_not_loaded_wait_for_one_load(
     num_models: int, embedder: LLM, reranker: LLM, folder: Path
 ) -> None:
     app_state = AppState(ServerConfig())
@@ -272,15 +272,14 @@ def test_requests_for_a_model_that_is_not_loaded_wait_for_one_load(
     loads = LoadsLater(app_state, embedder)
     app_state.admin = loads  # type: ignore[assignment]
 
-    async def send() -> list[int]:
-        transport = httpx.ASGITransport(build_app(app_state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+    transport = httpx.ASGITransport(build_app(app_state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
 
-            async def post(delay_s: float) -> int:
-                await asyncio.sleep(delay_s)
-                return (await client.post("/v1/embeddings", json={"input": "the city", "model": "later"})).status_code
+        async def post(delay_s: float) -> int:
+            await asyncio.sleep(delay_s)
+            return (await client.post("/v1/embeddings", json={"input": "the city", "model": "later"})).status_code
 
-            return list(await asyncio.gather(*map(post, (0.0, 0.0, 0.1))))  # the last one while it is loading
+        result = list(await asyncio.gather(*map(post, (0.0, 0.0, 0.1))))  # the last one while it is loading
 
-    assert asyncio.run(send()) == [200, 200, 200]
+    assert result == [200, 200, 200]
     assert loads.num_calls == 1 and later.use is not None and later.use.num_users == 0

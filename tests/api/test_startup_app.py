@@ -119,22 +119,19 @@ def test_a_server_whose_routes_cannot_be_built_stops_with_the_error() -> None:
     assert isinstance(server.failure, LoadError)
 
 
-def test_what_the_supervisor_reports_before_the_imports_is_not_lost() -> None:
+async def test_what_the_supervisor_reports_before_the_imports_is_not_lost() -> None:
     app_state = AppState(ServerConfig())
 
-    async def run() -> None:
-        front_end = FrontEndProcess(make_shared_memory(SLOT_BYTES), 0, [], HeartbeatReader(make_heartbeat_file()))
-        front_end.links, supervisor = make_link_sender()
-        front_end.server = FrontEndServer(app_state, front_end, 1)
-        for names in (["mini"], ["mini", "large"]):
-            states = [ModelState(name, (), name, True, "loading", "", True, True, (), 0, b"") for name in names]
-            front_end._on_message(ModelStates(states), b"")
-        assert len(app_state.models) == 1
+    front_end = FrontEndProcess(make_shared_memory(SLOT_BYTES), 0, [], HeartbeatReader(make_heartbeat_file()))
+    front_end.links, supervisor = make_link_sender()
+    front_end.server = FrontEndServer(app_state, front_end, 1)
+    for names in (["mini"], ["mini", "large"]):
+        states = [ModelState(name, (), name, True, "loading", "", True, True, (), 0, b"") for name in names]
+        front_end.channel.on_message(ModelStates(states), b"")
+    assert len(app_state.models) == 1
 
-        with supervisor, front_end.links:
-            front_end.server.on_app_built()
-
-    asyncio.run(run())
+    with supervisor, front_end.links:
+        front_end.server.on_app_built()
     assert [model.name for model in app_state.models] == ["mini", "large"]
 
 

@@ -254,7 +254,7 @@ def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pyte
     assert "r1" in reply.json()["message"] and "private" not in reply.text
 
 
-def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
+async def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
     app_state = make_app_state(llm)
 
     class StuckEngine:
@@ -267,25 +267,22 @@ def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
     app = build_app(app_state)
     sent: list[dict[str, Any]] = []
 
-    async def send_and_cancel() -> None:
-        body = iter([{"type": "http.request", "body": b'{"input": "a"}'}])
+    body = iter([{"type": "http.request", "body": b'{"input": "a"}'}])
 
-        async def receive() -> Any:
-            for message in body:
-                return message
-            await asyncio.sleep(60)
+    async def receive() -> Any:
+        for message in body:
+            return message
+        await asyncio.sleep(60)
 
-        async def send(message: Any) -> None:
-            sent.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/", "query_string": b""}
-        task = asyncio.create_task(app({**scope, "headers": headers, "client": None}, receive, send))  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)
-        task.cancel()
-        await task
-
-    asyncio.run(send_and_cancel())
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/", "query_string": b""}
+    task = asyncio.create_task(app({**scope, "headers": headers, "client": None}, receive, send))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await task
 
     assert sent[0]["status"] == 503
     assert b"shut down before the request finished" in sent[1]["body"]

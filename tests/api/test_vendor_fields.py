@@ -16,13 +16,12 @@ from cenote.api.dialects.openai import EmbeddingsBody
 from cenote.api.dialects.rerank import RerankBody
 from cenote.api.model_names import list_source_names
 from cenote.config.engine import DEFAULT_MODEL
-from tests.api.app_client import assert_refused, decode_base64, make_client, null_fields
+from tests.api.app_client import assert_refused, make_client, null_fields
 from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_cross_encoder
 
 TEXTS = ["Follow the white rabbit.", "How deep is the cave?"]
 LONG = "the cat is in the city " * 80
-TYPES = ["int8", "uint8", "binary", "ubinary"]
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +44,7 @@ def embed(client: TestClient, **fields: Any) -> list[Any]:
     return [entry["embedding"] for entry in reply.json()["data"]]
 
 
-@pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("field", ["output_dtype", "embedding_type", "encoding_type"])
-def test_integers_are_those_of_the_cohere_route(client: TestClient, field: str, type_: str) -> None:
-    cohere = client.post("/v2/embed", json={"texts": TEXTS, "embedding_types": [type_]}).json()["embeddings"][type_]
-
-    assert embed(client, **{field: type_}) == cohere
-    width = np.int8 if type_ in ("int8", "binary") else np.uint8
-    encoded = embed(client, **{field: type_}, encoding_format="base64")
-    assert [decode_base64(text, width).tolist() for text in encoded] == cohere
-
-
-def test_a_list_of_one_type_and_base64_as_a_type_work(client: TestClient) -> None:
-    assert embed(client, embedding_type=["int8"]) == embed(client, output_dtype="int8")
-    assert embed(client, embedding_type="base64") == embed(client, encoding_format="base64")
+def test_a_type_of_floats_changes_nothing(client: TestClient) -> None:
     assert embed(client, output_dtype="float") == embed(client)
 
 

@@ -1,8 +1,7 @@
-"""Voyage's routes: dtypes of embeddings as in /v2/embed, rerank results in `data`, and Perplexity's encodings."""
+"""Voyage's routes: truncation, rerank results in `data`, multimodal inputs and chunks of documents."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,6 @@ from cenote import LLM
 
 TEXTS = ["the cat is in the city", "a red bird"]
 LONG_TEXT = "river " * 400
-NUMPY_TYPES = {"float": "<f4", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
-# the client sends all fields
-FIELDS = dict.fromkeys(["input_type", "output_dtype", "output_dimension", "encoding_format"]) | {"truncation": True}
-
-
-@pytest.fixture(scope="module")
-def by_type(client: TestClient) -> dict[str, list[list[float]]]:
-    body = {"texts": TEXTS, "embedding_types": list(NUMPY_TYPES)}
-    embeddings: dict[str, list[list[float]]] = client.post("/v2/embed", json=body).json()["embeddings"]
-    return embeddings
 
 
 def post(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
@@ -30,30 +19,6 @@ def post(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer
-
-
-@pytest.mark.parametrize("dtype", NUMPY_TYPES)
-def test_every_dtype_equals_that_of_cohere(client: TestClient, by_type: Any, dtype: str) -> None:
-    body = FIELDS | {"input": TEXTS, "model": "mini", "output_dtype": dtype}
-
-    numbers = post(client, "/v1/embeddings", **body)
-    strings = post(client, "/v1/embeddings", **body | {"encoding_format": "base64"})
-
-    assert [item["embedding"] for item in numbers["data"]] == by_type[dtype]
-    assert numbers["usage"]["total_tokens"] > 0 and numbers["object"] == "list"
-    for item, values in zip(strings["data"], by_type[dtype], strict=True):
-        decoded = np.frombuffer(base64.b64decode(item["embedding"]), dtype=NUMPY_TYPES[dtype])
-        np.testing.assert_array_equal(decoded, np.array(values, dtype=NUMPY_TYPES[dtype]))
-
-
-@pytest.mark.parametrize(("encoding", "dtype"), [("base64_int8", "int8"), ("base64_binary", "ubinary")])
-def test_encodings_of_perplexity_equal_the_dtypes_of_cohere(
-    client: TestClient, by_type: Any, encoding: str, dtype: str
-) -> None:
-    reply = post(client, "/v1/embeddings", input=TEXTS, encoding_format=encoding)
-
-    decoded = [np.frombuffer(base64.b64decode(item["embedding"]), NUMPY_TYPES[dtype]) for item in reply["data"]]
-    np.testing.assert_array_equal(np.stack(decoded), by_type[dtype])
 
 
 def test_long_texts_are_truncated_unless_truncation_is_false(client: TestClient) -> None:
@@ -96,16 +61,14 @@ def test_rerank_has_data_also_if_the_client_sends_only_the_required_fields(clien
     assert reply["object"] == "list" and reply["results"][0]["document"]["text"] in TEXTS
 
 
-def test_multimodal_inputs_of_text_are_embedded(client: TestClient, by_type: Any) -> None:
+def test_multimodal_inputs_of_text_are_embedded(client: TestClient) -> None:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
 
     reply = post(client, "/v1/multimodalembeddings", inputs=inputs, model="mini", truncation=True, input_type=None)
 
-    np.testing.assert_allclose([item["embedding"] for item in reply["data"]], by_type["float"], atol=1e-6)
+    expected = post(client, "/v2/embed", texts=TEXTS)["embeddings"]["float"]
+    np.testing.assert_allclose([item["embedding"] for item in reply["data"]], expected, atol=1e-6)
     assert reply["usage"].keys() == {"text_tokens", "image_pixels", "video_pixels", "total_tokens"}
-    encoded = post(client, "/v1/multimodalembeddings", inputs=inputs, output_dtype="int8", encoding_format="base64")
-    decoded = [np.frombuffer(base64.b64decode(item["embedding"]), "i1") for item in encoded["data"]]
-    np.testing.assert_array_equal(np.stack(decoded), by_type["int8"])
 
 
 @pytest.mark.parametrize(

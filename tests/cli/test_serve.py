@@ -155,25 +155,11 @@ def test_every_option_has_a_flag_and_a_help_text(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "words",
     [
-        "--host 0.0.0.0 --port 8000 --uds /tmp/s",
-        "--api-key a b --served-model-name a b",
-        "--runner pooling --convert embed --task embed",
+        "--runner pooling --convert embed --task embed --dtype half --max-model-len 8k --gpu-memory-utilization 0.9",
         '--pooler-config {"pooling_type":"MEAN"} --override-pooler-config {"pooling_type":"MEAN"}',
-        '--hf-overrides {"a":1} --hf_overrides {"a":1}',
-        "--trust-request-chat-template --chat-template {{x}} --chat-template-content-format string",
-        '--default-chat-template-kwargs {"a":1}',
-        "--max-model-len 8k --max-num-seqs 4 --max-num-batched-tokens 100",
-        "--dtype half --tensor-parallel-size 1 --data-parallel-size 1 --gpu-memory-utilization 0.9 --enforce-eager",
-        "--tokenizer a --tokenizer-mode auto --tokenizer-revision b --revision c --trust-remote-code --hf-token d",
-        "--no-enable-prefix-caching --enable-chunked-prefill --scheduling-policy priority",
-        "--no-enable-lora --max-loras 2 --max-lora-rank 16 --enable-flash-late-interaction",
-        "--io-processor-plugin x --renderer-num-workers 2 --api-server-count 1",
+        '--hf-overrides {"a":1} --hf_overrides {"a":1} --default-chat-template-kwargs {"a":1}',
         '--limit-mm-per-prompt {"image":1} --mm-processor-kwargs {} --media-io-kwargs {} --enable-prompt-embeds',
-        "--enable-request-id-headers --enable-server-load-tracking --enable-tokenizer-info-endpoint",
-        "--enable-log-requests --disable-log-requests --max-log-len 10 --log-error-stack --disable-log-stats",
-        "--disable-uvicorn-access-log --uvicorn-log-level trace --disable-fastapi-docs --model-impl auto",
-        "--ssl-keyfile a --ssl-certfile b --ssl-ca-certs c --ssl-cert-reqs 2 --enable-ssl-refresh",
-        '--root-path /p --allow-credentials --allowed-methods ["*"] --allowed-headers ["*"]',
+        '--ssl-cert-reqs 2 --root-path /p --allowed-methods ["*"] --allowed-headers ["*"]',
     ],
 )
 def test_flags_of_vllm_are_accepted(words: str) -> None:
@@ -197,14 +183,6 @@ def test_vllm_names_set_the_same_options() -> None:
     assert engine_config("--download-dir", "/models").hub.cache_dir == "/models"
     assert engine_config("--hf-token").hub.token is True
     assert engine_config("--hf-token", "x").hub.token == "x"
-
-
-@pytest.mark.parametrize("flag", ["--disable-prompt-embeds", "--no-enable-prompt-embeds"])
-def test_a_switch_has_both_opposites_of_vllm(flag: str) -> None:
-    assert engine_config("--enable-prompt-embeds").enable_prompt_embeds
-    assert not engine_config("--enable-prompt-embeds", flag).enable_prompt_embeds
-    assert not server_config("--disable-docs", "--enable-docs").disable_docs
-    assert not server_config("--disable-uvicorn-access-log", "--enable-uvicorn-access-log").disable_access_log
 
 
 @pytest.mark.parametrize(

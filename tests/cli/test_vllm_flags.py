@@ -44,7 +44,9 @@ def test_a_flag_of_vllm_takes_its_arguments_and_is_accepted_or_refused_as_docume
     kind, value = (line[0].split("=") + [""])[:2]
     words = {"switch": [], "value": [value], "values": [value, value]}[kind]
 
-    given = [parse(parser, flag, *words, "--", "model") for flag in line[1:]]
+    underscored = [f"--{flag[2:].replace('-', '_')}" for flag in line[1:] if flag.startswith("--")]
+
+    given = [parse(parser, flag, *words, "--", "model") for flag in (*line[1:], *underscored)]
 
     assert all(options.pop("model_tags") == ["model"] for options in given)
     (name,) = {name for options in given for name in options}

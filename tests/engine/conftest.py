@@ -13,13 +13,17 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from cenote.protocol.scheduling import SchedulingParams
 
 MakeEngine = Callable[..., PoolingEngine]
+SENDERS = [SchedulingParams(tenant=tenant, cache_salt=salt) for salt in ("", "salt") for tenant in "aba"]  # two tenants
+SHARED = {"result_cache_bytes": 1 << 20, "result_cache_shared": True}  # a result cache for all
 TIMEOUT_S = 20.0  # far more than any step takes
 
 
@@ -39,9 +43,10 @@ def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
 
 
 class BatchGate:
-    """A fault that blocks every batch until opened, and records the token ids of the batches that ran."""
+    """A fault that blocks every batch until opened, records the token ids of those that ran, and calls another."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[ScheduledBatch], None] = lambda batch: None) -> None:
+        self.then = then
         self.reached = threading.Event()
         self.opened = threading.Event()
         self.token_ids: list[int] = []
@@ -50,6 +55,7 @@ class BatchGate:
         self.reached.set()
         assert self.opened.wait(TIMEOUT_S)
         self.token_ids.extend(batch.inputs.token_ids.tolist())
+        self.then(batch)
 
 
 def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:
@@ -64,6 +70,13 @@ def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:
 
 def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
     return PoolRequest(task="embed", inputs=inputs, **request_kwargs)
+
+
+def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
+    """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
+    state = engine.submit(make_request([[7]]))
+    assert gate.reached.wait(10)
+    return state
 
 
 def echoed_token_ids(results: Many[PoolResult | PoolingError]) -> list[Any]:

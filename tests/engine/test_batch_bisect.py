@@ -17,9 +17,32 @@ from cenote.loading.load import LoadedModel
 from cenote.protocol.input_types import PromptEmbeds
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+from tests.engine.conftest import (
+    BatchGate,
+    MakeEngine,
+    block_engine,
+    echoed_token_ids,
+    make_request,
+    raise_on_tokens,
+    wait_until,
+)
 
 MARKER = 29_999
+
+
+class LateExecutor(EchoExecutor):
+    """Fails when results are awaited, as on a GPU."""
+
+    is_async = True
+
+    def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
+        get_output = super().start(batch)
+
+        def wait() -> BatchOutput:
+            raise_on_tokens(MARKER)(batch)
+            return get_output()
+
+        return wait
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +101,9 @@ def test_several_failing_inputs_fail_and_no_others(make_engine: MakeEngine, fail
 
 
 def test_a_batch_in_which_every_input_fails_terminates(make_engine: MakeEngine) -> None:
-    gate = BatchGate()  # holds the first batch back until all 1,024 inputs are queued
-    raise_on_marker = raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        raise_on_marker(batch)
-
-    engine = make_engine(fault=fault, max_num_seqs=1024)
-    engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
+    gate = BatchGate(then=raise_on_tokens(MARKER))  # holds the first batch back until all 1,024 inputs are queued
+    engine = make_engine(fault=gate, max_num_seqs=1024)
+    block_engine(engine, gate)
     state = engine.submit(make_request([[MARKER, 2000 + number] for number in range(1024)], return_exceptions=True))
     wait_until(lambda: len(engine.core.loop.scheduler) == 1024)
     gate.opened.set()
@@ -98,15 +114,9 @@ def test_a_batch_in_which_every_input_fails_terminates(make_engine: MakeEngine) 
 
 
 def test_of_64_requests_only_the_one_with_the_failing_input_gets_an_error(make_engine: MakeEngine) -> None:
-    gate, raise_on_marker = BatchGate(), raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        raise_on_marker(batch)
-
-    engine = make_engine(fault=fault)
-    engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
+    gate = BatchGate(then=raise_on_tokens(MARKER))
+    engine = make_engine(fault=gate)
+    block_engine(engine, gate)
     callers = [engine.submit(make_request([row])) for row in make_inputs(64, 40)]
     wait_until(lambda: len(engine.core.loop.scheduler) == 64)
     gate.opened.set()
@@ -145,20 +155,7 @@ def test_a_batch_too_large_for_the_device_runs_in_parts(make_engine: MakeEngine)
 
 
 def test_a_failure_while_waiting_is_isolated_like_a_failure_at_start(make_engine: MakeEngine) -> None:
-    class AsyncExecutor(EchoExecutor):
-        is_async = True  # as on a GPU, errors surface when results are awaited
-
-        def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
-            get_output = super().start(batch)
-
-            def wait() -> BatchOutput:
-                raise_on_tokens(MARKER)(batch)
-                return get_output()
-
-            return wait
-
-    executor = AsyncExecutor()
-    engine = make_engine(executor, max_num_batched_tokens=64)
+    engine = make_engine(LateExecutor(), max_num_batched_tokens=64)
     inputs = make_inputs(200, 77)
 
     results = echoed_token_ids(engine.pool_sync(make_request(inputs, return_exceptions=True)))
@@ -226,19 +223,7 @@ def test_a_bad_request_raised_by_the_pooler_stays_a_bad_request(make_engine: Mak
 def test_the_log_has_one_traceback_for_a_batch_and_a_line_for_every_other_input(
     make_engine: MakeEngine, late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raise_on_marker = raise_on_tokens(MARKER)
-
-    class AsyncExecutor(EchoExecutor):
-        def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
-            get_output = super().start(batch)
-
-            def wait() -> BatchOutput:
-                raise_on_marker(batch)
-                return get_output()
-
-            return wait
-
-    engine = make_engine(AsyncExecutor() if late else EchoExecutor(raise_on_marker))
+    engine = make_engine(LateExecutor() if late else EchoExecutor(raise_on_tokens(MARKER)))
 
     with caplog.at_level(logging.ERROR, "cenote"):
         engine.pool_sync(make_request(make_inputs(64, 3, 30, 60), return_exceptions=True))

@@ -12,16 +12,9 @@ from cenote.engine.engine import PoolingEngine
 from cenote.engine.request_state import RequestState
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
+from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
 
 MARKER = 666
-
-
-def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Start a batch that runs until the gate is opened."""
-    state = engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
-    return state
 
 
 def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
@@ -31,20 +24,17 @@ def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
     wait_until(lambda: len(engine.core.loop.scheduler) == 0)
 
 
-def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) -> None:
+async def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=512)
     block_engine(engine, gate)
 
-    async def call_and_cancel() -> None:
-        call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
-        while engine.core.loop.scheduler.num_waiting_tokens == 0:
-            await asyncio.sleep(0.001)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    asyncio.run(call_and_cancel())
+    call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
+    while engine.core.loop.scheduler.num_waiting_tokens == 0:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     drain_engine(engine, gate)
 
     assert gate.token_ids == [7, 8]
@@ -65,16 +55,13 @@ def test_capacity_is_released_when_all_queued_requests_are_aborted(make_engine: 
     assert echoed_token_ids(following.wait()) == [[9]]
 
 
-def test_a_timeout_of_the_caller_cancels_queued_inputs(make_engine: MakeEngine) -> None:
+async def test_a_timeout_of_the_caller_cancels_queued_inputs(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
 
-    async def call_with_timeout() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.pool(make_request([[MARKER]])), timeout=0.05)
-
-    asyncio.run(call_with_timeout())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.pool(make_request([[MARKER]])), timeout=0.05)
     drain_engine(engine, gate)
 
     assert MARKER not in gate.token_ids
@@ -130,7 +117,7 @@ def test_the_other_inputs_of_a_failed_request_do_not_run(make_engine: MakeEngine
     assert MARKER not in gate.token_ids
 
 
-def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine) -> None:
+async def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=64)
 
     async def call(number: int) -> bool:
@@ -142,10 +129,9 @@ def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine
         await asyncio.sleep(number % 7 / 1000)
         return task.cancel() or True
 
-    async def run_all() -> list[bool]:
-        return await asyncio.gather(*(call(n) if n % 3 == 0 else call_and_cancel(n) for n in range(300)))
+    result = await asyncio.gather(*(call(n) if n % 3 == 0 else call_and_cancel(n) for n in range(300)))
 
-    assert all(asyncio.run(run_all()))
+    assert all(result)
 
 
 # a caller may cancel at any moment, also between `done()` and `finish()`

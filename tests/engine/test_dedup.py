@@ -10,23 +10,24 @@ import pytest
 from cenote.engine.dedup import make_input_keys
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.request_state import RequestState
-from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.scheduling import SchedulingParams
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+from tests.engine.conftest import (
+    SENDERS,
+    SHARED,
+    BatchGate,
+    MakeEngine,
+    block_engine,
+    echoed_token_ids,
+    make_request,
+    raise_on_tokens,
+    wait_until,
+)
 
 MARKER = 666
-SHARED = {"result_cache_bytes": 1 << 20, "result_cache_shared": True}
-
-
-def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
-    state = engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
-    return state
 
 
 def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestState:
@@ -123,13 +124,8 @@ def test_a_cancelled_request_cancels_its_own_duplicates(make_engine: MakeEngine)
 
 
 def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: MakeEngine) -> None:
-    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        fail_marked(batch)
-
-    engine = make_engine(fault=fault)
+    gate = BatchGate(then=raise_on_tokens(MARKER))
+    engine = make_engine(fault=gate)
     block_engine(engine, gate)
     states = [
         wait_until_queued(
@@ -152,13 +148,8 @@ def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: Mak
 
 def test_duplicates_of_inputs_of_a_failed_request_are_computed(make_engine: MakeEngine) -> None:
     """A failed input fails its whole request, but not the duplicates of its inputs in other requests."""
-    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        fail_marked(batch)
-
-    engine = make_engine(fault=fault, max_num_batched_tokens=2)
+    gate = BatchGate(then=raise_on_tokens(MARKER))
+    engine = make_engine(fault=gate, max_num_batched_tokens=2)
     block_engine(engine, gate)
     first = wait_until_queued(engine, engine.submit(make_request([[MARKER], [1, 2]])))
     second = wait_until_queued(engine, engine.submit(make_request([[1, 2]])))
@@ -179,9 +170,6 @@ def test_inputs_with_different_specs_are_not_duplicates(make_engine: MakeEngine)
     engine.pool_sync(make_request([[5], [5], [5]], params=params))
 
     assert gate.token_ids == [5, 5]
-
-
-SENDERS = [SchedulingParams(tenant=tenant, cache_salt=salt) for salt in ("", "salt") for tenant in "aba"]
 
 
 @pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])

@@ -6,26 +6,20 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from cenote.config.pooler import PoolerConfig
-from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.preprocessing.tokenizer_worker import MAX_QUEUED_BATCHES, MIN_SLICE_TOKENS
-from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
-from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
+from cenote.engine.sequence_group import ScheduledBatch
+from cenote.errors import BadRequest, Overloaded
 from cenote.inputs.renderer import Renderer
 from cenote.protocol.input_types import TextPair
-from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.scheduling import SchedulingParams
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
+from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
 
 
 def random_inputs(seed: int, count: int) -> list[list[int]]:
@@ -51,20 +45,19 @@ def test_concurrent_threads_each_get_their_own_results(make_engine: MakeEngine) 
         assert all(callers.map(call, range(120)))
 
 
-def test_concurrent_asyncio_tasks_each_get_their_own_results(make_engine: MakeEngine) -> None:
+async def test_concurrent_asyncio_tasks_each_get_their_own_results(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=300)
 
     async def call(seed: int) -> bool:
         inputs = random_inputs(seed, 1 + seed % 20)
         return echoed_token_ids(await engine.pool(make_request(inputs))) == inputs
 
-    async def call_concurrently() -> list[bool]:
-        return await asyncio.gather(*map(call, range(200)))
+    result = await asyncio.gather(*map(call, range(200)))
 
-    assert all(asyncio.run(call_concurrently()))
+    assert all(result)
 
 
-def test_requests_tokenized_together_keep_their_own_results_errors_and_options(make_engine: MakeEngine) -> None:
+async def test_requests_tokenized_together_keep_their_own_results_errors_and_options(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     async def call(number: int) -> bool:
@@ -78,10 +71,9 @@ def test_requests_tokenized_together_keep_their_own_results_errors_and_options(m
         length = 3 if number % 3 == 0 else 3 + number % 4
         return not is_invalid and len(first) == length and second == [101, 1038, 102]
 
-    async def call_concurrently() -> list[bool]:
-        return await asyncio.gather(*map(call, range(200)))
+    result = await asyncio.gather(*map(call, range(200)))
 
-    assert all(asyncio.run(call_concurrently()))
+    assert all(result)
 
 
 def test_texts_and_token_ids_can_be_mixed_in_one_request(make_engine: MakeEngine) -> None:
@@ -90,16 +82,6 @@ def test_texts_and_token_ids_can_be_mixed_in_one_request(make_engine: MakeEngine
     results = echoed_token_ids(engine.pool_sync(make_request(["a", [7, 8], "", TextPair("a", "b")])))
 
     assert results == [[101, 1037, 102], [7, 8], [101, 102], [101, 1037, 102, 1038, 102]]
-
-
-def test_a_result_has_token_counts_before_and_after_truncation(make_engine: MakeEngine) -> None:
-    (result,) = make_engine().pool_sync(
-        make_request(["a b c d"], tokenization=TokenizationParams(truncate_prompt_tokens=4))
-    )
-
-    assert not isinstance(result, PoolingError)
-    assert result.token_ids.tolist() == [101, 1037, 1038, 102]
-    assert (result.num_tokens, result.num_input_tokens) == (4, 6)
 
 
 # errors of single inputs
@@ -130,43 +112,6 @@ def test_with_return_exceptions_every_input_may_fail(make_engine: MakeEngine) ->
     results = echoed_token_ids(make_engine().pool_sync(make_request([[-1]] * 600, return_exceptions=True)))
 
     assert all(isinstance(result, BadRequest) for result in results)
-
-
-# rejected requests
-
-
-def test_a_request_without_inputs_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(BadRequest, match="You must pass at least one prompt"):
-        make_engine().submit(make_request([]))
-
-
-def test_a_task_that_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-
-    with pytest.raises(Unsupported, match="Classification API is not supported by this model"):
-        engine.submit(PoolRequest(task="classify", inputs=["a"]))
-    with pytest.raises(Unsupported, match=r"Unsupported task: 'dance' Supported tasks: \('embed', 'token_embed'\)"):
-        engine.submit(PoolRequest(task="dance", inputs=["a"]))  # type: ignore[arg-type]
-
-
-def test_parameters_must_be_as_many_as_inputs(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-
-    with pytest.raises(BadRequest, match=r"The lengths of prompts \(3\) and params \(2\) must be the same."):
-        engine.submit(make_request(["a", "b", "c"], params=[PoolingParams()] * 2))
-    with pytest.raises(BadRequest, match="pooling_params must be one PoolingParams"):
-        engine.submit(make_request(["a"], params={"dimensions": 3}))
-
-
-def test_a_prompt_name_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(BadRequest, match="unknown prompt_name 'query'; available: none"):
-        make_engine().submit(make_request(["a"], prompt_name="query"))
-
-
-def test_the_prompt_is_prepended_to_every_text(make_engine: MakeEngine) -> None:
-    results = echoed_token_ids(make_engine().pool_sync(make_request(["b", [7]], prompt="a ")))
-
-    assert results == [[101, 1037, 1038, 102], [7]]
 
 
 # queues
@@ -245,51 +190,9 @@ def test_batches_respect_max_num_seqs_and_max_num_batched_tokens(make_engine: Ma
     assert sum(count for count, _ in sizes) == 300
 
 
-# long texts
-
-
-def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) -> None:
-    class CountingExecutor(EchoExecutor):
-        """Returns for every sequence its number of tokens and their sum."""
-
-        def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
-            texts = np.split(batch.inputs.token_ids, batch.inputs.cu_seqlens[1:-1])
-            rows = torch.tensor([[float(len(text)), float(text.sum())] for text in texts])
-            return lambda: BatchOutput({spec: RaggedRows(rows) for spec in batch.specs[0]})
-
-    config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
-    engine = make_engine(CountingExecutor(), pooler_config=config)
-    params = PoolingParams(use_activation=False)
-
-    ids = [number % 7 for number in range(600)]
-    (result,) = engine.pool_sync(make_request([ids], params=params))
-
-    sums = [sum(ids[:256]), sum(ids[256:512]), sum(ids[512:])]
-    assert not isinstance(result, PoolingError)
-    assert result.data.tolist() == pytest.approx(
-        [(256 * 256 * 2 + 88 * 88) / 600, (256 * sums[0] + 256 * sums[1] + 88 * sums[2]) / 600]
-    )
-    assert result.num_tokens == result.num_input_tokens == 600
-
-
-def test_a_failing_chunk_fails_only_its_own_text(make_engine: MakeEngine) -> None:
-    config = PoolerConfig(enable_chunked_processing=True)
-    engine = make_engine(fault=raise_on_tokens(666), pooler_config=config)
-    long = [
-        [5] * 512,
-        [5] * 300 + [666] * 212 + [5] * 256,
-        [6] * 512,
-    ]
-
-    results = echoed_token_ids(engine.pool_sync(make_request([*long, [7]], return_exceptions=True)))
-
-    assert isinstance(results[1], PoolingError)
-    assert "poisoned" in str(results[1])
-    assert [isinstance(result, PoolingError) for result in results] == [False, True, False, False]
-    assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
-
-
-def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_texts_in_tokenize_stop_no_other_call(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, opened, tokenize = make_engine(), threading.Event(), Renderer.tokenize
 
     def tokenize_slowly(renderer: Renderer, prompt: Any, **options: Any) -> Any:
@@ -298,19 +201,16 @@ def test_long_texts_in_tokenize_stop_no_other_call(make_engine: MakeEngine, monk
 
     monkeypatch.setattr(Renderer, "tokenize", tokenize_slowly)
 
-    async def call_all() -> None:
-        long = [
-            asyncio.create_task(engine.tokenize("a " * (1 << 20)))
-            for _ in range(engine.executors.tokenize_long.max_waiting + 1)
-        ]
-        await asyncio.sleep(0.01)
-        with pytest.raises(Overloaded, match="16 calls wait for the tokenize-long threads"):
-            await engine.tokenize("a " * (1 << 20))
-        request = ScoreRequest(queries=["a b"], documents=["c d"] * 3, score_type="bi-encoder")
-        assert len(await asyncio.wait_for(engine.score(request), 10)) == 3
-        assert (await asyncio.wait_for(engine.tokenize("a b"), 10)).token_ids
-        assert await asyncio.wait_for(engine.collect_metrics(), 10)
-        opened.set()
-        await asyncio.gather(*long)
-
-    asyncio.run(call_all())
+    long = [
+        asyncio.create_task(engine.tokenize("a " * (1 << 20)))
+        for _ in range(engine.executors.tokenize_long.max_waiting + 1)
+    ]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded, match="16 calls wait for the tokenize-long threads"):
+        await engine.tokenize("a " * (1 << 20))
+    request = ScoreRequest(queries=["a b"], documents=["c d"] * 3, score_type="bi-encoder")
+    assert len(await asyncio.wait_for(engine.score(request), 10)) == 3
+    assert (await asyncio.wait_for(engine.tokenize("a b"), 10)).token_ids
+    assert await asyncio.wait_for(engine.collect_metrics(), 10)
+    opened.set()
+    await asyncio.gather(*long)

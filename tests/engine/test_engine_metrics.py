@@ -98,18 +98,15 @@ def test_a_cancelled_request_is_counted_as_cancelled(make_engine: MakeEngine) ->
     wait_until(lambda: get_value(engine, "cenote_requests_total", "cancelled") == 1)
 
 
-def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) -> None:
+async def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=lambda batch: time.sleep(0.05), max_num_seqs=1)
     first, second = Timing(), Timing()
 
-    async def both() -> None:
-        await asyncio.gather(
-            engine.pool(make_request(["hello world"], timing=first)),
-            engine.pool(make_request(["hello there"], timing=second)),
-        )
-
     started_at = time.monotonic()
-    asyncio.run(both())
+    await asyncio.gather(
+        engine.pool(make_request(["hello world"], timing=first)),
+        engine.pool(make_request(["hello there"], timing=second)),
+    )
     elapsed_s = time.monotonic() - started_at
     assert first.inference_s >= 0.05
     assert second.queue_s >= 0.04  # it waited for the first

@@ -11,7 +11,7 @@ import pytest
 from cenote.engine.scheduler import DEFAULT_BULK_BATCH_S, INTERACTIVE_WINDOW_S, Scheduler
 from cenote.engine.throughput import ThroughputEstimate
 from cenote.protocol.scheduling import Lane, SchedulingParams
-from tests.engine.test_scheduler import FakeGroup, get_lengths
+from tests.engine.fake_groups import FakeGroup, get_lengths
 
 BUDGET = 4096
 

@@ -13,7 +13,7 @@ import torch
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import EngineStopped, PoolingError
-from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, wait_until
+from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
 
 
 class FatalError(BaseException):
@@ -72,13 +72,8 @@ def test_the_traceback_of_a_stopped_engine_does_not_grow(make_engine: MakeEngine
 
 
 def test_when_the_engine_thread_crashes_all_requests_fail(make_engine: MakeEngine) -> None:
-    gate = BatchGate()
-
-    def fault(batch: ScheduledBatch) -> None:
-        gate(batch)
-        raise_fatal()
-
-    engine = make_engine(fault=fault)
+    gate = BatchGate(then=raise_fatal)
+    engine = make_engine(fault=gate)
     callers = [engine.submit(make_request([[7]] * 50)) for _ in range(20)]
     assert gate.reached.wait(10)
     gate.opened.set()
@@ -96,8 +91,7 @@ def test_when_the_tokenizer_thread_crashes_all_requests_fail(
 ) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
-    running = engine.submit(make_request([[7]]))
-    assert gate.reached.wait(10)
+    running = block_engine(engine, gate)
     monkeypatch.setattr(engine.core.dedup, "add", raise_fatal)
 
     with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
@@ -167,21 +161,18 @@ def test_an_idle_or_slow_engine_is_not_stopped_by_the_watchdog(make_engine: Make
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
-def test_a_waiting_asyncio_task_fails_when_the_engine_stops(make_engine: MakeEngine) -> None:
+async def test_a_waiting_asyncio_task_fails_when_the_engine_stops(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
 
-    async def call_and_stop() -> None:
-        calls = [asyncio.create_task(engine.pool(make_request([[number]]))) for number in range(5)]
-        while not gate.reached.is_set():
-            await asyncio.sleep(0.001)
-        stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(outcome, EngineStopped)
-        gate.opened.set()
-        await stopping
-
-    asyncio.run(call_and_stop())
+    calls = [asyncio.create_task(engine.pool(make_request([[number]]))) for number in range(5)]
+    while not gate.reached.is_set():
+        await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, EngineStopped)
+    gate.opened.set()
+    await stopping
 
 
 def test_stop_during_concurrent_calls_leaves_no_call_waiting(make_engine: MakeEngine) -> None:

@@ -344,13 +344,13 @@ def test_a_text_alone_that_is_late_does_not_run(
     engine = make_engine(executor)
     wait_until(lambda: engine.core.loop.is_waiting)
     request = make_request([[3, 7]], deadline_at=time.monotonic() + 0.05)
-    make_key_prefix = engine.core.dedup._make_key_prefix
+    get_generation = engine.core.dedup.get_generation
 
-    def wait_for_deadline(*args: Any) -> bytes:
+    def wait_for_deadline(adapter: str | None) -> int:
         time.sleep(0.1)
-        return make_key_prefix(*args)
+        return get_generation(adapter)
 
-    engine.core.dedup._make_key_prefix = wait_for_deadline  # type: ignore[method-assign]
+    engine.core.dedup.get_generation = wait_for_deadline
     with pytest.raises(DeadlineExceeded):
         engine.pool_sync(request)
     assert executor.num_batches == 0

@@ -37,8 +37,8 @@ def test_native_code_is_in_use_if_there_is_a_kernel_for_the_dtype(
     monkeypatch.setattr(resolved_settings.native_library, "is_available", lambda: has_amx_kernels)
     monkeypatch.setattr(resolved_settings, "load_level", lambda: object() if has_level else None)
 
-    in_bfloat16 = resolved_settings._native_code_status(True, uses_amx=True)
-    in_float32 = resolved_settings._native_code_status(True, uses_amx=False)
+    in_bfloat16 = resolved_settings.describe_native_code(True, uses_amx=True)
+    in_float32 = resolved_settings.describe_native_code(True, uses_amx=False)
 
     assert (in_bfloat16 == IN_USE) is has_amx_kernels
     assert (in_float32 == IN_USE) is has_level

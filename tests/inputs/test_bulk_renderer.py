@@ -14,7 +14,7 @@ import pytest
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
-from cenote.inputs.tokenized_inputs import TokenizedInput
+from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.input_types import TextPair
 from cenote.protocol.params import TokenizationParams
@@ -103,7 +103,7 @@ def test_a_single_text_gives_the_same_result_as_rendering_individually(
 def test_plain_inputs_are_not_rendered_individually(
     renderer: Renderer, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renderer, "_render_individually", lambda *args: pytest.fail("rendered individually"))
+    monkeypatch.setattr(RenderResult, "from_list", lambda results: pytest.fail("rendered individually"))
 
     assert len(renderer.render(inputs, TokenizationParams(truncate_prompt_tokens=8), Limits(16))) == 2
 

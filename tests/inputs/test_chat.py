@@ -367,13 +367,6 @@ def test_an_unknown_content_format_is_refused() -> None:
 # generation prompt and continuation
 
 
-def test_add_generation_prompt_and_continue_final_message_exclude_each_other() -> None:
-    message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-
-    with pytest.raises(BadRequest, match=message):
-        render([{"role": "u", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
-
-
 @pytest.mark.parametrize(
     ("last", "template", "message"),
     [

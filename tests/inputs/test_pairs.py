@@ -93,7 +93,7 @@ def test_a_template_cannot_leave_the_sandbox(template: str) -> None:
         render_pair(TextPair("q", "d", template))
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize"])
+@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize", "messages"])
 def test_reserved_template_kwargs_are_refused(name: str) -> None:
     message = "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: .*" + name
 
@@ -101,11 +101,6 @@ def test_reserved_template_kwargs_are_refused(name: str) -> None:
         check_template_kwargs({name: 1}, "score")
     with pytest.raises(BadRequest, match=message):
         render_pair(TextPair("q", "d", "x", {name: 1}))
-
-
-def test_messages_cannot_be_overridden() -> None:
-    with pytest.raises(BadRequest, match="messages"):
-        render_pair(TextPair("q", "d", "x", {"messages": []}))
 
 
 def test_a_joined_text_is_tokenized_with_special_tokens(wordpiece: Tokenizer) -> None:

@@ -267,7 +267,7 @@ def make_unknown_tokenizers() -> dict[str, tokenizers.Tokenizer]:
 @pytest.mark.parametrize("reason", make_unknown_tokenizers())
 def test_other_tokenizers_use_the_library_and_the_log_says_why(reason: str, caplog: pytest.LogCaptureFixture) -> None:
     raw = make_unknown_tokenizers()[reason]
-    subject._log_once.cache_clear()
+    subject.log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="cenote"):
         choices = [subject.choose_encoder(raw) for _ in range(2)]
 

@@ -18,7 +18,7 @@ from cenote.inputs.tokenizer import Tokenizer
 from tests.inputs.conftest import NAMES
 from tests.inputs.wordpiece import VOCABULARY, encode_with_library, make_texts, make_tokenizer
 
-native = pytest.mark.skipif(subject._load_library() is None, reason="the native library was not compiled")
+native = pytest.mark.skipif(not subject.is_compiled(), reason="the native library was not compiled")
 
 
 def encode_natively(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -216,7 +216,7 @@ def test_text_is_lowercased_before_encoding(wordpiece: Tokenizer) -> None:
 
 def test_without_the_compiled_code_everything_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     raw, sample = make_tokenizer(lowercase=True), [*make_texts(seed=7, count=50), "", "[SEP]"]
-    monkeypatch.setattr(subject, "_load_library", lambda: None)
+    monkeypatch.setattr(subject, "load_library", lambda: None)
 
     assert subject.load_native_wordpiece(raw) is None
     assert encode_natively(raw, sample) == encode_with_library(raw, sample)
@@ -227,12 +227,12 @@ def test_a_native_library_that_cannot_be_loaded_is_ignored(tmp_path: Any, monkey
     (tmp_path / "_wordpiece.abi3.so").write_bytes(b"for another machine")
     monkeypatch.setattr(subject, "__file__", str(tmp_path / "wordpiece.py"))
 
-    assert subject._load_library.__wrapped__() is None
+    assert subject.load_library.__wrapped__() is None
 
 
 def test_other_tokenizer_types_are_not_native(raw: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> None:
     assert (subject.load_native_wordpiece(raw) is not None) == (
-        request.node.callspec.params["raw"] == NAMES[0] and subject._load_library() is not None
+        request.node.callspec.params["raw"] == NAMES[0] and subject.is_compiled()
     )
 
 
@@ -244,7 +244,7 @@ def test_tokenizers_with_truncation_or_padding_are_not_native() -> None:
     without_unk = make_tokenizer({"a": 0}, model={"unk_token": "?"})
     empty_added = make_tokenizer(added=[AddedToken("\x01", normalized=True)])  # empty after normalization
 
-    assert (subject.load_native_wordpiece(plain) is None) == (subject._load_library() is None)
+    assert (subject.load_native_wordpiece(plain) is None) == (not subject.is_compiled())
     assert [subject.load_native_wordpiece(raw) for raw in (truncating, padding, split, without_unk, empty_added)] == [
         None
     ] * 5

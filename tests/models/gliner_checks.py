@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cenote.protocol.results import Entity
-from tests.engine.tasks.test_entities import SENTENCES
+from tests.engine.tasks.sentences import SENTENCES
 from tests.layouts.builders.gliner import PROMPT_TOKENS
 
 LABELS = ["city", "what is deep", "person"]

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from cenote import LLM, PoolingParams
 from cenote.errors import LoadError
-from tests.tiny import SEQUENCES, compute_hidden_states, save_tiny, tiny_bert, tiny_qwen3_causal
+from tests.models.parity import RAW, assert_same, classified, embedded, opened
+from tests.tiny import compute_hidden_states, save_tiny, tiny_bert, tiny_qwen3_causal
 
 RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],
@@ -24,10 +24,6 @@ RERANKER = {
 }
 QUERY = "how big is berlin?"
 DOCUMENTS = ["the city of berlin is big", "a red fish", "no", "people live in the old city, and in the new one"]
-
-
-def opened(folder: Path, **options: Any) -> LLM:
-    return LLM(str(folder), dtype="float32", device="cpu", **options)
 
 
 def answer_logits(reference: PreTrainedModel, folder: Path, text: str, words: list[str]) -> Tensor:
@@ -45,7 +41,7 @@ def test_a_reranker_scores_by_its_yes_against_its_no(tied: bool, tmp_path: Path)
 
     with opened(tmp_path, hf_overrides=RERANKER, score_template="none") as llm:
         scores = [item.outputs.score for item in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
-        raw = llm.score(QUERY, DOCUMENTS, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+        raw = llm.score(QUERY, DOCUMENTS, pooling_params=RAW, use_tqdm=False)
 
     assert scores == pytest.approx([pair.softmax(-1)[1].item() for pair in expected], abs=1e-4)
     assert [item.outputs.score for item in raw] == pytest.approx([(yes - no).item() for no, yes in expected], abs=1e-4)
@@ -98,16 +94,16 @@ def test_token_labels_that_cannot_be_used_are_refused(
 
 
 @pytest.mark.parametrize("convert", ["auto", "embed"])
-@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "name",
+    [f"{family}ForCausalLM" for family in ("Qwen2", "Qwen3", "Llama", "Granite", "Gemma3")] + ["GPT2LMHeadModel"],
+)
 def test_a_language_model_embeds_by_its_last_token(name: str, convert: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, name)
 
     with opened(tmp_path, convert=convert) as llm:
         assert llm.supported_tasks == ("embed", "token_embed")
-        actual = llm.embed(SEQUENCES, use_tqdm=False)
-
-    for mine, rows in zip(actual, compute_hidden_states(reference), strict=True):
-        assert_close(mine.outputs.data, F.normalize(rows[-1], dim=-1), atol=1e-5, rtol=0)
+        assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in compute_hidden_states(reference)])
 
 
 def test_the_error_for_a_language_model_without_classifier_names_the_options(tmp_path: Path) -> None:
@@ -133,11 +129,10 @@ def test_a_language_model_with_a_score_layer_classifies(with_bias: bool, tmp_pat
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
 
     with opened(tmp_path, convert="classify", hf_overrides={"num_labels": 3}) as llm:
-        actual = llm.classify(SEQUENCES, use_tqdm=False)
+        actual = classified(llm)
 
-    for mine, rows in zip(actual, compute_hidden_states(reference), strict=True):
-        expected = F.linear(rows[-1], weight, bias if with_bias else None).softmax(-1)
-        assert_close(mine.outputs.data, expected, atol=1e-4, rtol=0)
+    logits = [F.linear(rows[-1], weight, bias if with_bias else None) for rows in compute_hidden_states(reference)]
+    assert_same(actual, [row.softmax(-1) for row in logits])
 
 
 def test_a_language_model_must_be_converted(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cenote.models.architecture import HFConfig
 from cenote.models.clip import clip
 from tests.api.app_client import make_client
 from tests.factories import LLMFactory
+from tests.models.parity import opened
 from tests.models.two_towers import (
     IMAGES,
     MIXED,
@@ -25,7 +26,6 @@ from tests.models.two_towers import (
     Reference,
     assert_same,
     image_message,
-    opened,
     prompt,
     save,
     vectors,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from safetensors.torch import load_file
 from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 from torch.nn import functional as F
-from torch.testing import assert_close
 
 from cenote import LLM
 from cenote.api.app_state import AppState
@@ -33,6 +31,7 @@ from tests.factories import LLMFactory
 from tests.layouts.builders import load_builders
 from tests.layouts.registry import BUILDERS
 from tests.models.colbert import Colbert, Rules, noise, save_pylate, save_stanford, write, write_dense, write_modules
+from tests.models.parity import assert_same, opened
 from tests.tiny import change_config
 
 QUERIES = [
@@ -49,20 +48,9 @@ DOCUMENTS = [
 ]
 
 
-@contextmanager
-def opened(folder: Path, **options: Any) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
-        yield llm
-
-
 def encoded(llm: LLM, texts: Any, **options: Any) -> list[Tensor]:
     outputs = llm.encode(texts, pooling_task="token_embed", use_tqdm=False, **options)
     return [output.outputs.data for output in outputs]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
 def assert_gives(colbert: Colbert, llm: LLM) -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -33,17 +32,13 @@ from tests.models.colpali import (
     save_files,
     tiny_tokenizer,
 )
+from tests.models.modernvbert import make_image
 from tests.tiny import change_config, randomize
 
 DEFAULT_PROMPT = "Describe the image."
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((width, height))
-
-
-PAGES = [picture(80, 60), picture(33, 120, 1), picture(56, 56, 2)]
+PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(56, 56, 2)]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,28 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from cenote import LLM
+from tests.models.parity import opened
 from tests.tiny import TEXTS, change_config, save_tiny
+
+# what Transformers compiles its DeBERTa with
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 QUERIES = ["how big is the city?", "a", "who live in berlin, and where?", "the red bird"] * 2
 PAIRS = list(zip(QUERIES, TEXTS, strict=False))
 
 
-@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Identity(), nn.Tanh()])
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert"])
+def score(llm: LLM) -> list[float]:
+    outputs = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+    return [output.outputs.score for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("family", "activation"),
+    [
+        *product(("Bert", "Roberta", "ModernBert"), (nn.Sigmoid(), nn.Identity(), nn.Tanh())),
+        *product(("Camembert", "DistilBert", "MPNet", "Albert", "Electra", "Deberta", "DebertaV2"), (nn.Sigmoid(),)),
+    ],
+)
 def test_a_pair_scores_as_in_sentence_transformers(family: str, activation: nn.Module, tmp_path: Path) -> None:
     base, whole = tmp_path / "base", tmp_path / "whole"
     base.mkdir()
@@ -25,11 +40,11 @@ def test_a_pair_scores_as_in_sentence_transformers(family: str, activation: nn.M
     reference = CrossEncoder(str(base), device="cpu", activation_fn=activation)
     reference.save(str(whole), create_model_card=False)
 
-    with LLM(str(whole), dtype="float32", device="cpu") as llm:
-        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+    with opened(whole) as llm:
+        actual = score(llm)
 
     expected = reference.predict(PAIRS, show_progress_bar=False).tolist()
-    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-4)
+    assert actual == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> None:
@@ -40,7 +55,7 @@ def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> Non
     reference = CrossEncoder(str(tmp_path), device="cpu")
     pair = (TEXTS[0], TEXTS[1])
 
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+    with opened(tmp_path) as llm:
         (actual,) = llm.score(*pair, use_tqdm=False)
 
     assert actual.outputs.score == pytest.approx(float(reference.predict([pair])[0]), abs=1e-5)
@@ -56,10 +71,10 @@ def test_token_types_are_those_of_the_tokenizer_class(
         change_config(tmp_path, file="tokenizer_config.json", tokenizer_class=name)
     expected = CrossEncoder(str(tmp_path), device="cpu").predict(PAIRS, show_progress_bar=False).tolist()
 
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+    with opened(tmp_path) as llm:
+        actual = score(llm)
 
-    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-5)
+    assert actual == pytest.approx(expected, abs=1e-5)
     warnings = [record.getMessage() for record in caplog.records if "token types of pairs are 0" in record.message]
     assert len(warnings) == (name in ("PreTrainedTokenizerFast", "DistilBertTokenizer"))
     assert all("add token_type_ids to model_input_names" in message for message in warnings)
@@ -82,10 +97,10 @@ def test_settings_need_modules_json(has_modules: bool, tmp_path: Path, caplog: p
         (whole / "modules.json").unlink()
     expected = CrossEncoder(str(whole), device="cpu").predict(PAIRS, show_progress_bar=False).tolist()
 
-    with LLM(str(whole), dtype="float32", device="cpu") as llm:
-        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+    with opened(whole) as llm:
+        actual = score(llm)
 
-    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-4)
+    assert actual == pytest.approx(expected, abs=1e-4)
     assert all(0 < score < 1 for score in expected) is not has_modules  # the sigmoid is the default without the file
     messages = [record.getMessage() for record in caplog.records if "modules.json, which is missing" in record.message]
     assert len(messages) == (not has_modules)

@@ -12,20 +12,35 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
-from cenote import LLM, PoolerConfig, PoolingParams
+from cenote import PoolerConfig
 from cenote.errors import LoadError
-from tests.models.parity import LINEAR, LLAMA3, TOLERANCE, YARN, Case, loaded, rebuilt, run
+from tests.models.parity import (
+    FACTORS,
+    LINEAR,
+    LLAMA3,
+    RAW,
+    TOLERANCE,
+    YARN,
+    Case,
+    assert_same,
+    assert_states,
+    classified,
+    embedded,
+    encoded,
+    loaded,
+    opened,
+    run,
+    save_case,
+)
 from tests.models.reward_models import Head, Tensors, as_internlm2, renamed, rewrite
-from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
+from tests.tiny import change_config, compute_hidden_states, compute_logits, save_tiny
 
-RAW, ACTIVATED = PoolingParams(use_activation=False), PoolingParams(use_activation=True)
 BIASES = {"attention_bias": True, "mlp_bias": True}
 ORIGINAL_LENGTH = {"original_max_position_embeddings": 32}
 HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}
-FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4}
 OLD_GEMMA3 = {
     "rope_theta": 3000.0,
     "rope_local_base_freq": 40.0,
@@ -109,100 +124,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_decoder_matches_transformers(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    reference = save_tiny(tmp_path, case.model, **case.changes)
-    if case.drop or case.rewrite:  # Transformers loads the rewritten config
-        change_config(tmp_path, drop=case.drop, **case.rewrite)
-        reference = AutoModel.from_pretrained(tmp_path).eval()
-
-    actual = run(loaded(tmp_path).backbone)
-
-    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
-
-
-# model, changes of its config, one wrong field of the spec
-MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "window too wide": ("MistralModel", {"sliding_window": 4}, {"window": 4}),
-    "window both ways too narrow": ("MistralModel", {"sliding_window": 4, "is_causal": False}, {"window": 3}),
-    "window in the wrong layers": ("Gemma2Model", {}, {"local_layers": (False, True)}),
-    "no cap": ("Gemma2Model", {"attn_logit_softcapping": 2.0}, {"softcap": None}),
-    "norms as they are stored": ("GemmaModel", {}, {"norm_offset": 0.0}),
-    "words as they are stored": ("GemmaModel", {}, {"embed_scale": 1.0}),
-    "scale by the size of a head": ("Gemma3TextModel", {}, {"scale": None}),
-    "one speed in all layers": ("Gemma3TextModel", {}, {"local_rope": None}),
-    "window of a causal model": ("Gemma3TextModel", {"use_bidirectional_attention": True}, {"window": 5}),
-    "no positions": ("GlmModel", {}, {"rope": None}),
-    "residuals in full": ("GraniteModel", FACTORS, {"residual_scale": 1.0}),
-    "products in full": ("GraniteModel", FACTORS, {"scale": None}),
-    "sees what follows": ("GPT2Model", {}, {"causal": False}),
-    "no window": ("Olmo3Model", {}, {"local_layers": ()}),
-}
-
-
-@pytest.mark.usefixtures("plain_linears")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
-def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
-    model_name, changes, mistake = MISTAKES[name]
-    reference = save_tiny(tmp_path, model_name, **changes)
-    model = loaded(tmp_path)
-
-    right, wrong = run(rebuilt(model)), run(rebuilt(model, **mistake))
-
-    assert_close(right, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
-    assert (wrong - right).abs().max() > 5 * TOLERANCE
-
-
-def opened(folder: Path, **options: Any) -> LLM:
-    return LLM(str(folder), dtype="float32", device="cpu", **options)
-
-
-def assert_same(actual: list[Any], expected: list[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine.outputs.data, reference, atol=TOLERANCE, rtol=0)
-
-
-def classified(llm: LLM, params: PoolingParams | None = None) -> list[Any]:
-    return llm.classify(SEQUENCES, pooling_params=params, use_tqdm=False)
-
-
-def embedded(llm: LLM) -> list[Any]:
-    return llm.embed(SEQUENCES, use_tqdm=False)
-
-
-def by_token(llm: LLM, task: Any, params: PoolingParams | None = None) -> list[Any]:
-    return llm.encode(SEQUENCES, params, pooling_task=task, use_tqdm=False)
-
-
-SEQUENCE_CLASSIFIERS = ("Llama", "Mistral", "Ministral", "Phi3", "Glm", "GPT2", "Gemma", "Gemma2", "Gemma3Text")
-OWN_SIZES: dict[str, dict[str, Any]] = {"Ministral": {"head_dim": 8}, "Mistral": {"sliding_window": 4}}
-
-
-@pytest.mark.parametrize("family", [*SEQUENCE_CLASSIFIERS, "Olmo", "Olmo2", "Olmo3"])
-def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
-    name = f"{family}ForSequenceClassification"
-    expected = compute_logits(save_tiny(tmp_path, name, num_labels=3, **OWN_SIZES.get(family, {})))
-
-    with opened(tmp_path) as llm:
-        assert_same(classified(llm, RAW), expected)
-        assert_same(classified(llm), [row.softmax(-1) for row in expected])
-
-
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Ministral", "Phi3", "Glm", "GPT2", "Gemma", "Gemma2"])
-def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
-    name = f"{family}ForTokenClassification"
-    expected = compute_logits(save_tiny(tmp_path, name, num_labels=5, **OWN_SIZES.get(family, {})))
-
-    with opened(tmp_path) as llm:
-        assert_same(by_token(llm, "token_classify", RAW), expected)
-
-
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GraniteForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel"])
-def test_a_language_model_embeds_by_its_last_token(name: str, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, name)
-
-    with opened(tmp_path) as llm:
-        assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in compute_hidden_states(reference)])
+    assert_states(tmp_path, save_case(tmp_path, CASES[name]))
 
 
 @pytest.mark.parametrize("stem", ["Aquila", "LLaMA", "Xverse", "InternLM", "InternLM3"])
@@ -210,7 +132,7 @@ def test_llama_by_another_name_is_llama(stem: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "LlamaForCausalLM")
     change_config(tmp_path, architectures=[f"{stem}ForCausalLM"], model_type=stem.lower())
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 @pytest.mark.parametrize("keys", [{"bias": True}, {"bias": True, "qkv_bias": True}])
@@ -218,7 +140,7 @@ def test_biases_go_by_other_names_too(keys: dict[str, bool], tmp_path: Path) -> 
     reference = save_tiny(tmp_path, "LlamaForCausalLM", attention_bias=True)
     change_config(tmp_path, architectures=["InternLM3ForCausalLM"], drop=("attention_bias",), **keys)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def test_the_mask_that_old_gpt2_checkpoints_hold_is_passed_over(tmp_path: Path) -> None:
@@ -227,7 +149,7 @@ def test_the_mask_that_old_gpt2_checkpoints_hold_is_passed_over(tmp_path: Path) 
     buffers = {f"transformer.h.{layer}.{name}": tensor for layer in range(2) for name, tensor in mask.items()}
     rewrite(tmp_path, lambda tensors: tensors | buffers)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 POOLED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -311,7 +233,7 @@ def test_internlm2_is_llama_with_its_rows_in_another_order(bias: bool, tmp_path:
     reference = save_tiny(tmp_path, "LlamaForCausalLM", attention_bias=bias)
     rewrite(tmp_path, as_internlm2, drop=("attention_bias",), architectures=["InternLM2ForCausalLM"], bias=bias)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def test_internlm2_classifies(tmp_path: Path) -> None:
@@ -371,7 +293,7 @@ def test_telechat2_is_llama_with_interleaved_keys_and_values(trained: int, slowe
         **{"base_seqlen": 8192, "training_seqlen": trained},
     )
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def decilm(folder: Path, layers: list[tuple[int, int]]) -> PreTrainedModel:
@@ -407,7 +329,7 @@ def test_every_layer_of_decilm_has_its_own_number_of_keys(tmp_path: Path) -> Non
     reference = decilm(tmp_path, [(4, 512), (1, 512)])
     change_config(tmp_path, drop=("num_key_value_heads",), num_key_value_heads_per_layer=[4, 1])
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def keys(heads_in_group: int | None) -> dict[str, Any]:
@@ -436,7 +358,7 @@ def test_a_layer_may_lack_what_was_pruned(
     written = [{"attention": attention, "ffn": ffn} for attention, ffn in blocks]
     change_config(tmp_path, drop=("num_key_value_heads",), intermediate_size=None, block_configs=written)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def test_voyage_projects_every_token(tmp_path: Path) -> None:
@@ -453,7 +375,7 @@ def test_voyage_projects_every_token(tmp_path: Path) -> None:
 
     with opened(tmp_path, pooler_config=PoolerConfig(pooling_type="MEAN")) as llm:
         assert_same(embedded(llm), [F.normalize(rows.mean(0), dim=-1) for rows in expected])
-        assert_same(by_token(llm, "token_embed", RAW), expected)
+        assert_same(encoded(llm, "token_embed", RAW), expected)
         assert llm.model_config.embedding_size == 20
     with opened(tmp_path) as llm:
         assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in expected])
@@ -469,39 +391,3 @@ def test_the_listwise_reranker_of_jina_gives_every_token_a_short_vector(tmp_path
         actual = model.pooler.heads.token_projector(run(model.backbone))
 
     assert_close(actual, torch.cat(projector.over(reference)), atol=TOLERANCE, rtol=0)
-
-
-def test_a_reward_model_of_qwen2_rewards_every_token(tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "Qwen2ForCausalLM")
-    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-    rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForRewardModel"])
-
-    with opened(tmp_path) as llm:
-        assert_same(by_token(llm, "token_classify"), score.over(reference))
-        assert_same(by_token(llm, "token_classify", ACTIVATED), [rows.sigmoid() for rows in score.over(reference)])
-        assert_same(llm.reward(SEQUENCES, use_tqdm=False), score.over(reference))
-        assert_same(by_token(llm, "token_embed", RAW), compute_hidden_states(reference))
-
-
-def test_a_process_reward_model_judges_the_steps(tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "Qwen2ForCausalLM")
-    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-    rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
-    judged = [rows.softmax(-1) for rows in score.over(reference)]
-    steps = [[n for n, token in enumerate(ids) if token == 9] for ids in SEQUENCES]
-
-    with opened(tmp_path, pooler_config=PoolerConfig(step_tag_id=9)) as llm:
-        assert_same(by_token(llm, "token_classify"), [rows[at] for rows, at in zip(judged, steps, strict=True)])
-    with opened(tmp_path) as llm:  # none of these tokens is the step tag
-        assert [output.outputs.data.shape for output in by_token(llm, "token_classify")] == [(0, 2)] * len(SEQUENCES)
-
-
-def test_a_reward_model_of_internlm2_rewards_every_token(tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "LlamaForCausalLM")
-    head = Head(nn.Linear(32, 1, bias=False))
-    weight = {"v_head.weight": head[0].weight.detach()}
-    rewrite(tmp_path, lambda tensors: as_internlm2(tensors) | weight, architectures=["InternLM2ForRewardModel"])
-
-    with opened(tmp_path) as llm:
-        assert_same(by_token(llm, "token_classify", RAW), head.over(reference))
-        assert_same(by_token(llm, "token_classify"), [rows.sigmoid() for rows in head.over(reference)])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from cenote import LLM, PoolerConfig, PoolingParams
+from cenote import PoolerConfig
+from tests.models.parity import RAW, assert_same, classified, encoded, opened
 from tests.tiny import (
     SEQUENCES,
     compute_hidden_states,
@@ -24,34 +24,26 @@ from tests.tiny import (
     tiny_modernbert_classifier,
 )
 
+# what Transformers compiles its DeBERTa with
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
 FAMILIES = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "Qwen2", "Qwen3")
-RAW = PoolingParams(use_activation=False)
+ENCODERS = ("Camembert", "DistilBert", "MPNet", "Albert", "Electra", "Deberta", "DebertaV2")
+DECODERS = ("Llama", "Mistral", "Ministral", "Phi3", "Glm", "GPT2", "Gemma", "Gemma2")
+EXPERTS = ("Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3")
+OWN_SIZES: dict[str, dict[str, Any]] = {"Ministral": {"head_dim": 8}, "Mistral": {"sliding_window": 4}}
 
 
-@contextmanager
-def opened(folder: Path, **options: Any) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
-        yield llm
-
-
-def classified(llm: LLM, params: PoolingParams | None = None) -> list[Tensor]:
-    return [output.outputs.data for output in llm.classify(SEQUENCES, pooling_params=params, use_tqdm=False)]
-
-
-def tagged(llm: LLM, params: PoolingParams | None = None) -> list[Tensor]:
-    outputs = llm.encode(SEQUENCES, params, pooling_task="token_classify", use_tqdm=False)
-    return [output.outputs.data for output in outputs]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("num_labels", [1, 2, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "num_labels"),
+    [
+        *product(FAMILIES, (1, 2, 3)),
+        *product((*ENCODERS, *DECODERS, "Gemma3Text", "Olmo", "Olmo2", "Olmo3", *EXPERTS), (3,)),
+    ],
+)
 def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=num_labels)
+    sizes = OWN_SIZES.get(family, {})
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=num_labels, **sizes)
     expected = compute_logits(reference)
 
     with opened(tmp_path) as llm:
@@ -62,14 +54,14 @@ def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int
     assert_same(probabilities, [row.sigmoid() if num_labels == 1 else row.softmax(-1) for row in expected])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS, "T5", *DECODERS, *EXPERTS, "OpenAIPrivacyFilter"])
 def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, f"{family}ForTokenClassification", num_labels=5)
+    reference = save_tiny(tmp_path, f"{family}ForTokenClassification", num_labels=5, **OWN_SIZES.get(family, {}))
     expected = compute_logits(reference)
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("token_classify",)
-        raw, probabilities = tagged(llm, RAW), tagged(llm)
+        raw, probabilities = encoded(llm, "token_classify", RAW), encoded(llm, "token_classify")
 
     assert [len(rows) for rows in raw] == [len(ids) for ids in SEQUENCES]
     assert_same(raw, expected)
@@ -123,22 +115,26 @@ def last_layer(reference: PreTrainedModel) -> torch.nn.Module:
     return module
 
 
-@pytest.mark.parametrize("family", ["Bert", "ModernBert", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Bert", "ModernBert", "Qwen2", "Qwen3", "DistilBert", "Albert", "DebertaV2"])
 def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
 
     with opened(tmp_path) as llm, torch.inference_mode():
-        assert_same(tagged(llm, RAW), [last_layer(reference)(rows) for rows in compute_hidden_states(reference)])
+        assert_same(
+            encoded(llm, "token_classify", RAW),
+            [last_layer(reference)(rows) for rows in compute_hidden_states(reference)],
+        )
 
 
-@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
-def test_a_token_of_a_roberta_classifier_gets_the_full_head(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta", "MPNet", "Electra"])
+def test_a_token_gets_the_full_head_if_the_classifier_is_one_module(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
 
     with opened(tmp_path) as llm, torch.inference_mode():
         # the Transformers head uses the first token of a sequence: pass each token as a sequence
         assert_same(
-            tagged(llm, RAW), [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)]
+            encoded(llm, "token_classify", RAW),
+            [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)],
         )
 
 

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from torch.testing import assert_close
 from transformers import AutoModel
 
 from cenote.errors import LoadError
 from cenote.models.ignored_keys import IGNORED_KEYS, PARTIAL_ROTARY
-from tests.models.parity import TOLERANCE, loaded, run
-from tests.tiny import change_config, compute_hidden_states, save_tiny
+from tests.models.parity import TOLERANCE, assert_states, loaded, run
+from tests.tiny import change_config, save_tiny
 
 MODELS = {
     "llama": "LlamaModel",
@@ -57,9 +55,7 @@ FAILS_ON_PARTIAL = ("ministral3", "cwm")
 
 
 def matches_transformers(folder: Path) -> None:
-    reference = AutoModel.from_pretrained(folder).eval()
-
-    assert_close(run(loaded(folder).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(folder, AutoModel.from_pretrained(folder).eval())
 
 
 def values_of(kind: str, folder: Path) -> dict[str, Any]:

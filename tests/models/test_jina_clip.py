@@ -15,7 +15,8 @@ from cenote.errors import LoadError, Unsupported
 from tests.api.app_client import make_client
 from tests.factories import LLMFactory
 from tests.models.jina_clip import INSTRUCTION, TASK, TEXT_V1, TEXT_V2, VISION_V1, PlainModel, save_jina_clip
-from tests.models.two_towers import IMAGES, MIXED, assert_same, image_message, make_image, opened, prompt, vectors
+from tests.models.parity import opened
+from tests.models.two_towers import IMAGES, MIXED, assert_same, image_message, make_image, prompt, vectors
 from tests.tiny import TEXTS
 
 
@@ -56,21 +57,6 @@ def test_patch_embeddings_precede_that_of_the_cls_token(folder: Path, llm: LLM) 
 
     expected = normalize(PlainModel(folder).image(IMAGES[0]), dim=-1).roll(-1, dims=0)
     torch.testing.assert_close(found.outputs.data, expected, rtol=0, atol=1e-4)
-
-
-def test_a_text_is_scored_against_an_image(folder: Path, llm: LLM) -> None:
-    plain = PlainModel(folder)
-
-    (found,) = llm.score(TEXTS[0], [{"content": image_message(IMAGES[2])[0]["content"]}], use_tqdm=False)
-
-    assert found.outputs.score == pytest.approx(float(plain.vector(TEXTS[0]) @ plain.vector(IMAGES[2])), abs=1e-4)
-
-
-def test_a_message_with_one_image_is_embedded_over_http(folder: Path, llm: LLM) -> None:
-    reply = make_client(llm).post("/v1/embeddings", json={"messages": image_message(IMAGES[2])})
-
-    assert reply.status_code == 200, reply.text
-    assert_same(torch.tensor([reply.json()["data"][0]["embedding"]]), [PlainModel(folder).vector(IMAGES[2])])
 
 
 def test_a_text_beside_an_image_is_refused(llm: LLM) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from PIL import Image
 
 from cenote import LLM
 from cenote.errors import LoadError
+from tests.api.image_helpers import image_part
 from tests.layouts.builders import models_2026
 from tests.models import qwen3_5
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, states_of
@@ -27,13 +26,6 @@ def expected_score(model: Any, folder: Path, query: str, document: str, images: 
     return float(last @ model.lm_head.weight[YES] - last @ model.lm_head.weight[NO])
 
 
-def to_content(image: Image.Image) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"content": [{"type": "image_url", "image_url": {"url": url}}]}
-
-
 def test_a_pair_is_scored_by_the_difference_of_two_logits(tmp_path: Path) -> None:
     model = models_2026.save_logit_score(tmp_path, YES, NO)
     image = make_image(40, 40)
@@ -41,7 +33,7 @@ def test_a_pair_is_scored_by_the_difference_of_two_logits(tmp_path: Path) -> Non
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         queries, documents = zip(*PAIRS, strict=True)
         scores = [*llm.score(list(queries), list(documents), use_tqdm=False)]
-        scores += llm.score("a cat", to_content(image), use_tqdm=False)
+        scores += llm.score("a cat", {"content": [image_part(image)]}, use_tqdm=False)
 
     expected = [expected_score(model, tmp_path, query, document, []) for query, document in PAIRS]
     expected.append(expected_score(model, tmp_path, "a cat", IMAGE, [image]))

@@ -41,6 +41,19 @@ def vectors(llm: LLM, texts: list[str] = TEXTS, **how: Any) -> list[Tensor]:
     return [output.outputs.data for output in llm.embed(texts, use_tqdm=False, **how)]
 
 
+def open_tuned(parent: Path) -> LLM:
+    return LLM(str(parent / "model"), dtype="float32", lora_modules=(f"tuned={parent / 'tuned'}",))
+
+
+def assert_tokens(parent: Path, merged: PreTrainedModel) -> None:
+    """Check the token embeddings of an adapter against a model with the same updates."""
+    with open_tuned(parent) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+    expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
+    for output, rows in zip(outputs, expected, strict=True):
+        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+
+
 def test_every_prompt_of_a_call_may_have_another_adapter(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path / "model")
     first = save_adapter(tmp_path / "first", plain, QWEN_TARGETS, seed=1)
@@ -73,12 +86,7 @@ def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> Non
     plain = save_tiny(tmp_path / "model", "BertModel")
     merged = save_adapter(tmp_path / "tuned", plain, BERT_TARGETS, seed=1)
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
-        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
-
-    for output, rows in zip(outputs, expected, strict=True):
-        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+    assert_tokens(tmp_path, merged)
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
@@ -88,12 +96,7 @@ def test_updates_of_an_unused_pooler_are_left_out(
     plain = tiny_bert(tmp_path / "model")
     merged = save_adapter(tmp_path / "tuned", plain, ALL_LINEAR, seed=1, prefix=prefix, target_modules="all-linear")
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
-        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
-
-    for output, rows in zip(outputs, expected, strict=True):
-        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+    assert_tokens(tmp_path, merged)
     assert [record.message for record in caplog.records if "updates of" in record.message] == [
         f"{tmp_path / 'tuned'}: updates of {prefix}pooler.dense are not applied, as no task of the model uses it"
     ]
@@ -161,7 +164,7 @@ def test_other_scales_of_peft_are_read(tmp_path: Path, config: dict[str, Any]) -
     plain = tiny_qwen3(tmp_path / "model")
     merged = save_adapter(tmp_path / "tuned", plain, ("q_proj", "v_proj"), seed=1, **config)
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+    with open_tuned(tmp_path) as llm:
         assert_close(vectors(llm, lora_request="tuned"), last_states(merged, llm), atol=1e-4, rtol=0)
 
 
@@ -180,7 +183,7 @@ def test_a_transposed_layer_takes_an_adapter(tmp_path: Path) -> None:
         json.dumps({"r": RANK, "lora_alpha": 0.2 * RANK, "fan_in_fan_out": True})
     )
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={folder}",)) as llm:
+    with open_tuned(tmp_path) as llm:
         assert_close(vectors(llm, lora_request="tuned"), last_states(merged, llm), atol=1e-4, rtol=0)
 
 
@@ -248,12 +251,7 @@ def test_layers_that_share_their_weights_share_their_adapter(tmp_path: Path) -> 
     plain = save_tiny(tmp_path / "model", "AlbertModel")
     merged = save_adapter(tmp_path / "tuned", plain, ("attention.query", "ffn"), seed=1)
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
-        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
-
-    for output, rows in zip(outputs, expected, strict=True):
-        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+    assert_tokens(tmp_path, merged)
 
 
 def test_a_training_folder_is_not_an_adapter(tmp_path: Path) -> None:
@@ -295,9 +293,4 @@ def test_the_embedding_projection_takes_an_adapter(name: str, tmp_path: Path) ->
     save_file(tensors, tuned / "adapter_model.safetensors")
     (tuned / "adapter_config.json").write_text(json.dumps({"r": RANK, "lora_alpha": RANK}))
 
-    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tuned}",)) as llm:
-        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
-
-    for output, rows in zip(outputs, expected, strict=True):
-        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+    assert_tokens(tmp_path, merged)

@@ -13,7 +13,8 @@ from cenote.errors import LoadError, Unsupported
 from tests.api.app_client import make_client
 from tests.factories import LLMFactory
 from tests.models.nomic_vision import GRID, PlainModel, save_nomic_vision
-from tests.models.two_towers import IMAGES, assert_same, image_message, opened, prompt, vectors
+from tests.models.parity import opened
+from tests.models.two_towers import IMAGES, assert_same, image_message, prompt, vectors
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +48,6 @@ def test_positions_are_scaled_to_the_grid_of_the_pretraining(tmp_path: Path) -> 
 
     with opened(tmp_path) as llm:
         assert_same(vectors(llm, IMAGES[:2]), [PlainModel(tmp_path).vector(image) for image in IMAGES[:2]])
-
-
-def test_a_message_with_one_image_is_embedded_over_http(folder: Path, llm: LLM) -> None:
-    reply = make_client(llm).post("/v1/embeddings", json={"messages": image_message(IMAGES[2])})
-
-    assert reply.status_code == 200, reply.text
-    assert_same(torch.tensor([reply.json()["data"][0]["embedding"]]), [PlainModel(folder).vector(IMAGES[2])])
 
 
 def test_images_are_scored_against_each_other(folder: Path, llm: LLM) -> None:

@@ -7,16 +7,30 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
-from transformers import AutoModel
 from transformers.activations import ACT2FN
 
-from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.load import load_model
+from cenote.layers.spec import RelativeBiasSpec
 from cenote.packed_batch import pack_sequences
-from tests.models.parity import LINEAR, LLAMA3, TOLERANCE, YARN, Case, loaded, rebuilt, run
+from tests.models.parity import (
+    FACTORS,
+    LINEAR,
+    LLAMA3,
+    TOLERANCE,
+    YARN,
+    Case,
+    assert_states,
+    loaded,
+    rebuilt,
+    run,
+    save_case,
+)
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, save_tiny
+
+# what Transformers compiles its DeBERTa with
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
@@ -82,15 +96,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    reference = save_tiny(tmp_path, case.model, **case.changes)
-    if case.drop or case.rewrite:  # Transformers loads the rewritten config
-        change_config(tmp_path, drop=case.drop, **case.rewrite)
-        reference = AutoModel.from_pretrained(tmp_path).eval()
-
-    actual = run(loaded(tmp_path).backbone)
-
-    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, save_case(tmp_path, CASES[name]))
 
 
 @pytest.mark.parametrize("name", sorted(ACT2FN.keys() - {"prelu", "xielu"}))  # which have parameters
@@ -98,9 +104,7 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
 def test_every_activation_without_parameters_matches_transformers(model: str, name: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, model, hidden_act=name)
 
-    actual = run(loaded(tmp_path).backbone)
-
-    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 @pytest.mark.parametrize("name", ["prelu", "xielu", "softmoid"])
@@ -126,9 +130,12 @@ def test_token_types_reach_the_model(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "BertModel")
     types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
 
-    actual = run(loaded(tmp_path).backbone, types)
-
-    assert_close(actual, torch.cat(compute_hidden_states(reference, types=types)), atol=TOLERANCE, rtol=0)
+    assert_close(
+        run(loaded(tmp_path).backbone, types),
+        torch.cat(compute_hidden_states(reference, types=types)),
+        atol=TOLERANCE,
+        rtol=0,
+    )
 
 
 def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
@@ -151,9 +158,7 @@ def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> 
         tmp_path, "Qwen3Model", rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
     )
 
-    actual = run(loaded(tmp_path, max_model_len=40).backbone)
-
-    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference, max_model_len=40)
 
 
 # model, changes of its config, one wrong field of the spec
@@ -171,6 +176,34 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no positions": ("Qwen3Model", {}, {"rope": None}),
     "other norm": ("Qwen3Model", {"rms_norm_eps": 1e-2}, {"norm_eps": 1e-6}),
     "window counts the token itself": ("Qwen2Model", WINDOW, {"window": 4}),
+    "window of Mistral too wide": ("MistralModel", {"sliding_window": 4}, {"window": 4}),
+    "window both ways too narrow": ("MistralModel", {"sliding_window": 4, "is_causal": False}, {"window": 3}),
+    "window of Gemma 2 in the wrong layers": ("Gemma2Model", {}, {"local_layers": (False, True)}),
+    "no cap": ("Gemma2Model", {"attn_logit_softcapping": 2.0}, {"softcap": None}),
+    "norms as they are stored": ("GemmaModel", {}, {"norm_offset": 0.0}),
+    "words as they are stored": ("GemmaModel", {}, {"embed_scale": 1.0}),
+    "scale by the size of a head": ("Gemma3TextModel", {}, {"scale": None}),
+    "one speed in all layers of Gemma 3": ("Gemma3TextModel", {}, {"local_rope": None}),
+    "window of a causal model": ("Gemma3TextModel", {"use_bidirectional_attention": True}, {"window": 5}),
+    "no positions of half a head": ("GlmModel", {}, {"rope": None}),
+    "residuals in full": ("GraniteModel", FACTORS, {"residual_scale": 1.0}),
+    "products in full": ("GraniteModel", FACTORS, {"scale": None}),
+    "sees what follows, with learned positions": ("GPT2Model", {}, {"causal": False}),
+    "no window of OLMo 3": ("Olmo3Model", {}, {"local_layers": ()}),
+    "relative positions with another max_distance": (
+        "MPNetModel",
+        {},
+        {"relative_bias": RelativeBiasSpec(num_buckets=32, max_distance=20)},
+    ),
+    "positions of MPNet from 0": ("MPNetModel", {}, {"position_offset": 0}),
+    "scaled scores": ("T5EncoderModel", {}, {"scale": None}),
+    "another max_distance": (
+        "T5EncoderModel",
+        {},
+        {"relative_bias": RelativeBiasSpec(num_buckets=8, max_distance=40)},
+    ),
+    "exact gelu in the gate": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}, {"activation": "gelu"}),
+    "exact gelu": ("AlbertModel", {}, {"activation": "gelu"}),
 }
 
 
@@ -188,23 +221,35 @@ def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     assert (wrong - right).abs().max() > 5 * TOLERANCE
 
 
-def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
-    for name in ("BertModel", "ModernBertModel", "Qwen3Model"):
-        folder = tmp_path / name
-        folder.mkdir()
-        reference = save_tiny(folder, name)
-        model = load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cpu"))
+@pytest.mark.parametrize("name", ["BertModel", "ModernBertModel", "Qwen3Model"])
+def test_bfloat16_is_as_close_to_float32_as_in_transformers(name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, name)
+    model = loaded(tmp_path, dtype="bfloat16")
 
-        exact = torch.cat(compute_hidden_states(reference))
-        actual = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
-        if model.description.dtype.value is torch.bfloat16:
-            expected = torch.nn.functional.cosine_similarity(
-                torch.cat(compute_hidden_states(reference.bfloat16())).float(), exact
-            )
-            assert actual.mean() > max(0.999, expected.mean() - 1e-4)  # no worse than Transformers in the same dtype
-        else:  # a CPU without bfloat16 units uses float32
-            assert actual.mean() > 0.99999
-        assert actual.min() > 0.98  # single tokens of tiny models may differ more
+    exact = torch.cat(compute_hidden_states(reference))
+    actual = cosine_similarity(run(model.backbone).float(), exact)
+    if model.description.dtype.value is torch.bfloat16:
+        expected = cosine_similarity(torch.cat(compute_hidden_states(reference.bfloat16())).float(), exact)
+        assert actual.mean() > max(0.999, expected.mean() - 1e-4)
+    else:  # a CPU without bfloat16 units uses float32
+        assert actual.mean() > 0.99999
+    assert actual.min() > 0.98  # single tokens of tiny models may differ more
+
+
+CLOSE = ("DistilBertModel", "MPNetModel", "AlbertModel", "DebertaModel", "DebertaV2Model", "T5EncoderModel")
+ROTARY = ("NomicBertModel", "GteModel", "JinaEmbeddingsV3Model", "EuroBertModel")
+SELECTIVE = ("Lfm2Model", "JambaModel", "OpenAIPrivacyFilterModel")
+
+
+@pytest.mark.parametrize("name", [*CLOSE, *ROTARY, *SELECTIVE])
+def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, name)
+
+    actual = run(loaded(tmp_path, dtype="bfloat16").backbone).float()
+
+    similarity = cosine_similarity(actual, torch.cat(compute_hidden_states(reference)))
+    # rounding may select another expert for a few tokens
+    assert (similarity.median() if name in SELECTIVE else similarity.min()) > 0.99
 
 
 def test_rope_scaling_in_hf_overrides_takes_precedence(tmp_path: Path) -> None:

@@ -25,21 +25,14 @@ from cenote.models.registry import NO_FLOAT16
 from cenote.packed_batch import pack_sequences
 from tests.layouts.builders import load_builders, text_families
 from tests.layouts.registry import BUILDERS
+from tests.models.parity import TOLERANCE, assert_same
 from tests.models.published_reference import reference
 from tests.tiny import SEQUENCES, TEXTS, change_config, compute_hidden_states, save_tiny
-
-TOLERANCE = 1e-4
 
 
 def embed(folder: Path, inputs: Any = SEQUENCES, **options: Any) -> list[Tensor]:
     with LLM(str(folder), dtype="float32", **options) as llm:
         return [output.outputs.data for output in llm.embed(inputs, use_tqdm=False)]
-
-
-def assert_same(actual: list[Tensor], expected: list[Tensor], atol: float = TOLERANCE) -> None:
-    assert len(actual) == len(expected)
-    for mine, other in zip(actual, expected, strict=True):
-        assert_close(mine, other, atol=atol, rtol=0)
 
 
 def mean(rows: Tensor) -> Tensor:
@@ -94,16 +87,6 @@ def test_a_published_embedder_matches_transformers(name: str, tmp_path: Path) ->
     actual = embed(tmp_path)
 
     assert_same(actual, [pool(rows) for rows in compute_hidden_states(reference(tmp_path, model, **changes))])
-
-
-def test_nemotron_3_embed_without_its_sentence_transformers_files_pools_by_config_json(tmp_path: Path) -> None:
-    text_families.nemotron_3_embed(tmp_path)
-    (tmp_path / "modules.json").unlink()
-    (tmp_path / "sentence_bert_config.json").unlink()
-
-    states = compute_hidden_states(reference(tmp_path, "Ministral3Model"))
-
-    assert_same(embed(tmp_path), [normalized_mean(rows) for rows in states])
 
 
 def test_stella_is_bidirectional_below_its_dense_layer(tmp_path: Path) -> None:
@@ -245,14 +228,6 @@ def test_hhem_scores_the_consistency_of_the_second_text(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([ids])).logits[0, 0].softmax(-1)[1]
         assert_close(torch.tensor(output.outputs.score), expected, atol=TOLERANCE, rtol=0)
-
-
-def test_a_plain_t5_still_embeds_with_its_encoder(tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "T5ForConditionalGeneration")
-    with torch.inference_mode():
-        states = [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
-
-    assert_same(embed(tmp_path), [normalized_mean(rows) for rows in states])
 
 
 @pytest.mark.parametrize("cutoff", [None, 4, 3, [2]])

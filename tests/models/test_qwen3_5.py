@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import normalize
-from torch.testing import assert_close
 from transformers import (
     Qwen3_5ForCausalLM,
     Qwen3_5ForSequenceClassification,
@@ -22,6 +20,7 @@ from transformers import (
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.factories import LLMFactory
+from tests.models.parity import assert_same
 from tests.models.qwen3_5 import INPUTS, LONG, TEXT, save, save_retriever, save_text
 from tests.models.tiny_qwen3_vl import save_projection, states_of
 from tests.tiny import compute_hidden_states
@@ -44,11 +43,6 @@ def prompts() -> list[Any]:
 
 def token_vectors(llm: LLM) -> list[Tensor]:
     return [out.outputs.data.float() for out in llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")

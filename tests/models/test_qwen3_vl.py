@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,9 @@ from cenote.inputs.pairs import render_pair
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import make_client
+from tests.api.image_helpers import image_part
 from tests.factories import LLMFactory
+from tests.models.parity import assert_same
 from tests.models.tiny_qwen3_vl import (
     IMAGE,
     INPUTS,
@@ -69,23 +69,9 @@ def asked(prompt: str, images: Sequence[PIL.Image.Image], **more: Any) -> Any:
     return {"prompt": prompt, "multi_modal_data": {"image": list(images)}, **more} if images else prompt
 
 
-def part(image: PIL.Image.Image) -> dict[str, Any]:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return {
-        "type": "image_url",
-        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"},
-    }
-
-
 def token_vectors(llm: LLM) -> list[Tensor]:
     prompts = [asked(prompt, images) for prompt, images in INPUTS]
     return [out.outputs.data.float() for out in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
 # embeddings
@@ -110,7 +96,7 @@ def test_every_token_of_a_prompt_with_an_image_equals_transformers(embedder: Tin
 def test_a_conversation_is_written_by_the_checkpoints_own_template(embedder: Tiny) -> None:
     messages = [
         {"role": "system", "content": "search the city"},
-        {"role": "user", "content": [part(WIDE), {"type": "text", "text": "a red bird"}]},
+        {"role": "user", "content": [image_part(WIDE), {"type": "text", "text": "a red bird"}]},
     ]
 
     reply = make_client(embedder.llm).post("/v1/embeddings", json={"messages": messages})
@@ -175,7 +161,7 @@ def test_a_reranker_reads_images_in_its_documents(tied: bool, tmp_path: Path) ->
     folder = tmp_path / ("Qwen3-VL-Reranker-2B" if tied else "other")
     folder.mkdir()
     reference = save_tiny_qwen3_vl(folder, tied=tied)
-    documents = ["the old river", {"content": [part(SQUARE), {"type": "text", "text": "a fish"}]}]
+    documents = ["the old river", {"content": [image_part(SQUARE), {"type": "text", "text": "a fish"}]}]
 
     with LLM(str(folder), dtype="float32", hf_overrides=None if tied else OVERRIDES) as llm:
         scores = [output.outputs.score for output in llm.score("where is it", documents, use_tqdm=False)]
@@ -243,7 +229,7 @@ def test_the_text_config_decides_whether_tokens_see_what_follows(tmp_path: Path)
 
 def test_a_query_is_matched_with_images_token_by_token(retriever: tuple[Tiny, torch.nn.Linear]) -> None:
     tiny, projection = retriever
-    documents = ["the old river", {"content": [part(SQUARE), {"type": "text", "text": "a fish"}]}]
+    documents = ["the old river", {"content": [image_part(SQUARE), {"type": "text", "text": "a fish"}]}]
 
     scores = [output.outputs.score for output in tiny.llm.score("where is it", documents, use_tqdm=False)]
 

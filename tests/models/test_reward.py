@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, Unsupported
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
+from tests.models.parity import RAW, encoded
 from tests.models.reward_models import (
     BAD,
     GOOD,
@@ -29,9 +30,6 @@ from tests.models.reward_models import (
     rewrite,
 )
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny, tiny_qwen3_causal
-
-RAW = PoolingParams(use_activation=False)
-
 
 SHEPHERD = {"pooling_type": "STEP", "step_tag_id": STEP, "returned_token_ids": [GOOD, BAD]}
 
@@ -71,8 +69,7 @@ def test_a_reward_for_every_token_is_the_same_by_every_way_to_ask(
         assert llm.pooling_task == "token_classify"
         assert_same(rows_of(llm), expected)
         for task in ("token_classify", "reward"):
-            encoded = llm.encode(SEQUENCES, pooling_task=task, use_tqdm=False)
-            assert_same([output.outputs.data for output in encoded], expected)
+            assert_same(encoded(llm, task), expected)
         assert_same(pooled(llm), expected)
         assert_same(pooled(llm, task="token_classify", use_activation=True), [rows.sigmoid() for rows in raw])
         # the reward of the sequence is the raw value of the last token
@@ -96,13 +93,17 @@ def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path
     score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
     with torch.inference_mode():
-        judged = [score(rows).softmax(-1) for rows in compute_hidden_states(reference, prompts)]
+        states = compute_hidden_states(reference, prompts)
+        judged = [score(rows).softmax(-1) for rows in states]
 
     with load_llm(tmp_path) as llm:
         actual = rows_of(llm, prompts=prompts)
+        vectors = encoded(llm, "token_embed", RAW, prompts)
         reply = make_client(llm).post("/pooling", json={"input": prompts}).json()
 
-    expected = [rows[torch.tensor(ids) == 151651] for rows, ids in zip(judged, prompts, strict=True)]
+    ends = [torch.tensor(ids) == 151651 for ids in prompts]
+    expected = [rows[is_end] for rows, is_end in zip(judged, ends, strict=True)]
+    assert_same(vectors, [rows[is_end] for rows, is_end in zip(states, ends, strict=True)])
     assert [len(rows) for rows in actual] == [2, 0, 1]
     assert_same(actual, expected)
     assert reply["data"][1]["data"] == []
@@ -146,8 +147,7 @@ def test_without_a_reward_head_rewards_are_the_hidden_states_of_all_tokens(
         assert llm.pooling_task == "token_classify"
         assert_same(rows_of(llm), expected)
         assert_same(rows_of(llm, PoolingParams(use_activation=True)), expected)  # no softmax
-        encoded = llm.encode(SEQUENCES, pooling_task="reward", use_tqdm=False)
-        assert_same([output.outputs.data for output in encoded], expected)
+        assert_same(encoded(llm, "reward"), expected)
         assert_same(pooled(llm), expected)
         assert {"embed", "token_embed"} <= set(llm.supported_tasks)
         (vector,) = llm.embed([SEQUENCES[0]], use_tqdm=False)
@@ -158,8 +158,7 @@ def test_encode_needs_no_task_if_the_deprecated_option_task_names_one(tmp_path: 
     expected = outcome(tmp_path)
 
     with load_llm(tmp_path, task="reward") as llm:
-        encoded = llm.encode(SEQUENCES, use_tqdm=False)
-        assert_same([output.outputs.data for output in encoded], expected)
+        assert_same([output.outputs.data for output in llm.encode(SEQUENCES, use_tqdm=False)], expected)
     with load_llm(tmp_path) as llm, pytest.raises(BadRequest, match="pooling_task required for `LLM.encode`"):
         llm.encode(SEQUENCES, use_tqdm=False)
 
@@ -333,11 +332,8 @@ def test_as_an_embedder_it_stays_an_embedder(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
 
     with load_llm(tmp_path, pooler_config=SHEPHERD, convert="embed") as llm:
-        outputs = llm.encode(SEQUENCES, RAW, pooling_task="token_embed", use_tqdm=False)
+        rows = encoded(llm, "token_embed", RAW)
         reply = make_client(llm).post("/pooling", json={"input": "a", "task": "token_classify"})
 
-    assert_same(
-        [output.outputs.data for output in outputs],
-        at_steps([rows[:, [GOOD, BAD]] for rows in compute_hidden_states(reference)]),
-    )
+    assert_same(rows, at_steps([states[:, [GOOD, BAD]] for states in compute_hidden_states(reference)]))
     assert_refused(reply, "Unsupported task", "task")

@@ -11,41 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.testing import assert_close
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from cenote import LLM, PoolingParams
-from cenote.config.engine import EngineConfig
+from cenote import LLM
 from cenote.errors import LoadError
-from cenote.loading.load import load_model
 from cenote.models.architecture import HFConfig
 from cenote.models.jina_v3 import StoredAdapters, stored_adapters_from_config
-from cenote.packed_batch import pack_sequences
+from tests.models.parity import RAW, TOLERANCE, assert_same, assert_states, classified, encoded, loaded, opened, run
 from tests.models.rotary_encoders import ALPHA, PUBLISHED, RANK, TASKS, lay_out, nomic_config, rename, save_adapted
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
 
-TOLERANCE = 1e-4
-RAW = PoolingParams(use_activation=False)
-
-
 LAYOUTS = ("Transformers", "Transformers, its own names", "published")
-
-
-def run_ours(folder: Path, sequences: list[list[int]] = SEQUENCES, **options: Any) -> Tensor:
-    model = load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
-    with torch.inference_mode():
-        out: Tensor = model.backbone(pack_sequences(sequences))
-    return out
-
-
-def assert_same(mine: Tensor, expected: list[Tensor]) -> None:
-    assert_close(mine, torch.cat(expected), atol=TOLERANCE, rtol=0)
-
-
-def encode_texts(folder: Path, task: str, **options: Any) -> list[Tensor]:
-    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
-        outputs = llm.encode(SEQUENCES, RAW, pooling_task=task, use_tqdm=False)
-    return [output.outputs.data for output in outputs]
 
 
 OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0}}
@@ -75,7 +51,7 @@ def test_a_family_gives_the_states_of_transformers(name: str, layout: str, tmp_p
     reference = save_tiny(tmp_path, model, **changes)
     lay_out(tmp_path, reference, layout)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -91,10 +67,9 @@ def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout:
             reference.get_parameter(name).zero_()
     lay_out(tmp_path, reference, layout)
 
-    mine = encode_texts(tmp_path, "classify" if head == "ForSequenceClassification" else "token_classify")
-
-    for rows, expected in zip(mine, compute_logits(reference), strict=True):
-        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+    with opened(tmp_path) as llm:
+        task = "classify" if head == "ForSequenceClassification" else "token_classify"
+        assert_same(encoded(llm, task, RAW), compute_logits(reference))
 
 
 def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
@@ -103,49 +78,34 @@ def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
     newer = json.loads((tmp_path / "config.json").read_text())
     lay_out(tmp_path, reference, "published", **newer)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
-
-
-@pytest.mark.parametrize("name", ["NomicBertModel", "GteModel", "JinaEmbeddingsV3Model", "EuroBertModel"])
-def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, name)
-    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
-
-    with torch.inference_mode():
-        mine = model.backbone(pack_sequences(SEQUENCES)).float()
-
-    assert nn.functional.cosine_similarity(mine, torch.cat(compute_hidden_states(reference))).min() > 0.99
+    assert_states(tmp_path, reference)
 
 
 def test_token_types_reach_nomic(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "NomicBertModel")
     lay_out(tmp_path, reference, "published")
     types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
-    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
 
-    with torch.inference_mode():
-        mine = model.backbone(pack_sequences(SEQUENCES, types))
-
-    assert_same(mine, compute_hidden_states(reference, types=types))
+    assert_same([run(loaded(tmp_path).backbone, types)], [torch.cat(compute_hidden_states(reference, types=types))])
 
 
 @pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
 def test_eurobert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3, classifier_pooling=pooling)
 
-    for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 def test_an_early_eurobert_has_another_name_for_its_last_layer(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3)
     rename(tmp_path, lambda key: key.replace("classifier.", "out_proj."))
 
-    for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
-@pytest.mark.parametrize("family", ["Gte", "NomicBert", "JinaEmbeddingsV3", "EuroBert", "ModernBert"])
+@pytest.mark.parametrize("family", ["Gte", "NomicBert", "JinaEmbeddingsV3", "EuroBert"])
 def test_a_cross_encoder_scores_a_pair_as_one_sequence(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=1)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -186,7 +146,7 @@ def test_gte_scales_its_rotary_frequencies(name: str, power: float | None, tmp_p
     before = compute_hidden_states(reference)
     reference.rotary_emb.inv_freq = slowed
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
     assert (torch.cat(before) - torch.cat(compute_hidden_states(reference))).abs().max() > 100 * TOLERANCE
 
 
@@ -197,7 +157,7 @@ def test_the_prefix_of_gte_may_be_there_below_no_head(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"  # with the sparse head of gte-multilingual-base
     save_file(load_file(file) | {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.ones(1)}, file)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
 
 
 @pytest.mark.parametrize("setting", [{"layer_norm_type": "rms_norm"}, {"logn_attention_scale": True}])
@@ -206,7 +166,7 @@ def test_unsupported_gte_settings_are_refused(setting: dict[str, Any], tmp_path:
     lay_out(tmp_path, reference, "published", **setting)
 
     with pytest.raises(LoadError, match=next(iter(setting))):
-        run_ours(tmp_path)
+        loaded(tmp_path)
 
 
 class PlainExperts(nn.Module):
@@ -263,7 +223,7 @@ def test_nomic_v2_sends_every_other_layer_to_experts(tmp_path: Path) -> None:
     values = nomic_config(json.loads((tmp_path / "config.json").read_text())) | biases | experts
     (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": ["NomicBertModel"]}))
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 70.0}
@@ -279,7 +239,7 @@ def test_dynamic_scaling_makes_nomic_ready_for_the_longest_input(trained: int, t
 
     overrides = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 
-    assert_same(run_ours(tmp_path, max_model_len=50, hf_overrides=overrides), compute_hidden_states(reference))
+    assert_states(tmp_path, reference, max_model_len=50, hf_overrides=overrides)
 
 
 @pytest.mark.parametrize("family", ["NomicBert", "EuroBert"])
@@ -292,7 +252,7 @@ def test_under_other_keys_dynamic_scaling_applies_to_long_inputs_only(family: st
     else:
         change_config(tmp_path, model_max_length=66)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
 
 
 def test_longrope_takes_the_factors_of_short_inputs_unless_longer_ones_are_allowed(
@@ -302,14 +262,14 @@ def test_longrope_takes_the_factors_of_short_inputs_unless_longer_ones_are_allow
     lengths = {"original_max_position_embeddings": 40, "rope_theta": 70.0}
     reference = save_tiny(tmp_path, "EuroBertModel", rope_parameters=scaling | lengths)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
     monkeypatch.setenv("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "1")
     reference.rotary_emb.original_inv_freq = (
         reference.rotary_emb.original_inv_freq
         * torch.tensor(scaling["short_factor"])
         / torch.tensor(scaling["long_factor"])
     )
-    assert_same(run_ours(tmp_path, max_model_len=66), compute_hidden_states(reference))
+    assert_states(tmp_path, reference, max_model_len=66)
 
 
 ROPES = {
@@ -335,18 +295,7 @@ def test_modernbert_reads_every_config(name: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "ModernBertModel", **changes)
     change_config(tmp_path, drop=drop, **rewrite)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"tie_word_embeddings": False}, {"decoder_bias": False}, {"classifier_bias": True, "norm_bias": True}],
-)
-def test_modernbert_predicts_masked_tokens(changes: dict[str, Any], tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, "ModernBertForMaskedLM", **changes)
-
-    for rows, expected in zip(encode_texts(tmp_path, "token_classify"), compute_logits(reference), strict=True):
-        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+    assert_states(tmp_path, reference)
 
 
 def flash_name(key: str) -> str:
@@ -373,16 +322,16 @@ def test_a_reranker_of_jina_is_roberta_by_other_names(name: str, tmp_path: Path)
         tensors[query.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
     save_file(tensors, file, metadata={"format": "pt"})
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
     if name.endswith("Classification"):
-        for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-            assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+        with opened(tmp_path) as llm:
+            assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 def test_jina_v3_loads_with_its_adapters_separate(tmp_path: Path) -> None:
     reference = save_adapted(tmp_path)
 
-    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert_states(tmp_path, reference)
 
 
 def test_jina_v3_declares_its_stored_adapters(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from cenote.errors import Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.siglip import siglip, siglip2
 from tests.factories import LLMFactory
+from tests.models.parity import opened
 from tests.models.two_towers import (
     IMAGES,
     MIXED,
@@ -21,9 +22,7 @@ from tests.models.two_towers import (
     VISION,
     Reference,
     assert_same,
-    image_message,
     make_image,
-    opened,
     prompt,
     save,
     vectors,
@@ -98,14 +97,6 @@ def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, 
         pixels = fixed.processor(IMAGES[:1], return_tensors="pt")
         patches = normalize(fixed.model.vision_model(**pixels).last_hidden_state[0], dim=-1)
     assert_same(found.outputs.data, [*patches, fixed.vector(IMAGES[0])])
-
-
-def test_a_text_is_scored_against_an_image(fixed: Reference, llm: LLM) -> None:
-    (found,) = llm.score(TEXTS[0], {"content": image_message(IMAGES[2])[0]["content"]}, use_tqdm=False)
-
-    assert found.outputs.score == pytest.approx(
-        float(fixed.vector(TEXTS[0], pad_to=24) @ fixed.vector(IMAGES[2])), abs=1e-4
-    )
 
 
 def test_words_beside_an_image_are_refused(llm: LLM) -> None:

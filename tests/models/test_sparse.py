@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cenote.errors import BadRequest, LoadError, NumericalError, Unsupported
 from cenote.outputs import RequestError
 from cenote.pooling import sparse
 from tests.layouts.builders import models_2026
+from tests.models.parity import assert_same, opened
 from tests.tiny import (
     SEQUENCES,
     change_config,
@@ -42,20 +43,8 @@ SPECIAL = (0, 1, 2, 3)  # <s> <pad> </s> <unk>
 RAW = PoolingParams(use_activation=False)
 
 
-@contextmanager
-def opened(folder: Path, **options: Any) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
-        yield llm
-
-
 def encoded(llm: LLM, task: str, prompts: Any = TEXTS, params: PoolingParams | None = None) -> list[Any]:
     return [output.outputs for output in llm.encode(prompts, params, pooling_task=task, use_tqdm=False)]
-
-
-def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    assert len(actual) == len(expected)
-    for mine, reference in zip(actual, expected, strict=True):
-        assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
 @contextmanager

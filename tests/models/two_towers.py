@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cenote import LLM
+from tests.api.image_helpers import image_part, make_message, text_part
 from tests.tiny import ENCODER, TEXTS, randomize, save_tokenizer
 
 # the last one is EOS; its id must not be 2, which Transformers treats specially
@@ -80,10 +79,6 @@ def save(folder: Path, config: Any, model_class: Any, processor: Any) -> Referen
     return Reference(folder, model, processor)
 
 
-def opened(folder: Path, **options: Any) -> LLM:
-    return LLM(str(folder), dtype="float32", device="cpu", **options)
-
-
 def prompt(given: str | Image.Image) -> Any:
     return given if isinstance(given, str) else {"prompt": "", "multi_modal_data": {"image": given}}
 
@@ -97,12 +92,5 @@ def assert_same(actual: Tensor, expected: Sequence[Tensor]) -> None:
     torch.testing.assert_close(actual, torch.stack(list(expected)), rtol=0, atol=1e-4)
 
 
-def data_uri(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
-
-
 def image_message(image: Image.Image, *texts: str) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
-    return [{"role": "user", "content": [*content, {"type": "image_url", "image_url": {"url": data_uri(image)}}]}]
+    return [make_message(*map(text_part, texts), image_part(image))]

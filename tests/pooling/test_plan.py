@@ -84,12 +84,6 @@ def test_an_unknown_pooling_lists_the_known_ones(config: dict[str, Any]) -> None
         make_plan(PoolerConfig(**config))
 
 
-def test_the_task_option_restricts_the_tasks() -> None:
-    assert make_plan(PoolerConfig(task="token_embed")).tasks == ("token_embed",)
-    with pytest.raises(LoadError, match="Unsupported task: 'classify' Supported tasks: "):
-        make_plan(PoolerConfig(task="classify"))
-
-
 @pytest.mark.parametrize(
     ("task", "params", "invalid"),
     [

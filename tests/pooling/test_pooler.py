@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
-from cenote.errors import BadRequest, Unsupported
+from cenote.errors import BadRequest
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import Heads
@@ -28,7 +28,6 @@ from tests.tiny import (
     compute_hidden_states,
     tiny_bert,
     tiny_bert_classifier,
-    tiny_bert_token_classifier,
     tiny_qwen3,
 )
 
@@ -119,13 +118,6 @@ def test_every_prompt_of_a_call_may_have_its_own_parameters(tmp_path: Path) -> N
         assert_close(output.outputs.data, expected, atol=1e-5, rtol=0)
 
 
-def test_shorter_embeddings_need_a_model_trained_for_them(tmp_path: Path) -> None:
-    tiny_bert(tmp_path)
-
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm, pytest.raises(Unsupported, match="matryoshka"):
-        llm.embed("the cat", pooling_params=PoolingParams(dimensions=4), use_tqdm=False)
-
-
 @pytest.mark.parametrize("kind", ["CLS", "LAST", "MEAN", "MAX", "WEIGHTEDMEAN", "MEAN_SQRT_LEN"])
 def test_a_user_may_choose_any_method(kind: str, tmp_path: Path) -> None:
     reference = tiny_qwen3(tmp_path)
@@ -154,24 +146,6 @@ def test_all_returns_a_row_for_every_token(tmp_path: Path) -> None:
 
     for output, rows in zip(outputs, compute_hidden_states(reference), strict=True):
         assert_close(output.outputs.data, F.normalize(rows, dim=-1), atol=1e-5, rtol=0)
-
-
-def test_step_keeps_the_rows_of_its_tag_and_the_requested_columns(tmp_path: Path) -> None:
-    reference = tiny_bert_token_classifier(tmp_path, num_labels=4)
-    with torch.inference_mode():
-        raw = [reference.classifier(rows) for rows in compute_hidden_states(reference)]
-    config = PoolerConfig(pooling_type="STEP", step_tag_id=9, returned_token_ids=[3, 1])
-
-    with LLM(str(tmp_path), dtype="float32", device="cpu", pooler_config=config) as llm:
-        outputs = llm.encode(SEQUENCES, pooling_task="token_classify", use_tqdm=False)
-        params = PoolingParams(step_tag_id=50, returned_token_ids=[0], use_activation=False)
-        with_params = llm.encode(SEQUENCES, params, pooling_task="token_classify", use_tqdm=False)
-
-    assert [len(output.outputs.data) for output in outputs] == [ids.count(9) for ids in SEQUENCES]
-    for ids, output, other, logits in zip(SEQUENCES, outputs, with_params, raw, strict=True):
-        is_step = torch.tensor(ids) == 9
-        assert_close(output.outputs.data, logits[is_step][:, [3, 1]].softmax(-1), atol=1e-4, rtol=0)
-        assert_close(other.outputs.data, logits[torch.tensor(ids) == 50][:, [0]], atol=1e-4, rtol=0)
 
 
 def test_step_selects_columns_of_a_plain_backbone_too(tmp_path: Path) -> None:

@@ -285,14 +285,14 @@ class FrontEndLink:
         )
         self._on_closed = on_closed
         self.engine: Engine | None = None
-        self._token_link: TokenLink | None = None  # None: the engine has no renderer
+        self.token_link: TokenLink | None = None  # None: the engine has no renderer
 
     def set_engine(self, engine: Engine, server: EngineServer) -> None:
         if self.engine is not None or not self.channel.is_open:
             return
         self.engine = engine
         if server.renderer_info is not None and server.token_batcher is not None:
-            self._token_link = TokenLink(server.token_batcher, self.channel)
+            self.token_link = TokenLink(server.token_batcher, self.channel)
             self.channel.send(server.renderer_info)
         self.channel.send(EngineReady(to_json(engine.model_info), server.engine_number))
 
@@ -303,22 +303,22 @@ class FrontEndLink:
             await asyncio.wait_for(self.channel.call(message), UPDATE_TIMEOUT_S)
 
     def _on_message(self, message: FrontEndMessage, array_bytes: ArrayBytes) -> None:
-        assert self._token_link is not None, "sent only after RendererInfo"
+        assert self.token_link is not None, "sent only after RendererInfo"
         if isinstance(message, TokenBatch):
-            self._token_link.on_batch(message, array_bytes)
+            self.token_link.on_batch(message, array_bytes)
         elif isinstance(message, RefusedRequests):
-            self._token_link.on_refused_requests(message)
+            self.token_link.on_refused_requests(message)
         else:
             assert isinstance(message, Cancel), "all others are calls and replies"
-            self._token_link.cancel(message.call_id)
+            self.token_link.cancel(message.call_id)
 
     def _on_call(
         self, call: RegisterOptions | ProcessCall | MetricsCall, array_bytes: ArrayBytes
     ) -> Reply | Awaitable[Reply]:
         assert self.engine is not None, "front-ends send requests only after EngineReady"
         if isinstance(call, RegisterOptions):
-            assert self._token_link is not None, "sent only after RendererInfo"
-            return self._token_link.on_register(call)
+            assert self.token_link is not None, "sent only after RendererInfo"
+            return self.token_link.on_register(call)
         return run_plugin(self.engine, call) if isinstance(call, ProcessCall) else collect_metrics(self.engine)
 
     def _on_unhandled(self, error: Exception) -> None:
@@ -326,5 +326,5 @@ class FrontEndLink:
 
     def _on_disconnect(self) -> None:
         self._on_closed(self)
-        if self._token_link is not None:
-            self._token_link.cancel_all()
+        if self.token_link is not None:
+            self.token_link.cancel_all()

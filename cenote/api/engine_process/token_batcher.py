@@ -139,7 +139,7 @@ class TokenBatcher:
         # by id of the options and bucket of the deadline
         self._arrived: dict[tuple[int, int], tuple[ResolvedOptions, list[CallGroup]]] = {}
         self._is_submit_scheduled = False
-        self._calls: dict[TokenizedBatch, MergedCalls] = {}
+        self.calls: dict[TokenizedBatch, MergedCalls] = {}
 
     def resolve_options(self, message: RegisterOptions) -> ResolvedOptions:
         request = PoolRequest(
@@ -206,7 +206,7 @@ class TokenBatcher:
         batch.num_done = -sum([group.message.num_continued for group in groups])  # a text counts once
         if not first.is_last:
             batch.num_requests = 0  # the request is counted with its last inputs
-        self._calls[batch] = calls
+        self.calls[batch] = calls
         try:
             # the rest of a call must not be refused when its first inputs have been admitted
             self.get_core(options).submit(batch)
@@ -226,13 +226,13 @@ class TokenBatcher:
         """Drop the inputs of a call that have not run, or of all calls of a link for None."""
         if self._arrived:
             self._submit_arrived()
-        for batch, calls in list(self._calls.items()):
+        for batch, calls in list(self.calls.items()):
             numbers = calls.find_requests(link, call_id)
             if len(numbers):
                 batch.cancel_requests(numbers)
 
     def _forget(self, batch: TokenizedBatch) -> None:
-        self._calls.pop(batch, None)
+        self.calls.pop(batch, None)
 
 
 class MergedCalls:

@@ -22,7 +22,7 @@ class Quarantine:
 
     def __init__(self, on_poison: Callable[[list[bytes], str], None] = lambda digests, reason: None) -> None:
         self.on_poison = on_poison  # called with what was found here, for other front-ends
-        self._suspects: Counter[bytes] = Counter()
+        self.suspects: Counter[bytes] = Counter()
         self._poison: dict[bytes, tuple[float, str]] = {}  # end of the refusal and exit reason of the engine process
         self._poison_until = 0.0  # end of the last refusal
 
@@ -30,19 +30,19 @@ class Quarantine:
     def is_empty(self) -> bool:
         if self._poison and time.monotonic() > self._poison_until:
             self._poison.clear()
-        return not self._suspects and not self._poison
+        return not self.suspects and not self._poison
 
     def add_suspects(self, digests: Iterable[bytes]) -> None:
-        self._suspects.update(digests)
+        self.suspects.update(digests)
 
     def remove_suspects(self, digests: Iterable[bytes]) -> None:
         for digest in digests:
-            self._suspects[digest] -= 1
-            if self._suspects[digest] <= 0:
-                del self._suspects[digest]
+            self.suspects[digest] -= 1
+            if self.suspects[digest] <= 0:
+                del self.suspects[digest]
 
     def is_suspect(self, digest: bytes) -> bool:
-        return digest in self._suspects
+        return digest in self.suspects
 
     def report_poison(self, digests: list[bytes], reason: str) -> None:
         """Refuse inputs that have crashed the engine process, here and in other front-ends."""

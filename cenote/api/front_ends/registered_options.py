@@ -49,7 +49,7 @@ class OptionsRegistry:
     def __init__(self, channel: Channel[Any]) -> None:
         self._channel = channel
         self._options_ids = itertools.count(1)
-        self._registered: dict[OptionsKey, RegisteredOptions] = {}
+        self.registered: dict[OptionsKey, RegisteredOptions] = {}
 
     def find(self, request: PoolRequest, selection: PromptSelection, role: Role | None) -> RegisteredOptions:
         """Return the options of a request; they are registered if no request before had them.
@@ -63,7 +63,7 @@ class OptionsRegistry:
         encoded_params = None if params is None else msgspec.msgpack.encode(params)
         has_operands = request.operands is not None
         key = (request.task, request.extra_tasks, encoded_params, adapter, request.scheduling, has_operands, role)
-        if (registered := self._registered.get(key)) is not None:
+        if (registered := self.registered.get(key)) is not None:
             return registered
         options_id = next(self._options_ids)
         task, extra_tasks, scheduling = request.task, request.extra_tasks, request.scheduling
@@ -71,11 +71,11 @@ class OptionsRegistry:
         future = self._channel.start_call(
             RegisterOptions(options_id, task, extra_tasks, params, adapter, scheduling, has_operands, role)
         )
-        self._registered[key] = registered = RegisteredOptions(options_id, future)
-        if len(self._registered) > MAX_REGISTERED:
-            del self._registered[next(iter(self._registered))]
+        self.registered[key] = registered = RegisteredOptions(options_id, future)
+        if len(self.registered) > MAX_REGISTERED:
+            del self.registered[next(iter(self.registered))]
         return registered
 
     def forget(self) -> None:
         """Register options again before they are used: adapters have changed."""
-        self._registered = {}
+        self.registered = {}

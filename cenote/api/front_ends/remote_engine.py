@@ -79,14 +79,14 @@ class RemoteEngine(FrontEndEngine):
         self.availability = Availability()
         self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
-        self._token_client: TokenClient | None = None  # None: there is no link
+        self.token_client: TokenClient | None = None  # None: there is no link
         self.text_models = TextModelCache()
         self._connecting: asyncio.Task[None] | None = None
-        self._token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
+        self.token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
 
     def share(self, quarantine: Quarantine, text_models: TextModelCache) -> None:
         """Use those of all replicas of a model."""
-        self.quarantine = self._token_calls.quarantine = quarantine
+        self.quarantine = self.token_calls.quarantine = quarantine
         self.text_models = text_models
 
     @property
@@ -133,13 +133,13 @@ class RemoteEngine(FrontEndEngine):
             numbers_by_call.setdefault(call_id, []).append(number)
         suspects, poison = set[ReplayableCall](), list[bytes]()
         for call_id, numbers in numbers_by_call.items():
-            call = self._token_calls.pending.get(call_id)
+            call = self.token_calls.pending.get(call_id)
             if call is not None:
                 suspects.add(call.owner)
                 self.quarantine.remove_suspects(call.owner.suspect_digests)
                 poison += call.on_exit(numbers, exited)
                 self.quarantine.add_suspects(call.owner.suspect_digests)
-        calls = dict.fromkeys(call.owner for call in self._token_calls.pending.values())  # in the order of arrival
+        calls = dict.fromkeys(call.owner for call in self.token_calls.pending.values())  # in the order of arrival
         if not exited.calls and exited.cause != "external":
             for call in calls:
                 call.on_unexplained_crash(exited)
@@ -198,9 +198,9 @@ class RemoteEngine(FrontEndEngine):
         if pending.is_decided:  # while it waited for an engine process
             self.forget_pool(pending)  # its results are those of no call
             return pending.take_results()
-        assert self._token_client is not None, "RendererInfo comes before EngineReady"
+        assert self.token_client is not None, "RendererInfo comes before EngineReady"
         try:
-            return await self._token_client.pool(pending, self.model_info)
+            return await self.token_client.pool(pending, self.model_info)
         except EngineLost:
             pending.mark_lost()
         except Overloaded as error:
@@ -209,7 +209,7 @@ class RemoteEngine(FrontEndEngine):
 
     def forget_pool(self, pending: PendingPool) -> None:
         for call_id in pending.call_ids:
-            self._token_calls.pending.pop(call_id, None)
+            self.token_calls.pending.pop(call_id, None)
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         await self._change_adapter(name, path, in_place)
@@ -263,20 +263,20 @@ class RemoteEngine(FrontEndEngine):
             self.availability.on_down(message.reason)
         elif isinstance(message, RendererInfo):
             texts = self.text_models.get(message)
-            self._token_client = TokenClient(texts, channel, self._token_calls, self.availability.on_down)
+            self.token_client = TokenClient(texts, channel, self.token_calls, self.availability.on_down)
         else:
             assert isinstance(message, TokenResults | TokenErrors), "all others are replies"
-            assert self._token_client is not None, "results come after RendererInfo"
+            assert self.token_client is not None, "results come after RendererInfo"
             if isinstance(message, TokenResults):
-                self._token_client.on_results(message, array_bytes)
+                self.token_client.on_results(message, array_bytes)
             else:
-                self._token_client.on_errors(message)
+                self.token_client.on_errors(message)
 
     def _on_call(self, channel: Channel[EngineMessage], update: ModelInfoUpdate) -> Done:
         if channel is self._channel:
             self._model_info = from_json(update.model_info, type=ModelInfo)
-            if self._token_client is not None:
-                self._token_client.options.forget()
+            if self.token_client is not None:
+                self.token_client.options.forget()
         return Done()
 
     def _on_closed(self, channel: Channel[EngineMessage]) -> None:
@@ -284,11 +284,11 @@ class RemoteEngine(FrontEndEngine):
         if channel is not self._channel:
             return
         self._channel = None
-        calls = {call.owner for call in self._token_calls.pending.values()}
-        if self._token_client is not None:
-            self._token_client.lose_all()
-            self._token_client.close()
-            self._token_client = None
+        calls = {call.owner for call in self.token_calls.pending.values()}
+        if self.token_client is not None:
+            self.token_client.lose_all()
+            self.token_client.close()
+            self.token_client = None
         self.availability.on_link_lost()
         if self._is_closed:
             self.availability.on_closed()

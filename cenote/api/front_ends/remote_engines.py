@@ -41,7 +41,7 @@ class RemoteEngines:
         self.app_state = app_state
         self.reports = reports
         self._base_admission = app_state.admission
-        self._engines: dict[int, RemoteEngine] = {}  # by id
+        self.engines: dict[int, RemoteEngine] = {}  # by id
         self._uses: dict[tuple[int, ...], EngineUse] = {}  # by the ids of their engines
         self._wanted: dict[str, ModelState] = {}  # by name of the model
         self._releasing: dict[int, asyncio.Future[None]] = {}  # by engine id
@@ -91,28 +91,28 @@ class RemoteEngines:
 
     def find_hang(self) -> tuple[str, float] | None:
         """Return a stage that does not finish, and since when; called by the heartbeat thread."""
-        models = [engine.text_models.last for engine in list(self._engines.values())]
+        models = [engine.text_models.last for engine in list(self.engines.values())]
         return next((hang for texts in models if texts is not None and (hang := texts.find_hang())), None)
 
     def start_draining(self) -> None:
         """Do not wait for other engine processes: the server shuts down."""
         self._is_draining = True
-        for engine in self._engines.values():
+        for engine in self.engines.values():
             engine.start_draining()
         for use in self._uses.values():
             if isinstance(use.engine, ReplicaSet):
                 use.engine.start_draining()
 
     def close(self) -> None:
-        for engine in self._engines.values():
+        for engine in self.engines.values():
             engine.close()
 
     def _get_engine(self, engine_id: int) -> RemoteEngine | None:
         """Return the engine, which a link or a message names for the first time; None if it has been released."""
         if engine_id in self._released:
             return None
-        if (engine := self._engines.get(engine_id)) is None:
-            engine = self._engines[engine_id] = RemoteEngine(
+        if (engine := self.engines.get(engine_id)) is None:
+            engine = self.engines[engine_id] = RemoteEngine(
                 self._on_changed, lambda: self.reports.on_link_lost(engine_id), engine_id
             )
             engine.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
@@ -178,7 +178,7 @@ class RemoteEngines:
                     del self._uses[use.engine_ids]
             del self._releasing[engine_id]
             self._released.add(engine_id)
-            if (engine := self._engines.pop(engine_id, None)) is not None:
+            if (engine := self.engines.pop(engine_id, None)) is not None:
                 engine.close()
             if not released.done():  # the supervisor may have given up waiting
                 released.set_result(None)

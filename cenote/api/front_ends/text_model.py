@@ -33,7 +33,7 @@ class TextModel:
         self.busy_stages = BusyStages()
         self.image_workers = ImageWorkerPool(self.renderer.multimodal, self.busy_stages)
         self.tasks = TextTasks(msgspec.json.decode(info.task_settings, type=TaskSettings), self.renderer)
-        self._step_timeout_s = info.step_timeout_s
+        self.step_timeout_s = info.step_timeout_s
 
     def close(self) -> None:
         """Stop the decoders of images."""
@@ -44,7 +44,7 @@ class TextModel:
     def find_hang(self) -> tuple[str, float] | None:
         """Return the stage that has been busy with one piece of work for too long, and since when."""
         busy = self.busy_stages.find_oldest()
-        return None if busy is None or time.monotonic() - busy[1] <= self._step_timeout_s else busy
+        return None if busy is None or time.monotonic() - busy[1] <= self.step_timeout_s else busy
 
     def get_renderer(self, role: Role | None) -> Renderer:
         return self.renderers.get(role, self.renderer)

@@ -87,7 +87,7 @@ class TokenClient:
     ) -> None:
         """`on_engine_stopped` is called with the reason when the engine has stopped by itself."""
         self.texts = texts
-        self._channel = channel
+        self.channel = channel
         self._next_call_id = calls.next_call_id
         self._pending = calls.pending
         self._calls = calls
@@ -136,7 +136,7 @@ class TokenClient:
         except BaseException as error:  # also an error of one input: the others are not needed any more
             if isinstance(error, PoolingError) and not pending.is_sent:
                 self._count_refused(error)
-            pending.cancel(self._channel)
+            pending.cancel(self.channel)
             raise
 
     async def _prepare(self, pending: PendingPool, model_info: ModelInfo) -> tuple[int, RenderKey, int]:
@@ -159,7 +159,7 @@ class TokenClient:
         pending.chunk_tokens, pending.normalizes = reply.chunk_tokens, reply.normalizes
         pending.interactive_id = interactive.options_id
         check_tokenization_params(request.tokenization, limits)
-        await self._channel.wait_writable()
+        await self.channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it
             raise EngineLost
         bucket = get_deadline_bucket(request.deadline_at)
@@ -176,7 +176,7 @@ class TokenClient:
 
     def _report_refused(self) -> None:
         outcomes, self._refused = dict(self._refused), Counter()
-        self._channel.send(RefusedRequests(outcomes))
+        self.channel.send(RefusedRequests(outcomes))
 
     def lose_all(self) -> None:
         """End the attempts of all calls: the engine process has exited, or the link is replaced."""
@@ -293,7 +293,7 @@ class TokenClient:
             ready = pending.add_rendered(rendered, start)
             if ready is not None and is_sent_in_parts:
                 self._send(pending.options_id, [pending], ready, num_sent, is_last=end >= len(inputs))
-                await self._channel.wait_writable()
+                await self.channel.wait_writable()
             start = end
         if not is_sent_in_parts and not pending.future.done():
             self._send_again(pending)
@@ -384,7 +384,7 @@ class TokenClient:
             images,
             sum([call.count_continued(start, len(inputs)) for call in calls]),
         )
-        self._channel.send(message, encode_inputs(inputs) + image_arrays)
+        self.channel.send(message, encode_inputs(inputs) + image_arrays)
 
 
 def may_change_lane(request: PoolRequest, num_chars: int) -> bool:

@@ -71,7 +71,7 @@ class ModelManager:
         self.memory = MemoryKeeper(self, settings)
         self._engine_ids = itertools.count(1)
         self._is_stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     # start and stop
 
@@ -87,15 +87,15 @@ class ModelManager:
 
     async def stop(self) -> None:
         self._is_stopping = True
-        for task in list(self._tasks):
+        for task in list(self.tasks):
             task.cancel()
         self.launcher.close()
         await asyncio.gather(*(engines.stop() for engines in self.sets))
 
     def _run(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _finish_first_load(self, row: TableRow, engines: EngineSet) -> None:
         try:
@@ -314,8 +314,8 @@ class ModelManager:
         if engines is None:
             raise make_exited_error()
         change = asyncio.get_running_loop().create_task(engines.change_adapter(name, path, in_place))
-        self._tasks.add(change)
-        change.add_done_callback(self._tasks.discard)
+        self.tasks.add(change)
+        change.add_done_callback(self.tasks.discard)
         await asyncio.shield(change)
 
     def send_models(self) -> None:

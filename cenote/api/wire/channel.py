@@ -71,10 +71,10 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         make_closed_error: Callable[[], Exception] = make_exited_error,
     ) -> None:
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
-        self._on_message = on_message
-        self._on_closed = on_closed
-        self._on_unhandled = on_unhandled
-        self._on_call = on_call
+        self.on_message = on_message
+        self.on_closed = on_closed
+        self.on_unhandled = on_unhandled
+        self.on_call = on_call
         self._make_closed_error = make_closed_error
         self._call_ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}  # by call id: replies with their arrays
@@ -189,7 +189,7 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         self._fail_calls()
         for task in list(self._answering.values()):
             task.cancel()
-        self._on_closed()
+        self.on_closed()
 
     def _fail_calls(self) -> None:
         for future in list(self._pending.values()):
@@ -253,9 +253,9 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
             array_bytes = bytearray(array_bytes)
         try:
             if kind == MESSAGE:
-                self._on_message(message, array_bytes)
+                self.on_message(message, array_bytes)
             elif kind == CALL:
-                self._answer(call_id, self._on_call(message, array_bytes))
+                self._answer(call_id, self.on_call(message, array_bytes))
             elif (future := self._pending.get(call_id)) is not None and not future.done():
                 if kind == FAILURE:
                     future.set_exception(decode_error(message))
@@ -289,7 +289,7 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         """Fail the call that a frame belongs to, or report the error."""
         try:
             if kind == MESSAGE:
-                self._on_unhandled(error)
+                self.on_unhandled(error)
             elif kind == CALL:
                 if isinstance(error, UNREADABLE):
                     error = PoolingError("the request could not be read by the engine process")

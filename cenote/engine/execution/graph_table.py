@@ -36,18 +36,18 @@ class GraphTable(Generic[KeyT, GraphT]):
         self.min_idle_lookups = min_idle_lookups
         self.num_evicted = 0
         self._num_lookups = 0
-        self._graphs: OrderedDict[KeyT, Entry[GraphT]] = OrderedDict()  # in order of their last lookups
+        self.entries: OrderedDict[KeyT, Entry[GraphT]] = OrderedDict()  # in order of their last lookups
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self.entries)
 
     def find(self, key: KeyT) -> GraphT | None:
         """Return the graph of a key; None if there is none."""
-        if (entry := self._graphs.get(key)) is None:
+        if (entry := self.entries.get(key)) is None:
             return None
         self._num_lookups += 1
         entry.last_lookup = self._num_lookups
-        self._graphs.move_to_end(key)
+        self.entries.move_to_end(key)
         return entry.graph
 
     def get(self, key: KeyT) -> GraphT | None:
@@ -58,16 +58,16 @@ class GraphTable(Generic[KeyT, GraphT]):
         if not self._make_room():
             return None
         graph = self.capture(key)
-        self._graphs[key] = Entry(graph, self._num_lookups)
+        self.entries[key] = Entry(graph, self._num_lookups)
         return graph
 
     def _make_room(self) -> bool:
-        if len(self._graphs) < self.max_graphs:
+        if len(self.entries) < self.max_graphs:
             return True
-        oldest, entry = next(iter(self._graphs.items()))
+        oldest, entry = next(iter(self.entries.items()))
         if self._num_lookups - entry.last_lookup < self.min_idle_lookups:
             return False
         self.before_evict()
-        del self._graphs[oldest]
+        del self.entries[oldest]
         self.num_evicted += 1
         return True

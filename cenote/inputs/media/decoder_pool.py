@@ -42,7 +42,7 @@ class DecoderPool:
         self._idle: queue.SimpleQueue[DecoderProcess | None] = queue.SimpleQueue()  # None: not started yet, or exited
         for _ in range(num_processes):
             self._idle.put(None)
-        self._running: set[DecoderProcess] = set()
+        self.running: set[DecoderProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._is_sandbox_logged = False
@@ -71,13 +71,13 @@ class DecoderPool:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            running, self._running = self._running, set()
+            running, self.running = self.running, set()
         for child in running:
             child.stop()
 
     def detach(self) -> None:
         """Drop the children after a fork: they belong to the parent, whose threads may hold the locks."""
-        for child in self._running:
+        for child in self.running:
             child.detach()
 
     def _start(self) -> DecoderProcess:
@@ -89,7 +89,7 @@ class DecoderPool:
             raise Overloaded("cannot decode images now: starting a decoder process failed; retry later") from None
         with self._lock:
             if not self._closed:
-                self._running.add(child)
+                self.running.add(child)
                 self._log_sandbox(child)
                 return child
         child.stop()
@@ -111,7 +111,7 @@ class DecoderPool:
     def _discard(self, process: DecoderProcess | None) -> None:
         if process is not None:
             with self._lock:
-                self._running.discard(process)
+                self.running.discard(process)
             process.stop(kill=True)
 
 

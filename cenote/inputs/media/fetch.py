@@ -45,7 +45,7 @@ class Fetcher:
     def __init__(self, policy: MediaPolicy) -> None:
         self.policy = policy
         self.allowed_hosts = {_allowed_host(domain) for domain in policy.allowed_media_domains}
-        self._ssl_context: ssl.SSLContext | None = None
+        self.ssl_context: ssl.SSLContext | None = None
 
     def fetch(self, url: str, lease: BudgetLease) -> bytes:
         allows_any_host = self.policy.allow_any_media_domain or self.policy.fetches_any_url
@@ -100,9 +100,9 @@ class Fetcher:
             return connection
         try:
             connection.settimeout(deadline.remaining_s())
-            if self._ssl_context is None:
-                self._ssl_context = ssl.create_default_context()
-            return self._ssl_context.wrap_socket(connection, server_hostname=target.host)
+            if self.ssl_context is None:
+                self.ssl_context = ssl.create_default_context()
+            return self.ssl_context.wrap_socket(connection, server_hostname=target.host)
         except BaseException:
             connection.close()
             raise

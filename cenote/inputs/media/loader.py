@@ -37,7 +37,7 @@ class MediaLoader:
 
     def __init__(self, policy: MediaPolicy) -> None:
         self.policy = policy
-        self._fetcher = Fetcher(policy)
+        self.fetcher = Fetcher(policy)
         self._init_resources()
         _loaders.add(self)
 
@@ -58,8 +58,8 @@ class MediaLoader:
         self._pixel_budget = MemoryBudget(self.policy.decode_budget_bytes)
         self._convert_lock = threading.Lock()
         self._header_lock = threading.Lock()
-        self._decoder_pool = DecoderPool(self.policy.decode_budget_bytes)
-        self._finalizer = weakref.finalize(self, self._decoder_pool.close)
+        self.decoder_pool = DecoderPool(self.policy.decode_budget_bytes)
+        self._finalizer = weakref.finalize(self, self.decoder_pool.close)
 
     def _load(self, source: Any) -> PIL.Image.Image:
         if isinstance(source, bytes | bytearray | memoryview):
@@ -86,7 +86,7 @@ class MediaLoader:
         if scheme == "data":
             return decode_data_uri(text, self.policy.max_image_bytes, lease)
         if scheme in ("http", "https"):
-            return self._fetcher.fetch(text, lease)
+            return self.fetcher.fetch(text, lease)
         if scheme == "file":
             return read_file_url(text, self.policy.allowed_local_media_path, self.policy.max_image_bytes, lease)
         if self.policy.trust_caller and "://" not in text:
@@ -106,7 +106,7 @@ class MediaLoader:
         num_bytes = self._check_header(header)
         with self._pixel_budget.lease() as lease:
             lease.grow(num_bytes)
-            return self._decoder_pool.decode(content, header)
+            return self.decoder_pool.decode(content, header)
 
     def _convert_pil_image(self, image: PIL.Image.Image) -> PIL.Image.Image:
         """Convert a trusted PIL image, in this process."""
@@ -159,7 +159,7 @@ _loaders: weakref.WeakSet[MediaLoader] = weakref.WeakSet()
 def _reinit_after_fork() -> None:
     for loader in _loaders:
         loader._finalizer.detach()
-        loader._decoder_pool.detach()
+        loader.decoder_pool.detach()
         loader._init_resources()
 
 

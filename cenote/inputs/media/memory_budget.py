@@ -11,8 +11,8 @@ from contextlib import contextmanager
 class MemoryBudget:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self._free_bytes = num_bytes
-        self._queue: deque[object] = deque()  # FIFO, so that small requests do not starve a large one
+        self.free_bytes = num_bytes
+        self.queue: deque[object] = deque()  # FIFO, so that small requests do not starve a large one
         self._condition = threading.Condition()
 
     @contextmanager
@@ -27,21 +27,21 @@ class MemoryBudget:
     def acquire(self, num_bytes: int, timeout_s: float | None) -> bool:
         ticket = object()
         with self._condition:
-            self._queue.append(ticket)
+            self.queue.append(ticket)
             try:
                 ready = self._condition.wait_for(
-                    lambda: self._queue[0] is ticket and self._free_bytes >= num_bytes, timeout=timeout_s
+                    lambda: self.queue[0] is ticket and self.free_bytes >= num_bytes, timeout=timeout_s
                 )
                 if ready:
-                    self._free_bytes -= num_bytes
+                    self.free_bytes -= num_bytes
                 return ready
             finally:
-                self._queue.remove(ticket)
+                self.queue.remove(ticket)
                 self._condition.notify_all()
 
     def release(self, num_bytes: int) -> None:
         with self._condition:
-            self._free_bytes += num_bytes
+            self.free_bytes += num_bytes
             self._condition.notify_all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -96,21 +96,15 @@ async def serve_engine(llm: LLM, adapters: dict[str, str]) -> AsyncIterator[Supe
             os.close(fd)
 
 
-@pytest.fixture
-def run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that runs a test with the supervisor of an engine server."""
+@pytest.fixture(autouse=True)
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine servers neither change the log of the tests nor end their process with the supervisor."""
     monkeypatch.setattr(engine_server.log_config, "configure_logging", lambda settings: None)
-    monkeypatch.setattr(EngineServer, "_on_supervisor_exited", lambda server: None)  # it ends this process
-
-    async def run_test(test: Callable[[Supervisor], Awaitable[None]], adapters: dict[str, str]) -> None:
-        async with serve_engine(llm, adapters) as supervisor:
-            await test(supervisor)
-
-    return lambda test, **adapters: asyncio.run(run_test(test, adapters))
+    monkeypatch.setattr(os, "_exit", lambda status: None)
 
 
-def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path) -> None:
-    async def change(supervisor: Supervisor) -> None:
+async def test_a_change_is_answered_when_every_front_end_knows(llm: LLM, folder: Path) -> None:
+    async with serve_engine(llm, {}) as supervisor:
         supervisor.control.send(SetAdapters({"first": str(folder / "first")}, []))
         remotes = [await supervisor.connect_front_end() for _ in range(2)]
         await wait_until(lambda: all(remote.availability.is_available for remote in remotes))
@@ -130,11 +124,9 @@ def test_a_change_is_answered_when_every_front_end_knows(run: Any, folder: Path)
         for remote in remotes:
             remote.close()
 
-    run(change)
 
-
-def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(run: Any, folder: Path) -> None:
-    async def start(supervisor: Supervisor) -> None:
+async def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(llm: LLM, folder: Path) -> None:
+    async with serve_engine(llm, {}) as supervisor:
         remote = await supervisor.connect_front_end()
         await asyncio.sleep(0.1)
         assert not remote.availability.is_available
@@ -144,11 +136,9 @@ def test_requests_are_served_only_with_the_adapters_that_the_model_has_by_now(ru
         assert remote.model_info.adapters == ("late",)
         remote.close()
 
-    run(start)
 
-
-def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
-    run: Any, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[str] = []
     load_adapter = llm.engine.load_adapter
@@ -159,7 +149,8 @@ def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
 
     monkeypatch.setattr(llm.engine, "load_adapter", record)
 
-    async def start(supervisor: Supervisor) -> None:
+    # "gone" could not be loaded with the model; "first" was, from the options of the server
+    async with serve_engine(llm, {"gone": "/gone", "first": str(folder / "late")}) as supervisor:
         remote = await supervisor.connect_front_end()
         adapters = {"gone": "/gone", "missing": "/missing", "first": str(folder / "late"), "late": str(folder / "late")}
         supervisor.control.send(SetAdapters(adapters, []))
@@ -167,14 +158,12 @@ def test_an_adapter_that_cannot_be_loaded_stops_no_other_and_is_not_tried_again(
         assert remote.model_info.external_adapters == {name: str(folder / "late") for name in ("first", "late")}
         remote.close()
 
-    # "gone" could not be loaded with the model; "first" was, from the options of the server
-    run(start, gone="/gone", first=str(folder / "late"))
     assert tried == ["first", "missing", "late"]
     assert "the adapter missing could not be changed while the engine was started" in caplog.text
 
 
-def test_an_adapter_that_was_loaded_from_the_same_path_meanwhile_is_read_again(
-    run: Any, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_adapter_that_was_loaded_from_the_same_path_meanwhile_is_read_again(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, bool]] = []
 
@@ -183,9 +172,8 @@ def test_an_adapter_that_was_loaded_from_the_same_path_meanwhile_is_read_again(
 
     monkeypatch.setattr(llm.engine, "load_adapter", record)
 
-    async def start(supervisor: Supervisor) -> None:
+    async with serve_engine(llm, {}) as supervisor:
         supervisor.control.send(SetAdapters({"first": str(folder / "first")}, ["first", "unloaded"]))
         await wait_until(lambda: bool(tried))
 
-    run(start)
     assert tried == [("first", True)]

@@ -9,7 +9,7 @@ import tokenizers
 
 from cenote.inputs import tokenizer as tokenizer_module
 from cenote.inputs.native_tokenizer import NativeChoice, choose_encoder
-from tests.engine.conftest import make_engine  # noqa: F401  # a fixture
+from tests.scoring.conftest import jina  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -174,7 +174,7 @@ def test_few_images_of_a_large_request_are_in_memory_at_a_time(
     assert sum(sum(batch.num_inputs) for batch in batches) == len(inputs) - 1
 
 
-def test_later_parts_of_a_request_wait_while_much_is_in_flight(
+async def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_engine, "MAX_IN_FLIGHT_BYTES", 1)
@@ -182,64 +182,53 @@ def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     inputs = [parts(make_image(20 + number, 40, number)) for number in range(MIN_SUB_REQUEST_INPUTS + num_last)]
     num_running, max_running = 0, 0
 
-    async def pool_both() -> None:
-        nonlocal max_running
-        async with connect_remote(engine) as (remote, _):
-            pool_rendered = remote.pool_rendered
+    async with connect_remote(engine) as (remote, _):
+        pool_rendered = remote.pool_rendered
 
-            async def count_running(ready: PoolRequest, first: int | None = None) -> Any:
-                nonlocal num_running, max_running
-                num_running += 1
-                max_running = max(max_running, num_running if len(ready.inputs) == num_last else 0)
-                try:
-                    return await pool_rendered(ready, first)
-                finally:
-                    num_running -= 1
+        async def count_running(ready: PoolRequest, first: int | None = None) -> Any:
+            nonlocal num_running, max_running
+            num_running += 1
+            max_running = max(max_running, num_running if len(ready.inputs) == num_last else 0)
+            try:
+                return await pool_rendered(ready, first)
+            finally:
+                num_running -= 1
 
-            monkeypatch.setattr(remote, "pool_rendered", count_running)
-            await asyncio.wait_for(asyncio.gather(*[remote.pool(request(*inputs)) for _ in range(3)]), 60)
-
-    asyncio.run(pool_both())
+        monkeypatch.setattr(remote, "pool_rendered", count_running)
+        await asyncio.wait_for(asyncio.gather(*[remote.pool(request(*inputs)) for _ in range(3)]), 60)
     assert max_running == 1
 
 
-def test_images_are_not_preprocessed_again_for_the_next_engine_process(
+async def test_images_are_not_preprocessed_again_for_the_next_engine_process(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get_max_alive = count_alive(monkeypatch)
     lost, on_batch = list[TokenBatch](), TokenLink.on_batch
     monkeypatch.setattr(TokenLink, "on_batch", lambda link, message, array_bytes: lost.append(message))
 
-    async def crash() -> list[Any]:
-        async with connect_remote(engine) as (remote, link):
-            call = asyncio.create_task(remote.pool(request(parts(CAT), parts(DOG), "a text")))
-            await wait_until(lambda: sum(sum(batch.num_inputs) for batch in lost) == 3)
-            monkeypatch.setattr(TokenLink, "on_batch", on_batch)
-            link.channel.close()
-            await wait_until(lambda: remote.status != "ready")
-            remote.on_engine_exited(EngineExited(0, 1, "exited with SIGSEGV", [], False, "external"))
-            next_link = await attach_engine(remote, engine, 1)
-            results = await asyncio.wait_for(call, 60)
-            next_link.channel.close()
-            return results
-
-    results = asyncio.run(crash())
+    async with connect_remote(engine) as (remote, link):
+        call = asyncio.create_task(remote.pool(request(parts(CAT), parts(DOG), "a text")))
+        await wait_until(lambda: sum(sum(batch.num_inputs) for batch in lost) == 3)
+        monkeypatch.setattr(TokenLink, "on_batch", on_batch)
+        link.channel.close()
+        await wait_until(lambda: remote.status != "ready")
+        remote.on_engine_exited(EngineExited(0, 1, "exited with SIGSEGV", [], False, "external"))
+        next_link = await attach_engine(remote, engine, 1)
+        results = await asyncio.wait_for(call, 60)
+        next_link.channel.close()
 
     assert len(results) == 3 and all(isinstance(result, PoolResult) for result in results)
     assert get_max_alive() == 2
 
 
-def test_a_large_request_with_images_is_divided_among_replicas(
+async def test_a_large_request_with_images_is_divided_among_replicas(
     engine: PoolingEngine, batches: list[TokenBatch]
 ) -> None:
     inputs: list[Input] = [parts(make_image(20 + number, 40, number), text="a red bird " * 9) for number in range(12)]
 
-    async def pool() -> tuple[list[Any], list[Any]]:
-        async with connect_remote(engine) as (first, _), connect_remote(engine) as (second, _):
-            replicas = ReplicaSet([first, second], ReplicaLoads(2, Counters(), 0))
-            return await engine.pool(request(*inputs)), await replicas.pool(request(*inputs))
-
-    local, divided = asyncio.run(pool())
+    async with connect_remote(engine) as (first, _), connect_remote(engine) as (second, _):
+        replicas = ReplicaSet([first, second], ReplicaLoads(2, Counters(), 0))
+        local, divided = await engine.pool(request(*inputs)), await replicas.pool(request(*inputs))
 
     for one, other in zip(local, divided, strict=True):
         np.testing.assert_allclose(np.asarray(one.data), np.asarray(other.data), atol=1e-5)
@@ -267,7 +256,7 @@ def test_inputs_with_other_images_are_no_poison(engine: PoolingEngine) -> None:
     assert digest(CAT) == digest(CAT) != digest(CAT.rotate(180))
 
 
-def test_images_that_take_longer_than_the_step_timeout_are_a_hang(
+async def test_images_that_take_longer_than_the_step_timeout_are_a_hang(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, allowed, preprocess = threading.Event(), threading.Event(), ImageProcessor.preprocess
@@ -277,22 +266,18 @@ def test_images_that_take_longer_than_the_step_timeout_are_a_hang(
         assert allowed.wait(20)
         return preprocess(*args)
 
-    async def find_hangs() -> list[Any]:
-        engines = RemoteEngines(AppState(ServerConfig()), SimpleNamespace())  # type: ignore[arg-type]
-        async with connect_remote(engine) as (remote, _):
-            engines._engines[0] = remote
-            call = asyncio.create_task(remote.pool(request(parts(CAT))))
-            await asyncio.to_thread(started.wait, 20)
-            texts = remote.text_models.last
-            assert texts is not None
-            hangs = [engines.find_hang()]
-            monkeypatch.setattr(texts, "_step_timeout_s", 0.0)
-            hangs += [engines.find_hang()]
-            allowed.set()
-            await call
-            return [*hangs, engines.find_hang()]
-
     monkeypatch.setattr(ImageProcessor, "preprocess", wait_and_preprocess)
-    before, during, after = asyncio.run(find_hangs())
 
-    assert before is None and during[0] == "image preprocessing" and after is None
+    engines = RemoteEngines(AppState(ServerConfig()), SimpleNamespace())  # type: ignore[arg-type]
+    async with connect_remote(engine) as (remote, _):
+        engines.engines[0] = remote
+        call = asyncio.create_task(remote.pool(request(parts(CAT))))
+        await asyncio.to_thread(started.wait, 20)
+        texts = remote.text_models.last
+        assert texts is not None
+        assert engines.find_hang() is None
+        monkeypatch.setattr(texts, "step_timeout_s", 0.0)
+        assert engines.find_hang()[0] == "image preprocessing"  # type: ignore[index]
+        allowed.set()
+        await call
+        assert engines.find_hang() is None

@@ -16,8 +16,8 @@ from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import InputTooLong, PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
+from tests.api.front_ends.machines import Machine
 from tests.api.front_ends.remote_link import connect_remote
-from tests.api.front_ends.test_replay import Machine
 from tests.engine.conftest import MakeEngine, raise_on_tokens
 from tests.engine.metric_values import get_value
 
@@ -64,14 +64,11 @@ def test_long_and_short_texts_have_the_vectors_and_counts_of_the_engine(make_eng
     assert [result.num_tokens for result in remote] == list(map(len, inputs))
 
 
-def test_a_text_in_chunks_counts_as_one_input(make_engine: MakeEngine) -> None:
+async def test_a_text_in_chunks_counts_as_one_input(make_engine: MakeEngine) -> None:
     engine = make_engine(SumExecutor(), pooler_config=CHUNKED)
 
-    async def pool_remotely() -> None:
-        async with connect_remote(engine) as (remote, _):
-            await asyncio.wait_for(remote.pool(PoolRequest(task="embed", inputs=[LONG, SHORT, LONG])), 20)
-
-    asyncio.run(pool_remotely())
+    async with connect_remote(engine) as (remote, _):
+        await asyncio.wait_for(remote.pool(PoolRequest(task="embed", inputs=[LONG, SHORT, LONG])), 20)
 
     assert get_value(engine, "cenote_inputs_total") == 3
 
@@ -95,28 +92,26 @@ def test_a_text_above_max_embed_len_is_refused_alone(make_engine: MakeEngine) ->
 def test_a_chunk_that_fails_fails_its_text_once(make_engine: MakeEngine) -> None:
     poisoned = [*LONG[:100], 666, *LONG[100:400], 666, *LONG]
     executor = SumExecutor(raise_on_tokens(666))
-    _, remote = pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True)
+    local, remote = pool(make_engine, [LONG, poisoned, SHORT], executor, return_exceptions=True)
 
-    assert isinstance(remote[1], PoolingError) and remote[1].index == 1
-    assert [result.num_tokens for result in (remote[0], remote[2])] == [600, 3]
+    assert "poisoned" in str(local[1])
+    for results in (local, remote):
+        assert isinstance(results[1], PoolingError) and results[1].index == 1
+        assert [result.num_tokens for result in (results[0], results[2])] == [600, 3]
 
 
-def test_only_chunks_without_a_result_are_sent_again_after_a_crash(make_engine: MakeEngine) -> None:
+async def test_only_chunks_without_a_result_are_sent_again_after_a_crash(make_engine: MakeEngine) -> None:
     text = [*LONG[:256], *LONG[:255], 666, *LONG[1:257]]
 
-    async def run() -> tuple[Any, list[list[int]]]:
-        machine = Machine(make_engine)
-        hang = await machine.start(666, pooler_config=CHUNKED, max_num_seqs=1)
-        pooled = asyncio.ensure_future(machine.remote.pool(PoolRequest(task="embed", inputs=[text])))
-        await asyncio.to_thread(hang.gate.reached.wait, 20)
-        await machine.crash(cause="external")
-        hang.gate.opened.set()
-        again = await machine.start(pooler_config=CHUNKED, max_num_seqs=1)
-        (result,) = await asyncio.wait_for(pooled, 20)
-        machine.remote.close()
-        return result, again.batches
-
-    result, batches = asyncio.run(run())
+    machine = Machine(make_engine)
+    hang = await machine.start(666, pooler_config=CHUNKED, max_num_seqs=1)
+    pooled = asyncio.ensure_future(machine.remote.pool(PoolRequest(task="embed", inputs=[text])))
+    await asyncio.to_thread(hang.gate.reached.wait, 20)
+    await machine.crash(cause="external")
+    hang.gate.opened.set()
+    again = await machine.start(pooler_config=CHUNKED, max_num_seqs=1)
+    (result,) = await asyncio.wait_for(pooled, 20)
+    machine.remote.close()
 
     assert result.num_tokens == len(text)
-    assert sorted(batches) == sorted([text[256:512], text[512:]])
+    assert sorted(again.batches) == sorted([text[256:512], text[512:]])

@@ -26,28 +26,26 @@ def make_loading_state(engine_id: int) -> ModelState:
     return ModelState("mini", (), "mini", True, "loading", "", True, True, (engine_id,), 0, b"")
 
 
-def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_error(llm: LLM) -> None:
+async def test_a_request_that_outlives_the_unloading_of_its_model_ends_without_an_error(llm: LLM) -> None:
     """The supervisor waits for some minutes, and gives up then."""
 
-    async def unload() -> bool:
-        app_state = AppState(ServerConfig())
-        engines = RemoteEngines(app_state, NoReports())
-        engines.set_models(ModelStates([make_loading_state(1)]))
-        link = await attach_engine(engines._engines[1], llm.engine)
-        use = app_state.models.first.use
-        assert use is not None
-        use.num_users += 1  # a request
-        engines.set_models(ModelStates([]))
-        released = asyncio.get_running_loop().create_future()
-        engines.release(1, released)
-        assert not released.done()
-        released.cancel()
+    app_state = AppState(ServerConfig())
+    engines = RemoteEngines(app_state, NoReports())
+    engines.set_models(ModelStates([make_loading_state(1)]))
+    link = await attach_engine(engines.engines[1], llm.engine)
+    use = app_state.models.first.use
+    assert use is not None
+    use.num_users += 1  # a request
+    engines.set_models(ModelStates([]))
+    released = asyncio.get_running_loop().create_future()
+    engines.release(1, released)
+    assert not released.done()
+    released.cancel()
 
-        use.release()
+    use.release()
 
-        is_closed = not engines._engines
-        link.channel.close()
-        await asyncio.sleep(0.01)
-        return is_closed
+    is_closed = not engines.engines
+    link.channel.close()
+    await asyncio.sleep(0.01)
 
-    assert asyncio.run(unload())
+    assert is_closed

@@ -4,118 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.front_ends import availability
-from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replay import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
 from cenote.api.front_ends.text_model import TextModelCache
-from cenote.api.wire.control_messages import EngineExited, ExitCause, ReplayStats
-from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
-from cenote.engine.engine import PoolingEngine
-from cenote.engine.sequence_group import ScheduledBatch
+from cenote.api.wire.control_messages import ExitCause
+from cenote.api.wire.device_table import DeviceTable, make_device_table
 from cenote.errors import DeadlineExceeded, EngineStopped, InputCrashedEngine, NotReady
-from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest
-from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.protocol.requests import PluginRequest, ScoreRequest
+from cenote.protocol.results import ScoreResult
+from tests.api.front_ends.machines import BlockedRenderer, Machine, get_client, run_machine, values
 from tests.api.front_ends.remote_link import attach_engine, wait_until
-from tests.api.front_ends.test_token_client import BlockedRenderer, get_client
-from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # noqa: F401  # a fixture
+from tests.engine.conftest import MakeEngine
 
 THREE = 2093  # the token id of "three"
 
 
-class HangOn:
-    """A fault that blocks batches with one of some token ids, as a device that is about to crash."""
-
-    def __init__(self, *token_ids: int) -> None:
-        self.gate = BatchGate()
-        self.token_ids = set(token_ids)
-        self.batches: list[list[int]] = []
-
-    def __call__(self, batch: ScheduledBatch) -> None:
-        self.batches.append(batch.inputs.token_ids.tolist())
-        if self.token_ids & set(self.batches[-1]):
-            self.gate(batch)
-
-
-class Machine:
-    """A front-end and one engine after the other, which crash when the test says so."""
-
-    def __init__(self, make: MakeEngine, engine_id: int = 0) -> None:
-        self.make = make
-        self.remote = RemoteEngine(engine_id=engine_id)
-        self.stats: list[ReplayStats] = []
-        self.remote.on_replay = self.stats.append
-        self.num_exits = 0
-        self.hangs: list[HangOn] = []
-
-    async def start(self, *hang_on: int, **options: Any) -> HangOn:
-        """Start an engine whose device hangs on some token ids."""
-        hang = HangOn(*hang_on)
-        self.hangs.append(hang)
-        self.engine: PoolingEngine = self.make(fault=hang, **options)
-        self.table = DeviceTable(make_device_table())
-        DeviceRecorder(self.table, 0).attach(self.engine.core.loop)
-        self.link: FrontEndLink = await attach_engine(self.remote, self.engine, self.num_exits)
-        return hang
-
-    async def crash(self, *, cause: ExitCause = "crash", reason: str = "exited with SIGSEGV") -> None:
-        """Close the link and report what was on the device, as the supervisor does."""
-        self.link.channel.close()
-        await wait_until(lambda: self.remote.status != "ready")
-        self.report(cause=cause, reason=reason)
-
-    def report(self, *, cause: ExitCause = "crash", reason: str = "exited with SIGSEGV") -> None:
-        self.num_exits += 1
-        calls, is_isolated, _ = self.table.read()
-        self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, cause))
-        self.remote.set_status("restarting", reason)
-
-    def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.remote.pool(PoolRequest(task="embed", inputs=inputs, **options)))
-
-    def total(self) -> ReplayStats:
-        columns = [(item.num_replayed, item.num_quarantined, item.num_poison) for item in self.stats]
-        return ReplayStats(0, *map(sum, zip(*columns, strict=True)))
-
-
-@asynccontextmanager
-async def machine_of(make: MakeEngine) -> AsyncIterator[Machine]:
-    machine = Machine(make)
-    try:
-        yield machine
-        assert not machine.remote._token_calls.pending
-        assert not machine.remote.quarantine._suspects
-    finally:
-        for hang in machine.hangs:
-            hang.gate.opened.set()
-        machine.remote.close()
-        machine.link.channel.close()
-        await asyncio.sleep(0.01)
-
-
-def run(make: MakeEngine, test: Callable[[Machine], Any]) -> None:
-    async def with_machine() -> None:
-        async with machine_of(make) as machine:
-            await asyncio.wait_for(test(machine), 30)
-
-    asyncio.run(with_machine())
-
-
-def values(results: Sequence[PoolResult]) -> list[list[int]]:
-    return [np.asarray(result.data).astype(int).tolist() for result in results]
-
-
-def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(machine: Machine) -> None:
+async def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         hang = await machine.start(7)
         waiting = [machine.embed([[7], [8 + number]]) for number in range(20)]
         await wait_until(hang.gate.reached.is_set)
@@ -131,11 +40,9 @@ def test_requests_in_flight_and_later_ones_are_answered_by_the_next_engine(
         assert len(await score) == 2
         assert machine.total().num_replayed == 20
 
-    run(make_engine, crash)
 
-
-def test_results_that_have_arrived_are_kept(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_results_that_have_arrived_are_kept(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         hang = await machine.start(7, max_num_batched_tokens=1)
         call = machine.embed([[5], [6], [7], [8]])
         await wait_until(hang.gate.reached.is_set)
@@ -145,11 +52,9 @@ def test_results_that_have_arrived_are_kept(make_engine: MakeEngine) -> None:  #
         assert values(await call) == [[5], [6], [7], [8]]
         assert sorted(sum(second.batches, [])) == [7, 8]  # two batches
 
-    run(make_engine, crash)
 
-
-def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         hang = await machine.start(7, max_num_batched_tokens=4)
         calls = [machine.embed([[7], [1], [2], [3]]), machine.embed([[4], [5], [6], [9]])]
         await wait_until(hang.gate.reached.is_set)
@@ -162,13 +67,11 @@ def test_inputs_that_were_on_the_device_run_alone(make_engine: MakeEngine) -> No
         assert any(len(batch) > 1 for batch in second.batches)
         assert machine.total().num_quarantined == 1
 
-    run(make_engine, crash)
 
-
-def test_an_input_that_crashes_two_engines_gets_an_error_and_the_others_their_results(
-    make_engine: MakeEngine,  # noqa: F811
+async def test_an_input_that_crashes_two_engines_gets_an_error_and_the_others_their_results(
+    make_engine: MakeEngine,
 ) -> None:
-    async def crash(machine: Machine) -> None:
+    async with run_machine(make_engine) as machine:
         hang = await machine.start(7)
         await machine.embed([[1]])  # registers the options, so that the others run together
         calls = [machine.embed([[number], [number, 2]]) for number in range(3, 11)]
@@ -193,11 +96,9 @@ def test_an_input_that_crashes_two_engines_gets_an_error_and_the_others_their_re
             await machine.embed([[7], [7, 2]])
         assert not third.gate.reached.is_set()
 
-    run(make_engine, crash)
 
-
-def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         for _ in range(2):
             hang = await machine.start(7)
             if not machine.num_exits:
@@ -211,11 +112,9 @@ def test_with_return_exceptions_only_the_poison_input_has_no_result(make_engine:
         refused, fine = await machine.embed([[7], [8]], return_exceptions=True)
         assert isinstance(refused, InputCrashedEngine) and values([fine]) == [[8]]
 
-    run(make_engine, crash)
 
-
-def test_a_request_that_ends_with_the_error_of_an_input_leaves_no_call(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_a_request_that_ends_with_the_error_of_an_input_leaves_no_call(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         for _ in range(2):
             hang = await machine.start(7)
             if not machine.num_exits:
@@ -225,15 +124,13 @@ def test_a_request_that_ends_with_the_error_of_an_input_leaves_no_call(make_engi
         (poison,) = await call
         assert isinstance(poison, InputCrashedEngine)
 
-    run(make_engine, crash)
 
-
-def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) -> None:  # noqa: F811
+async def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) -> None:
     def score(machine: Machine, *documents: str, **options: Any) -> asyncio.Task[Any]:
         request = ScoreRequest(queries=["one"], documents=documents, **options)
         return asyncio.create_task(machine.remote.score(request))
 
-    async def crash(machine: Machine) -> None:
+    async with run_machine(make_engine) as machine:
         for _ in range(2):
             hang = await machine.start(THREE)
             if not machine.num_exits:
@@ -251,15 +148,10 @@ def test_a_poison_document_fails_its_own_score_alone(make_engine: MakeEngine) ->
             await score(machine, "two", "four", "three")
         assert not third.gate.reached.is_set()
 
-    run(make_engine, crash)
-
 
 @pytest.mark.parametrize("cause", ["hang", "external"])
-def test_what_may_be_chance_does_not_make_an_input_poison(
-    make_engine: MakeEngine,  # noqa: F811
-    cause: ExitCause,
-) -> None:
-    async def crash(machine: Machine) -> None:
+async def test_what_may_be_chance_does_not_make_an_input_poison(make_engine: MakeEngine, cause: ExitCause) -> None:
+    async with run_machine(make_engine) as machine:
         call = None
         for _ in range(MAX_EXITS_ALONE[cause]):  # the first one finds it in a batch, the others alone
             hang = await machine.start(7)
@@ -269,11 +161,9 @@ def test_what_may_be_chance_does_not_make_an_input_poison(
         await machine.start()
         assert values(await call) == [[7]]
 
-    run(make_engine, crash)
 
-
-def test_an_input_that_hangs_alone_twice_is_refused(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_an_input_that_hangs_alone_twice_is_refused(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         call = None
         for _ in range(3):
             hang = await machine.start(7)
@@ -283,16 +173,10 @@ def test_an_input_that_hangs_alone_twice_is_refused(make_engine: MakeEngine) -> 
         with pytest.raises(InputCrashedEngine, match="input 0 crashed the engine process .a batch did not finish"):
             await call
 
-    run(make_engine, crash)
 
-
-def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         for _ in range(MAX_UNEXPLAINED_CRASHES):
             machine.table = DeviceTable(make_device_table())  # as if it were being tokenized
             await machine.crash()
@@ -302,13 +186,9 @@ def test_a_request_is_given_up_after_crashes_that_nothing_on_the_device_explains
         with pytest.raises(EngineStopped, match="crashed 3 times"):
             await call
 
-    run(make_engine, crash)
 
-
-def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def lose(machine: Machine) -> None:
+async def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         machine.hangs[0].token_ids = {7}
         call = machine.embed([[7], [8]])
@@ -317,28 +197,20 @@ def test_a_link_that_is_lost_is_replaced_and_its_calls_are_sent_again(
         machine.hangs[0].gate.opened.set()
         assert values(await call) == [[7], [8]]
 
-    run(make_engine, lose)
 
-
-def test_a_request_that_loses_every_link_is_given_up(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def lose(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_a_request_that_loses_every_link_is_given_up(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         for _ in range(MAX_LINK_LOSSES + 1):
             await asyncio.sleep(0.02)
             machine.link = await attach_engine(machine.remote, machine.engine)
         with pytest.raises(EngineStopped, match="link to the engine process was lost"):
             await call
 
-    run(make_engine, lose)
 
-
-def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         old_table, machine.num_exits = machine.table, 1
         machine.link.channel.close()
         await wait_until(lambda: machine.remote.status != "ready")
@@ -353,13 +225,9 @@ def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeEngine)
         assert values(await call) == [[7]]
         assert machine.total().num_quarantined == 1
 
-    run(make_engine, crash)
 
-
-def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(machine: Machine) -> None:
+async def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         renderer = BlockedRenderer(get_client(machine.remote))
         calls = [machine.embed([f"{number} " + "word " * 100] * 80) for number in range(3)]
@@ -372,41 +240,33 @@ def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(
             assert len(await call) == 80
         assert len(renderer.threads) == 1  # what the first link cannot send is not tokenized for it
 
-    run(make_engine, crash)
 
-
-def test_a_request_that_waits_for_a_full_link_goes_to_the_next_one(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_a_request_that_waits_for_a_full_link_goes_to_the_next_one(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         await machine.embed([[7]])
-        get_client(machine.remote)._channel.pause_writing()  # as if the engine read nothing
+        get_client(machine.remote).channel.pause_writing()  # as if the engine read nothing
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
         await machine.crash()
         await machine.start()
         assert values(await call) == [[8]]
 
-    run(make_engine, crash)
 
-
-def test_a_request_whose_options_are_being_registered_is_answered(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_a_request_whose_options_are_being_registered_is_answered(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
-        machine.link.channel._on_call = lambda *call: asyncio.Future()  # it reads, and never answers
+        machine.link.channel.on_call = lambda *call: asyncio.Future()  # it reads, and never answers
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
-        assert get_client(machine.remote)._channel.num_pending_calls == 1
+        assert get_client(machine.remote).channel.num_pending_calls == 1
         await machine.crash()
         await machine.start()
         assert values(await call) == [[8]]
 
-    run(make_engine, crash)
 
-
-def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(machine: Machine) -> None:
+async def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         hang = await machine.start(7)
         in_flight = machine.embed([[7]])
         await wait_until(hang.gate.reached.is_set)
@@ -421,14 +281,10 @@ def test_a_client_that_disconnects_while_the_engine_is_down_leaves_nothing(
         await machine.embed([[9]])
         assert second.batches == [[9]]
 
-    run(make_engine, crash)
 
-
-def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def stop(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         hang.gate.opened.set()
         hang.gate.reached.clear()
         await asyncio.to_thread(machine.engine.stop, EngineStopped("the device is lost"))
@@ -439,31 +295,21 @@ def test_an_engine_that_stops_itself_is_as_good_as_dead(make_engine: MakeEngine)
         await machine.start()
         assert values(await call) == [[7]] and values(await late) == [[8]]
 
-    run(make_engine, stop)
-
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeEngine, status: Any) -> None:  # noqa: F811
-    async def give_up(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeEngine, status: Any) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         await machine.crash()
         machine.remote.set_status(status, "5 engine processes failed")
         for request in (call, machine.embed([[8]])):
             with pytest.raises(EngineStopped, match="5 engine processes failed"):
                 await request
 
-    run(make_engine, give_up)
 
-
-def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def drain(machine: Machine) -> None:
-        hang = await machine.start(7)
-        call = machine.embed([[7]])
-        await wait_until(hang.gate.reached.is_set)
+async def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
+        hang, call = await machine.hang(7)
         machine.remote.start_draining()
         await asyncio.sleep(0.01)
         assert not call.done()  # the engine lives
@@ -471,37 +317,30 @@ def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
         with pytest.raises(NotReady, match="shutting down while its engine is down"):
             await call
 
-    run(make_engine, drain)
 
-
-def test_a_request_does_not_wait_longer_than_the_replay_timeout(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def wait(machine: Machine) -> None:
+async def test_a_request_does_not_wait_longer_than_the_replay_timeout(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         await machine.crash()
         machine.remote.availability.replay_timeout_s = 0.1
         with pytest.raises(NotReady, match="not been restarted after 0.1 s"):
             await machine.embed([[8]])
 
-    run(make_engine, wait)
 
-
-def test_a_request_does_not_wait_longer_than_its_deadline(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def wait(machine: Machine) -> None:
+async def test_a_request_does_not_wait_longer_than_its_deadline(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         await machine.crash()
         with pytest.raises(DeadlineExceeded, match=r"the request waited 0\.1\d+ s, and its deadline passed"):
             await machine.embed([[8]], deadline_at=time.monotonic() + 0.1)
 
-    run(make_engine, wait)
 
-
-def test_the_size_of_requests_that_wait_is_limited(
-    make_engine: MakeEngine,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_size_of_requests_that_wait_is_limited(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(availability, "MAX_WAITING_CHARS", 100)
 
-    async def wait(machine: Machine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
         await machine.crash()
         large = machine.embed(["a" * 1000])  # alone, a request of any size waits
@@ -513,18 +352,14 @@ def test_the_size_of_requests_that_wait_is_limited(
         await machine.start()
         assert len(await large) == 1
 
-    run(make_engine, wait)
 
-
-def test_a_plugin_call_in_flight_is_not_sent_twice(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(machine: Machine) -> None:
+async def test_a_plugin_call_in_flight_is_not_sent_twice(make_engine: MakeEngine) -> None:
+    async with run_machine(make_engine) as machine:
         await machine.start()
-        machine.link.channel._on_call = lambda *call: asyncio.Future()
+        machine.link.channel.on_call = lambda *call: asyncio.Future()
         call = asyncio.create_task(machine.remote.process(PluginRequest(data=1, request_id="r")))
         await asyncio.sleep(0.01)
         await machine.crash()
         with pytest.raises(EngineStopped, match="exited before it responded"):
             await call
         assert machine.total().num_replayed == 0
-
-    run(make_engine, crash)

@@ -76,13 +76,14 @@ def test_an_input_that_is_in_flight_is_computed_once_unless_its_replica_has_clea
 
 def test_what_was_in_flight_does_not_count_after_its_end() -> None:
     chooser = make_chooser(0.0, 0.0)
-    route = make_route(["a", "b"])
+    route = make_route(["the same text"])
     with pytest.raises(ValueError, match="stop"), chooser.in_flight(0, route):
         assert chooser.loads.read()[0] == route.tokens
         raise ValueError("stop")
 
     assert list(chooser.loads.read()) == [0.0, 0.0]
-    assert not chooser._same_inputs
+    chooser.loads.add(0, 1000.0)
+    assert chooser.choose([0, 1], route) == 1
 
 
 def test_with_a_result_cache_an_input_is_looked_up_where_it_was_computed() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResultBatch
+from tests.api.front_ends.machines import Machine, values
 from tests.api.front_ends.remote_link import attach_engine, wait_until
-from tests.api.front_ends.test_replay import Machine, values
-from tests.engine.conftest import MakeEngine, make_engine  # noqa: F401  # a fixture
+from tests.engine.conftest import MakeEngine
 
 POISON = 7
 
@@ -47,37 +48,39 @@ class Replicas:
     def other(self, machine: Machine) -> Machine:
         return next(item for item in self.machines if item is not machine)
 
-
-def run(make: MakeEngine, test: Callable[[Replicas], Any], count: int = 2) -> None:
-    async def with_replicas() -> None:
-        replicas = Replicas(make, count)
-        try:
-            await asyncio.wait_for(test(replicas), 30)
-            for machine in replicas.machines:
-                assert not machine.remote._token_calls.pending
-            assert not replicas.engine.quarantine._suspects
-            assert not any(replicas.engine.chooser.loads.read())
-        finally:
-            for machine in replicas.machines:
-                for hang in machine.hangs:
-                    hang.gate.opened.set()
-                machine.remote.close()
-                if hasattr(machine, "link"):
-                    machine.link.channel.close()
-            await asyncio.sleep(0.01)
-
-    asyncio.run(with_replicas())
+    async def hang(self) -> tuple[asyncio.Task[Any], Machine, Machine]:
+        """Start all engines; return a request, the machine that hangs on it, and another one, which would not."""
+        await self.start(POISON)
+        call = self.embed([[POISON]])
+        first = await self.find_busy()
+        second = self.other(first)
+        second.hangs[0].token_ids = set()
+        return call, first, second
 
 
-def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def spread(replicas: Replicas) -> None:
+@asynccontextmanager
+async def run_replicas(make: MakeEngine) -> AsyncIterator[Replicas]:
+    replicas = Replicas(make, 2)
+    try:
+        async with asyncio.timeout(30):
+            yield replicas
+        for machine in replicas.machines:
+            assert not machine.remote.token_calls.pending
+        assert not replicas.engine.quarantine.suspects
+        assert not any(replicas.engine.chooser.loads.read())
+    finally:
+        for machine in replicas.machines:
+            machine.close()
+        await asyncio.sleep(0.01)
+
+
+async def test_requests_are_spread_over_the_replicas(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         results = await asyncio.gather(*(replicas.embed([[number]]) for number in range(100, 140)))
         assert [values(result) for result in results] == [[[number]] for number in range(100, 140)]
         counts = [sum(map(len, machine.hangs[0].batches)) for machine in replicas.machines]
         assert sum(counts) == 40 and min(counts) >= 10
-
-    run(make_engine, spread)
 
 
 def test_a_set_loads_until_an_engine_has_told_its_model_whatever_the_supervisor_reports() -> None:
@@ -89,10 +92,8 @@ def test_a_set_loads_until_an_engine_has_told_its_model_whatever_the_supervisor_
     assert engine.status == "loading"
 
 
-def test_a_large_request_is_divided_and_its_results_are_in_order(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def divide(replicas: Replicas) -> None:
+async def test_a_large_request_is_divided_and_its_results_are_in_order(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         inputs = [[number] * 8 for number in range(100, 150)]
         request = PoolRequest(task="embed", inputs=inputs)
@@ -104,13 +105,9 @@ def test_a_large_request_is_divided_and_its_results_are_in_order(
         assert counts == [200, 200]
         assert request.timing.inference_s > 0 and request.timing.wire_s > 0
 
-    run(make_engine, divide)
 
-
-def test_an_error_in_a_divided_request_has_the_index_in_the_whole(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def divide(replicas: Replicas) -> None:
+async def test_an_error_in_a_divided_request_has_the_index_in_the_whole(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         inputs: list[Any] = [[number] * 8 for number in range(100, 150)]
         inputs[45] = [10**6]  # not in the vocabulary
@@ -120,8 +117,6 @@ def test_an_error_in_a_divided_request_has_the_index_in_the_whole(
         results = await replicas.embed(inputs, return_exceptions=True)
         assert isinstance(results[45], BadRequest) and results[45].index == 45
         assert values([*results[:45], *results[46:]]) == [*inputs[:45], *inputs[46:]]
-
-    run(make_engine, divide)
 
 
 def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
@@ -134,12 +129,11 @@ def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
         for machine in machines:
             machine.link = await attach_engine(machine.remote, llm.engine)
         try:
-            assert len(engine._divide(request.documents, None)) == 2
+            assert len(engine.chooser.divide([0, 1], request.documents, "cpu")) == 2
             return await llm.engine.score(request), await engine.score(request)
         finally:
             for machine in machines:
-                machine.remote.close()
-                machine.link.channel.close()
+                machine.close()
             await asyncio.sleep(0.01)
 
     local, divided = asyncio.run(score())
@@ -147,10 +141,8 @@ def test_scores_of_a_divided_request_are_those_of_one_engine(llm: LLM) -> None:
     assert [item.num_tokens for item in local] == [item.num_tokens for item in divided]
 
 
-def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(replicas: Replicas) -> None:
+async def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start(POISON)
         calls = [replicas.embed([[POISON], [100 + number]]) for number in range(8)]
         first = await replicas.find_busy()
@@ -163,16 +155,10 @@ def test_what_a_killed_replica_had_is_answered_by_the_other_at_once(
         assert replicas.engine.status == "ready" and replicas.engine.dead_error is None
         assert values(await replicas.embed([[99]])) == [[99]]
 
-    run(make_engine, crash)
 
-
-def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def crash(replicas: Replicas) -> None:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        second = replicas.other(first)
-        second.hangs[0].token_ids = set()
+async def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
+        call, first, second = await replicas.hang()
         first.link.channel.close()
         await wait_until(lambda: first.remote.status != "ready")
         await asyncio.sleep(0.05)
@@ -181,13 +167,9 @@ def test_nothing_goes_to_another_replica_before_the_report_of_the_crash(make_eng
         assert values(await call) == [[POISON]]
         assert first.total().num_quarantined == 1
 
-    run(make_engine, crash)
 
-
-def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(replicas: Replicas) -> None:
+async def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start(POISON)
         poison = replicas.embed([[POISON]])
         first = await replicas.find_busy()
@@ -209,28 +191,18 @@ def test_an_input_that_crashes_an_engine_costs_two_processes_of_all_replicas(
             await replicas.embed([[POISON]])
         assert sum(machine.num_exits for machine in replicas.machines) == 2
 
-    run(make_engine, crash)
 
-
-def test_suspects_run_on_the_last_replica_if_no_other_comes(
-    make_engine: MakeEngine,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+async def test_suspects_run_on_the_last_replica_if_no_other_comes(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def crash(replicas: Replicas) -> None:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        replicas.other(first).hangs[0].token_ids = set()
+    monkeypatch.setattr(replica_set, "SUSPECT_WAIT_SHARE", 0.001)
+    async with run_replicas(make_engine) as replicas:
+        call, first, _ = await replicas.hang()
         await first.crash()
         assert values(await call) == [[POISON]]
 
-    monkeypatch.setattr(replica_set, "SUSPECT_WAIT_SHARE", 0.001)
-    run(make_engine, crash)
 
-
-def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
+def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(make_engine: MakeEngine) -> None:
     async def crash(replicas: Replicas) -> None:
         await replicas.start(POISON)
         inputs = [[100 + number] * 8 for number in range(50)]
@@ -244,13 +216,9 @@ def test_the_index_of_a_poison_input_in_a_divided_request_is_that_of_the_whole(
             await call
         assert caught.value.index == 40
 
-    run(make_engine, crash)
 
-
-def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(replicas: Replicas) -> None:
+async def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         for machine in replicas.machines:
             await machine.crash(cause="external")
@@ -264,11 +232,9 @@ def test_requests_wait_if_no_replica_is_left_and_go_to_the_first_that_is_back(
         assert len(await score) == 2
         assert replicas.engine.status == "ready"
 
-    run(make_engine, crash)
 
-
-def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def fail(replicas: Replicas) -> None:
+async def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         first, second = replicas.machines
         await first.crash()
@@ -281,26 +247,17 @@ def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine) -> N
         with pytest.raises(EngineStopped, match="5 engine processes failed"):
             await replicas.embed([[100]])
 
-    run(make_engine, fail)
 
-
-def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other(
-    make_engine: MakeEngine,  # noqa: F811
-) -> None:
-    async def crash(replicas: Replicas) -> None:
-        await replicas.start(POISON)
-        call = replicas.embed([[POISON]])
-        first = await replicas.find_busy()
-        replicas.other(first).hangs[0].token_ids = set()
+async def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
+        call, first, _ = await replicas.hang()
         replicas.engine.start_draining()
         await first.crash(cause="external")
         assert values(await call) == [[POISON]]
 
-    run(make_engine, crash)
 
-
-def test_a_lost_link_does_not_keep_requests_from_another_replica(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def lose(replicas: Replicas) -> None:
+async def test_a_lost_link_does_not_keep_requests_from_another_replica(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start(POISON)
         call = replicas.embed([[POISON]])
         first = await replicas.find_busy()
@@ -310,16 +267,12 @@ def test_a_lost_link_does_not_keep_requests_from_another_replica(make_engine: Ma
         first.hangs[0].gate.opened.set()
         assert values(await call) == [[POISON]]
 
-    run(make_engine, lose)
 
-
-def test_metrics_have_the_number_of_the_replica(make_engine: MakeEngine) -> None:  # noqa: F811
-    async def collect(replicas: Replicas) -> None:
+async def test_metrics_have_the_number_of_the_replica(make_engine: MakeEngine) -> None:
+    async with run_replicas(make_engine) as replicas:
         await replicas.start()
         await replicas.embed([[number] * 8 for number in range(100, 150)])
         families = {family.name: family for family in await replicas.engine.collect_metrics()}
         tokens = families["cenote_prompt_tokens_total"]
         assert tokens.label_names == ("replica",)
         assert {series.labels: series.value for series in tokens.series} == {("0",): 200.0, ("1",): 200.0}
-
-    run(make_engine, collect)

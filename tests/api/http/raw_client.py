@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -15,8 +16,6 @@ from cenote.api.app_state import AppState
 from cenote.api.http.connection import HttpConnection
 from cenote.api.http.server_state import ServerState
 from cenote.config.server import ServerConfig
-
-Exchange = Callable[["RawClient"], Awaitable[None]]
 
 
 class RawClient:
@@ -41,26 +40,25 @@ class RawClient:
         return await asyncio.wait_for(self.reader.read(), 10) == b""
 
 
-def run_exchange(llm: LLM, exchange: Exchange, **settings: Any) -> None:
-    """Start a server of a model and run the exchange on one connection to it."""
+@asynccontextmanager
+async def connect_to_model(llm: LLM, **settings: Any) -> AsyncIterator[RawClient]:
+    """Start a server of a model, and yield a client that is connected to it."""
     app_state = AppState(ServerConfig(**settings))
     app_state.set_engine(llm.engine)
-    serve_exchange(build_app(app_state), exchange, app_state.settings.keep_alive_s)
+    async with connect_to_app(build_app(app_state), app_state.settings.keep_alive_s) as client:
+        yield client
 
 
-def serve_exchange(app: ASGIApp, exchange: Exchange, keep_alive_s: float = 5.0) -> None:
-    """Serve an app and run the exchange on one connection to it."""
-
-    async def run() -> None:
-        state = ServerState(app, keep_alive_s)
-        server = await asyncio.get_running_loop().create_server(lambda: HttpConnection(state), "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        try:
-            await exchange(RawClient(reader, writer))
-        finally:
-            writer.close()
-            server.close()
-            while state.connections or state.tasks:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def connect_to_app(app: ASGIApp, keep_alive_s: float = 5.0) -> AsyncIterator[RawClient]:
+    """Serve an app, and yield a client that is connected to it."""
+    state = ServerState(app, keep_alive_s)
+    server = await asyncio.get_running_loop().create_server(lambda: HttpConnection(state), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+        server.close()
+        while state.connections or state.tasks:
+            await asyncio.sleep(0.01)

@@ -107,7 +107,7 @@ def test_without_a_descriptor_and_an_idle_connection_a_new_one_is_told_to_retry(
     uvloop.run(run())
 
 
-def test_accept_is_retried_after_other_errors(
+async def test_accept_is_retried_after_other_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(acceptor_module, "ACCEPT_RETRY_S", 0.05)
@@ -127,17 +127,14 @@ def test_accept_is_retried_after_other_errors(
                 raise OSError(errno.ENOMEM, "Cannot allocate memory")
             return self.inner.accept()
 
-    async def run() -> None:
-        accepted = asyncio.get_running_loop().create_future()
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
-            listener.setblocking(False)
-            failing: Any = FailingListener(listener)
-            acceptor = Acceptor(failing, accepted.set_result, lambda message: False)
-            acceptor.start()
-            (await asyncio.wait_for(accepted, TIMEOUT_S)).close()
-            acceptor.stop()
-
-    asyncio.run(run())
+    accepted = asyncio.get_running_loop().create_future()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(False)
+        failing: Any = FailingListener(listener)
+        acceptor = Acceptor(failing, accepted.set_result, lambda message: False)
+        acceptor.start()
+        (await asyncio.wait_for(accepted, TIMEOUT_S)).close()
+        acceptor.stop()
 
     assert "accept() failed: Cannot allocate memory" in caplog.text
 

@@ -18,42 +18,37 @@ from .memory_transport import MemoryTransport, echo, exchange_bytes, list_status
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-def test_a_postponed_deadline_keeps_the_timer_of_the_event_loop() -> None:
-    async def run() -> list[float]:
-        loop = asyncio.get_running_loop()
-        expired: list[float] = []
-        started_at = loop.time()
-        timer = DeadlineTimer(loop, lambda: expired.append(loop.time() - started_at))
-        timer.set(0.1)
-        handle = timer.handle
-        timer.set(0.3)
-        assert timer.handle is handle
-        await asyncio.sleep(0.2)
-        assert not expired
-        await asyncio.sleep(0.4)
-        return expired
-
-    (expired_s,) = asyncio.run(run())
+async def test_a_postponed_deadline_keeps_the_timer_of_the_event_loop() -> None:
+    loop = asyncio.get_running_loop()
+    expired: list[float] = []
+    started_at = loop.time()
+    timer = DeadlineTimer(loop, lambda: expired.append(loop.time() - started_at))
+    timer.set(0.1)
+    handle = timer.handle
+    timer.set(0.3)
+    assert timer.handle is handle
+    await asyncio.sleep(0.2)
+    assert not expired
+    await asyncio.sleep(0.4)
+    (expired_s,) = expired
     assert expired_s == pytest.approx(0.3, abs=0.2) and expired_s > 0.29
 
 
-def test_an_earlier_deadline_is_kept_and_a_cleared_one_does_not_expire() -> None:
-    async def run() -> list[str]:
-        loop = asyncio.get_running_loop()
-        expired: list[str] = []
-        earlier = DeadlineTimer(loop, lambda: expired.append("earlier"))
-        earlier.set(60)
-        earlier.set(0.05)
-        cleared = DeadlineTimer(loop, lambda: expired.append("cleared"))
-        cleared.set(0.05)
-        cleared.clear()
-        cancelled = DeadlineTimer(loop, lambda: expired.append("cancelled"))
-        cancelled.set(0.05)
-        cancelled.cancel()
-        await asyncio.sleep(0.3)
-        return expired
+async def test_an_earlier_deadline_is_kept_and_a_cleared_one_does_not_expire() -> None:
+    loop = asyncio.get_running_loop()
+    expired: list[str] = []
+    earlier = DeadlineTimer(loop, lambda: expired.append("earlier"))
+    earlier.set(60)
+    earlier.set(0.05)
+    cleared = DeadlineTimer(loop, lambda: expired.append("cleared"))
+    cleared.set(0.05)
+    cleared.clear()
+    cancelled = DeadlineTimer(loop, lambda: expired.append("cancelled"))
+    cancelled.set(0.05)
+    cancelled.cancel()
+    await asyncio.sleep(0.3)
 
-    assert asyncio.run(run()) == ["earlier"]
+    assert expired == ["earlier"]
 
 
 def test_a_closed_connection_is_freed_without_garbage_collection() -> None:

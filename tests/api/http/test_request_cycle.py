@@ -16,15 +16,15 @@ from cenote.api.http.request_cycle import MAX_BUFFERED_BODY
 from cenote.api.http.server_state import ServerState
 
 from .memory_transport import MemoryTransport, echo, exchange_bytes, list_statuses
-from .raw_client import RawClient, serve_exchange
+from .raw_client import connect_to_app
 from .small_apps import START, body, responds, start
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
 
 
-def test_the_body_is_expected_with_100_continue() -> None:
-    async def exchange(client: RawClient) -> None:
+async def test_the_body_is_expected_with_100_continue() -> None:
+    async with connect_to_app(echo) as client:
         request = POST.replace(b"Host", b"Expect: 100-continue\r\nHost")
         await client.send(request[:-5])
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -33,20 +33,16 @@ def test_the_body_is_expected_with_100_continue() -> None:
         await client.send(request)  # a client that does not wait needs no 100
         assert (await client.reply())[0] == 200
 
-    serve_exchange(echo, exchange)
 
-
-def test_without_100_continue_the_connection_is_not_reused() -> None:
+async def test_without_100_continue_the_connection_is_not_reused() -> None:
     """The client may send the body or not, so that the next request cannot be told from the body."""
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(responds(START, body())) as client:
         await client.send(POST.replace(b"Host", b"Expect: 100-continue\r\nHost")[:-5])
         status, headers, _ = await client.reply()
         assert (status, headers["connection"]) == (200, "close")
         await client.send(b"hello" + GET)
         assert await client.is_closed()
-
-    serve_exchange(responds(START, body()), exchange)
 
 
 def test_a_body_that_did_not_wait_for_100_continue_keeps_the_connection() -> None:
@@ -57,7 +53,7 @@ def test_a_body_that_did_not_wait_for_100_continue_keeps_the_connection() -> Non
     assert list_statuses(responses) == [200, 200] and not is_closed
 
 
-def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() -> None:
+async def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() -> None:
     connection: HttpConnection | None = None
     num_requests, num_waiting = 5000, list[int]()
 
@@ -66,24 +62,19 @@ def test_few_of_many_pipelined_requests_are_parsed_before_they_are_answered() ->
         num_waiting.append(len(connection.pipeline))
         await echo(scope, receive, send)
 
-    async def run() -> MemoryTransport:
-        nonlocal connection
-        transport, connection = MemoryTransport(), HttpConnection(ServerState(app))
-        connection.connection_made(transport)  # type: ignore[arg-type]
-        connection.data_received(GET * num_requests)
-        assert transport.is_paused
-        while connection.active is not None:
-            await asyncio.sleep(0)
-        connection.connection_lost(None)
-        return transport
-
-    transport = asyncio.run(run())
+    transport, connection = MemoryTransport(), HttpConnection(ServerState(app))
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.data_received(GET * num_requests)
+    assert transport.is_paused
+    while connection.active is not None:
+        await asyncio.sleep(0)
+    connection.connection_lost(None)
 
     assert max(num_waiting) == MAX_PIPELINED
     assert list_statuses(transport.written) == [200] * num_requests
 
 
-def test_a_disconnect_while_the_app_works() -> None:
+async def test_a_disconnect_while_the_app_works() -> None:
     messages: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,15 +84,13 @@ def test_a_disconnect_while_the_app_works() -> None:
         await send(body(b"x"))  # is dropped
         messages.append(await receive())
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(app) as client:
         await client.send(POST)
         while not messages:
             await asyncio.sleep(0.01)
         client.writer.close()
         while len(messages) < 3:
             await asyncio.sleep(0.01)
-
-    serve_exchange(app, exchange)
 
     assert messages == [
         {"type": "http.request", "body": b"hello", "more_body": False},
@@ -110,7 +99,7 @@ def test_a_disconnect_while_the_app_works() -> None:
     ]
 
 
-def test_a_disconnect_within_the_body_and_a_cancelled_receive() -> None:
+async def test_a_disconnect_within_the_body_and_a_cancelled_receive() -> None:
     messages: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +108,7 @@ def test_a_disconnect_within_the_body_and_a_cancelled_receive() -> None:
         messages.append(await receive())
         messages.append(await receive())
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(app) as client:
         await client.send(POST[:-5])
         await asyncio.sleep(0.2)
         await client.send(b"he")
@@ -129,12 +118,10 @@ def test_a_disconnect_within_the_body_and_a_cancelled_receive() -> None:
         while len(messages) < 2:
             await asyncio.sleep(0.01)
 
-    serve_exchange(app, exchange)
-
     assert messages == [{"type": "http.request", "body": b"he", "more_body": True}, {"type": "http.disconnect"}]
 
 
-def test_reading_pauses_while_the_app_does_not_read() -> None:
+async def test_reading_pauses_while_the_app_does_not_read() -> None:
     content = bytes(range(256)) * 80_000
     buffered: list[int] = []
     digest = hashlib.sha256()
@@ -150,17 +137,15 @@ def test_reading_pauses_while_the_app_does_not_read() -> None:
         await send(START)
         await send(body())
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(app) as client:
         await client.send(POST[:-5].replace(b"5", b"%d" % len(content), 1) + content)
         assert (await client.reply())[0] == 200
-
-    serve_exchange(app, exchange)
 
     assert digest.digest() == hashlib.sha256(content).digest()
     assert max(buffered) < 4 * MAX_BUFFERED_BODY + 256 * 1024 < len(content) / 10
 
 
-def test_writing_pauses_while_the_client_does_not_read() -> None:
+async def test_writing_pauses_while_the_client_does_not_read() -> None:
     num_sent = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +154,7 @@ def test_writing_pauses_while_the_client_does_not_read() -> None:
         for num_sent in range(1, 65):
             await send(body(b"x" * 2**20, more=num_sent < 64))
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(app) as client:
         client.writer.transport.pause_reading()
         await client.send(GET)
         await asyncio.sleep(0.5)
@@ -177,8 +162,6 @@ def test_writing_pauses_while_the_client_does_not_read() -> None:
         client.writer.transport.resume_reading()
         await client.reader.readuntil(b"\r\n\r\n")
         assert await client.reader.readexactly(64 * 2**20) == b"x" * 64 * 2**20
-
-    serve_exchange(app, exchange)
 
 
 def test_endless_trailers_are_refused() -> None:
@@ -189,37 +172,33 @@ def test_endless_trailers_are_refused() -> None:
         assert list_statuses(responses) == [431] and is_closed
 
 
-def test_many_small_requests_in_one_read_do_not_count_as_large_headers() -> None:
+async def test_many_small_requests_in_one_read_do_not_count_as_large_headers() -> None:
     data = GET * 2000
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(echo) as client:
         await client.send(data + GET[:10])
         for _ in range(2000):
             assert (await client.reply())[0] == 200
         await client.send(GET[10:])
         assert (await client.reply())[0] == 200
 
-    serve_exchange(echo, exchange)
 
-
-def test_a_slow_response_is_not_lost_when_the_next_request_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_response_is_not_lost_when_the_next_request_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "HEADERS_TIMEOUT_S", 0.05)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.3)
         await echo(scope, receive, send)
 
-    async def exchange(client: RawClient) -> None:
+    async with connect_to_app(app) as client:
         await client.send(GET + GET[:10])
         assert (await client.reply())[0] == 200
         assert (await client.reply())[0] == 408
         assert await client.is_closed()
 
-    serve_exchange(app, exchange)
-
 
 @pytest.mark.parametrize("cut", [len(POST), 10, len(POST) - 2])
-def test_shutdown_finishes_the_request_in_progress(cut: int) -> None:
+async def test_shutdown_finishes_the_request_in_progress(cut: int) -> None:
     """The connection closes after the response, also if the request was still being received."""
     connections: list[Any] = []
     make: Callable[..., None] = connection_module.HttpConnection.connection_made
@@ -228,19 +207,17 @@ def test_shutdown_finishes_the_request_in_progress(cut: int) -> None:
         await asyncio.sleep(0.1)
         await echo(scope, receive, send)
 
-    async def exchange(client: RawClient) -> None:
-        await client.send(POST[:cut])
-        await asyncio.sleep(0.05)
-        connections[0].shutdown()
-        await client.send(POST[cut:])
-        status, headers, _ = await client.reply()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await client.is_closed()
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             connection_module.HttpConnection,
             "connection_made",
             lambda self, transport: (connections.append(self), make(self, transport))[1],
         )
-        serve_exchange(app, exchange)
+        async with connect_to_app(app) as client:
+            await client.send(POST[:cut])
+            await asyncio.sleep(0.05)
+            connections[0].shutdown()
+            await client.send(POST[cut:])
+            status, headers, _ = await client.reply()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await client.is_closed()

@@ -12,7 +12,7 @@ from cenote.api.http import response_head
 from cenote.api.http.response_head import DateHeader
 
 from .memory_transport import echo, exchange_bytes
-from .raw_client import RawClient, serve_exchange
+from .raw_client import connect_to_app
 from .small_apps import START, body, responds, start
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -128,11 +128,9 @@ def test_the_date_is_formatted_once_per_second(monkeypatch: pytest.MonkeyPatch) 
     assert parsedate_to_datetime(value).timestamp() == 1_000_000_001
 
 
-def test_every_response_has_a_date() -> None:
-    async def exchange(client: RawClient) -> None:
+async def test_every_response_has_a_date() -> None:
+    async with connect_to_app(echo) as client:
         await client.send(GET + b"NONSENSE\r\n\r\n")
         for status in (200, 400):
             received, headers, _ = await client.reply()
             assert received == status and parsedate_to_datetime(headers["date"])
-
-    serve_exchange(echo, exchange)

@@ -112,71 +112,63 @@ def test_a_replica_that_exits_does_not_stop_a_change_of_the_others() -> None:
         run_change([Replica(is_loaded=False)], "late", "/late", False)
 
 
-def test_changes_of_one_adapter_follow_each_other_and_do_not_wait_for_those_of_others() -> None:
+async def test_changes_of_one_adapter_follow_each_other_and_do_not_wait_for_those_of_others() -> None:
     replica, is_released = Replica(), asyncio.Event()
     order: list[str] = []
 
-    async def run() -> None:
-        engines = EngineSet(None, [replica], 0)  # type: ignore[arg-type,list-item]
+    engines = EngineSet(None, [replica], 0)  # type: ignore[arg-type,list-item]
 
-        async def change(label: str, name: str, path: str | None) -> None:
-            await engines.change_adapter(name, path, False)
-            order.append(label)
+    async def change(label: str, name: str, path: str | None) -> None:
+        await engines.change_adapter(name, path, False)
+        order.append(label)
 
-        replica.on_change = is_released.wait  # type: ignore[assignment]
-        slow = asyncio.create_task(change("slow", "late", "/late"))
-        while not replica.changes:
-            await asyncio.sleep(0)
-        replica.on_change = None
-        next_one = asyncio.create_task(change("next", "late", None))
-        await change("other", "other", "/other")
-        is_released.set()
-        await asyncio.gather(slow, next_one)
-
-    asyncio.run(run())
+    replica.on_change = is_released.wait  # type: ignore[assignment]
+    slow = asyncio.create_task(change("slow", "late", "/late"))
+    while not replica.changes:
+        await asyncio.sleep(0)
+    replica.on_change = None
+    next_one = asyncio.create_task(change("next", "late", None))
+    await change("other", "other", "/other")
+    is_released.set()
+    await asyncio.gather(slow, next_one)
     assert order == ["other", "slow", "next"]
     assert replica.adapters == {"first": "/first", "other": "/other"}
 
 
-def test_engines_that_replace_others_get_what_requests_have_loaded_and_not_what_the_old_options_name() -> None:
+async def test_engines_that_replace_others_get_what_requests_have_loaded_and_not_what_the_old_options_name() -> None:
     source = SimpleNamespace(source="model")
 
-    async def replace_engines() -> tuple[dict[str, str], list[Change]]:
-        old = EngineSet(source, [Replica()], 0)  # type: ignore[arg-type,list-item]
-        await old.change_adapter("late", "/late", False)
-        handed_over = list_handed_over(old, source)  # type: ignore[arg-type]
-        assert list_handed_over(old, SimpleNamespace(source="other")) == {}  # type: ignore[arg-type]
-        new_replica = Replica()
-        new = EngineSet(source, [new_replica], 1, handed_over)  # type: ignore[arg-type,list-item]
-        # changed while the new engines were being started
-        await old.change_adapter("late", None, False)
-        await old.change_adapter("later", "/later", False)
-        await old.change_adapter("first", None, False)
-        await new.follow(old.requested_adapters)
-        return handed_over, new_replica.changes
-
-    handed_over, changes = asyncio.run(replace_engines())
+    old = EngineSet(source, [Replica()], 0)  # type: ignore[arg-type,list-item]
+    await old.change_adapter("late", "/late", False)
+    handed_over = list_handed_over(old, source)  # type: ignore[arg-type]
+    assert list_handed_over(old, SimpleNamespace(source="other")) == {}  # type: ignore[arg-type]
+    new_replica = Replica()
+    new = EngineSet(source, [new_replica], 1, handed_over)  # type: ignore[arg-type,list-item]
+    # changed while the new engines were being started
+    await old.change_adapter("late", None, False)
+    await old.change_adapter("later", "/later", False)
+    await old.change_adapter("first", None, False)
+    await new.follow(old.requested_adapters)
     assert handed_over == {"late": "/late"}
-    assert changes == [("late", None, True), ("later", "/later", True)]
+    assert new_replica.changes == [("late", None, True), ("later", "/later", True)]
 
 
-def test_a_client_that_disconnects_does_not_stop_a_change() -> None:
-    async def disconnect() -> list[str]:
-        replicas, is_released = [Replica(), Replica()], asyncio.Event()
-        for replica in replicas:
-            replica.engine_id = 1  # type: ignore[attr-defined]
-            replica.on_change = is_released.wait  # type: ignore[assignment]
-        engines = EngineSet(None, replicas, 0)  # type: ignore[arg-type]
-        models: Any = SimpleNamespace(sets=[engines], _tasks=set())
-        call = asyncio.create_task(ModelManager.change_adapter(models, 1, "late", "/late", False))
-        while not replicas[1].changes:
-            await asyncio.sleep(0)
-        call.cancel()
-        is_released.set()
-        await asyncio.gather(*models._tasks)
-        return [name for replica in replicas for name in replica.adapters]
+async def test_a_client_that_disconnects_does_not_stop_a_change() -> None:
+    replicas, is_released = [Replica(), Replica()], asyncio.Event()
+    for replica in replicas:
+        replica.engine_id = 1  # type: ignore[attr-defined]
+        replica.on_change = is_released.wait  # type: ignore[assignment]
+    engines = EngineSet(None, replicas, 0)  # type: ignore[arg-type]
+    models: Any = SimpleNamespace(sets=[engines], tasks=set())
+    call = asyncio.create_task(ModelManager.change_adapter(models, 1, "late", "/late", False))
+    while not replicas[1].changes:
+        await asyncio.sleep(0)
+    call.cancel()
+    is_released.set()
+    await asyncio.gather(*models.tasks)
+    result = [name for replica in replicas for name in replica.adapters]
 
-    assert asyncio.run(disconnect()) == ["first", "late"] * 2
+    assert result == ["first", "late"] * 2
 
 
 # speed

@@ -85,29 +85,26 @@ DISCONNECTED = LISTENS + "stage = since = 0\nchannel.close()" + BEATS
 BLOCKED = LISTENS + "stage, since = 5, time.monotonic()" + BEATS
 
 
-def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end_child, "spawn_front_end", make_spawn("raise SystemExit(3)"))
     failures: list[BaseException] = []
 
-    async def start() -> None:
-        failed = asyncio.Event()
+    failed = asyncio.Event()
 
-        def on_failed(error: BaseException) -> None:
-            failures.append(error)
-            failed.set()
+    def on_failed(error: BaseException) -> None:
+        failures.append(error)
+        failed.set()
 
-        front_ends = make_manager(ServerConfig(api_server_count=2), on_failed)
-        front_ends.start()
-        await asyncio.wait_for(failed.wait(), 60)
-        await front_ends.drain()
-
-    asyncio.run(start())
+    front_ends = make_manager(ServerConfig(api_server_count=2), on_failed)
+    front_ends.start()
+    await asyncio.wait_for(failed.wait(), 60)
+    await front_ends.drain()
     assert isinstance(failures[0], PoolingError)
     assert "front-end processes exit before they listen" in str(failures[0])
     assert "status 3" in str(failures[0])
 
 
-def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_process(
+async def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts: list[float] = []
@@ -120,38 +117,32 @@ def test_a_front_end_is_started_again_and_again_while_the_system_refuses_a_proce
 
     monkeypatch.setattr(front_end_child, "spawn_front_end", refuse)
 
-    async def start() -> None:
-        front_ends = make_manager(ServerConfig(api_server_count=1), failures.append)
-        front_ends.start()
-        while len(attempts) < front_end_child.MAX_START_FAILURES + 2:
-            await asyncio.sleep(0.01)
-        await front_ends.drain()
-
-    asyncio.run(start())
+    front_ends = make_manager(ServerConfig(api_server_count=1), failures.append)
+    front_ends.start()
+    while len(attempts) < front_end_child.MAX_START_FAILURES + 2:
+        await asyncio.sleep(0.01)
+    await front_ends.drain()
     assert not failures
     assert attempts[4] - attempts[3] > 1.5 * (attempts[2] - attempts[1])  # the delay is doubled
     assert "could not be started (Resource temporarily unavailable)" in caplog.text
 
 
-def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end_child, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
     monkeypatch.setattr(front_end_child, "EXIT_MARGIN_S", 0.2)
     processes: list[subprocess.Popen[bytes]] = []
 
-    async def start() -> None:
-        settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
-        front_ends = make_manager(settings, lambda error: None)
-        front_ends.start()
-        while len(front_ends.running) < 2:
-            await asyncio.sleep(0.01)
-        processes.extend(front_end.process for front_end in front_ends.running)
-        await front_ends.drain()
-
-    asyncio.run(start())
+    settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
+    front_ends = make_manager(settings, lambda error: None)
+    front_ends.start()
+    while len(front_ends.running) < 2:
+        await asyncio.sleep(0.01)
+    processes.extend(front_end.process for front_end in front_ends.running)
+    await front_ends.drain()
     assert [process.wait(10) for process in processes] == [-9, -9]
 
 
-def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first listens and stays, the second never starts."""
     spawned: list[int] = []
 
@@ -163,16 +154,13 @@ def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(front_end_child, "EXIT_MARGIN_S", 0.2)
     failures: list[BaseException] = []
 
-    async def start() -> None:
-        settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
-        front_ends = make_manager(settings, failures.append)
-        front_ends.start()
-        while len(spawned) < front_end_child.MAX_START_FAILURES + 3:
-            await asyncio.sleep(0.01)
-        assert [front_end.is_ready for front_end in front_ends.running if front_end.front_end_id == 1] == [True]
-        await front_ends.drain()
-
-    asyncio.run(start())
+    settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
+    front_ends = make_manager(settings, failures.append)
+    front_ends.start()
+    while len(spawned) < front_end_child.MAX_START_FAILURES + 3:
+        await asyncio.sleep(0.01)
+    assert [front_end.is_ready for front_end in front_ends.running if front_end.front_end_id == 1] == [True]
+    await front_ends.drain()
     assert not failures
 
 
@@ -186,7 +174,7 @@ def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyP
     ],
     ids=["stopped", "blocked", "never begins", "disconnected"],
 )
-def test_a_front_end_that_hangs_is_replaced(
+async def test_a_front_end_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str, reason: str
 ) -> None:
     for name in ("HEARTBEAT_TIMEOUT_S", "LOOP_TIMEOUT_S"):
@@ -194,7 +182,7 @@ def test_a_front_end_that_hangs_is_replaced(
     monkeypatch.setattr(front_end_child, "STARTING_TIMEOUT_S", 1.0)
     monkeypatch.setattr(child, "EXIT_MARGIN_S", 0.1)
 
-    async def run() -> None:
+    async with asyncio.timeout(60):
         front_ends = make_front_ends(monkeypatch, code)
         front_ends.start()
         while not re.search(reason, caplog.text):
@@ -205,108 +193,97 @@ def test_a_front_end_that_hangs_is_replaced(
         assert front_ends.running[0].process.pid != int(first)
         await front_ends.drain()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
 
-    async def run() -> bool:
-        front_ends = make_front_ends(monkeypatch, IDLE)
-        front_ends.start()
-        await wait_until_listening(front_ends)
-        await asyncio.sleep(1.5)
-        is_alive = front_ends.running[0].process.poll() is None
-        await front_ends.drain()
-        return is_alive
+    front_ends = make_front_ends(monkeypatch, IDLE)
+    front_ends.start()
+    await wait_until_listening(front_ends)
+    await asyncio.sleep(1.5)
+    is_alive = front_ends.running[0].process.poll() is None
+    await front_ends.drain()
 
-    assert asyncio.run(run())
+    assert is_alive
 
 
-def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_front_end_gets_another_link_when_descriptors_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "LINK_RETRY_S", 0.01)
     links: list[int] = []
 
-    async def run() -> None:
-        front_ends = make_front_ends(monkeypatch, IDLE)
-        front_ends.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
-        front_ends.start()
-        await wait_until_listening(front_ends)
-        front_ends.set_engine_state(EngineState(7, "ready", ""))
-        with monkeypatch.context() as without_descriptors:
-            without_descriptors.setattr(manager, "make_link", refuse_link)
-            front_ends.reconnect(front_ends.running[0], 7)
-            await asyncio.sleep(0.05)
-            assert not links
-        while not links:
-            await asyncio.sleep(0.01)
-        num_links = len(links)  # more than one if the front-end was slow to read them
-        front_ends.set_engine_state(EngineState(7, "restarting", ""))
+    front_ends = make_front_ends(monkeypatch, IDLE)
+    front_ends.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
+    front_ends.start()
+    await wait_until_listening(front_ends)
+    front_ends.set_engine_state(EngineState(7, "ready", ""))
+    with monkeypatch.context() as without_descriptors:
+        without_descriptors.setattr(manager, "make_link", refuse_link)
         front_ends.reconnect(front_ends.running[0], 7)
-        assert len(links) == num_links
-        front_ends.set_engine_state(EngineState(7, "ready", ""))
-        assert len(links) == num_links + 1
-        await front_ends.drain()
-
-    asyncio.run(run())
+        await asyncio.sleep(0.05)
+        assert not links
+    while not links:
+        await asyncio.sleep(0.01)
+    num_links = len(links)  # more than one if the front-end was slow to read them
+    front_ends.set_engine_state(EngineState(7, "restarting", ""))
+    front_ends.reconnect(front_ends.running[0], 7)
+    assert len(links) == num_links
+    front_ends.set_engine_state(EngineState(7, "ready", ""))
+    assert len(links) == num_links + 1
+    await front_ends.drain()
 
 
 def refuse_link() -> Any:
     raise OSError(24, "Too many open files")
 
 
-def test_an_engine_is_released_when_the_front_end_that_uses_it_has_exited(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        front_ends = make_front_ends(monkeypatch, IDLE)
-        front_ends.start()
-        await wait_until_listening(front_ends)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(front_ends.release_engine(7), 0.01)
-        releasing = asyncio.create_task(front_ends.release_engine(7))
-        await asyncio.sleep(0)
-        front_ends.running[0].process.kill()
-        await asyncio.wait_for(releasing, 30)
-        await front_ends.drain()
+async def test_an_engine_is_released_when_the_front_end_that_uses_it_has_exited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front_ends = make_front_ends(monkeypatch, IDLE)
+    front_ends.start()
+    await wait_until_listening(front_ends)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(front_ends.release_engine(7), 0.01)
+    releasing = asyncio.create_task(front_ends.release_engine(7))
+    await asyncio.sleep(0)
+    front_ends.running[0].process.kill()
+    await asyncio.wait_for(releasing, 30)
+    await front_ends.drain()
 
-    asyncio.run(run())
 
+async def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> None:
+    front_ends = make_manager(ServerConfig(api_server_count=1), raise_error)
+    linked: list[int] = []
 
-def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> None:
-    async def lose() -> None:
-        front_ends = make_manager(ServerConfig(api_server_count=1), raise_error)
-        linked: list[int] = []
+    def add_link(link: socket.socket, engine_id: int) -> bool:
+        link.close()
+        linked.append(engine_id)
+        return True
 
-        def add_link(link: socket.socket, engine_id: int) -> bool:
-            link.close()
-            linked.append(engine_id)
-            return True
+    front_ends.add_engine_link = lambda engine_id, link: link.close()
+    released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    front_end: Any = SimpleNamespace(is_running=True, lost_links=set(), front_end_id=1, add_link=add_link)
+    calls: list[Any] = []
+    front_end.channel = SimpleNamespace(
+        send=lambda message: None, call=lambda message: released, start_call=calls.append
+    )
+    front_ends.front_ends = [front_end]
+    front_ends.connect_engine(7)
+    front_ends.set_engine_state(EngineState(7, "ready", ""))
 
-        front_ends.add_engine_link = lambda engine_id, link: link.close()
-        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        front_end: Any = SimpleNamespace(is_running=True, lost_links=set(), front_end_id=1, add_link=add_link)
-        calls: list[Any] = []
-        front_end.channel = SimpleNamespace(
-            send=lambda message: None, call=lambda message: released, start_call=calls.append
-        )
-        front_ends.front_ends = [front_end]
-        front_ends.connect_engine(7)
-        front_ends.set_engine_state(EngineState(7, "ready", ""))
-
-        releasing = asyncio.create_task(front_ends.release_engine(7))
-        await asyncio.sleep(0)
-        front_ends.reconnect(front_end, 7)
-        assert linked == [7, 7]  # requests in flight need it
-        front_ends.connect_engine(7)  # its process has been replaced
-        front_ends.introduce(front_end)  # another process, which has no request for it
-        assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
-        released.set_result(None)
-        await releasing
-        front_ends.forget_engine(7)
-        front_ends.reconnect(front_end, 7)
-        front_ends.introduce(front_end)
-        assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
-
-    asyncio.run(lose())
+    releasing = asyncio.create_task(front_ends.release_engine(7))
+    await asyncio.sleep(0)
+    front_ends.reconnect(front_end, 7)
+    assert linked == [7, 7]  # requests in flight need it
+    front_ends.connect_engine(7)  # its process has been replaced
+    front_ends.introduce(front_end)  # another process, which has no request for it
+    assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
+    released.set_result(None)
+    await releasing
+    front_ends.forget_engine(7)
+    front_ends.reconnect(front_end, 7)
+    front_ends.introduce(front_end)
+    assert (linked, calls) == ([7, 7, 7], [ReleaseEngine(7)])
 
 
 def raise_error(error: BaseException) -> None:

@@ -94,17 +94,14 @@ def test_a_callback_that_raises_never_closes_the_channel() -> None:
     assert receive(frames, on_message=fail_at_first) == (["first", "last"], 1, False)
 
 
-def test_a_report_of_a_failure_that_fails_as_well_does_not_close_the_channel() -> None:
+async def test_a_report_of_a_failure_that_fails_as_well_does_not_close_the_channel() -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("a defect")
 
-    async def run() -> None:
-        async with open_channels(answer=lambda call: Done()) as (ours, theirs):
-            ours._on_message = ours._on_unhandled = fail  # type: ignore[assignment]
-            theirs.send(Listening())
-            assert await ours.call(ShutDown()) == Done()
-
-    asyncio.run(run())
+    async with open_channels(answer=lambda call: Done()) as (ours, theirs):
+        ours.on_message = ours.on_unhandled = fail  # type: ignore[assignment]
+        theirs.send(Listening())
+        assert await ours.call(ShutDown()) == Done()
 
 
 @asynccontextmanager
@@ -170,32 +167,26 @@ def test_a_call_fails_with_the_error_of_the_other_process() -> None:
         call(lambda message: raise_in_task(ValueError("a defect")))
 
 
-def test_calls_and_replies_of_both_ends_are_not_confused() -> None:
-    async def run() -> None:
-        async with open_channels(lambda message: reply_later()) as (ours, theirs):
-            replies = await asyncio.gather(*(end.call(ShutDown()) for end in (ours, theirs, ours)))
-            assert replies == [Done()] * 3
-
-    asyncio.run(run())
+async def test_calls_and_replies_of_both_ends_are_not_confused() -> None:
+    async with open_channels(lambda message: reply_later()) as (ours, theirs):
+        replies = await asyncio.gather(*(end.call(ShutDown()) for end in (ours, theirs, ours)))
+        assert replies == [Done()] * 3
 
 
 @pytest.mark.parametrize("ends", ["ours", "theirs"])
-def test_a_closed_channel_fails_its_pending_calls_and_later_ones(ends: str) -> None:
-    async def run() -> None:
-        async with open_channels(lambda message: wait_for_ever()) as (ours, theirs):
-            calls = [asyncio.create_task(ours.call(ReleaseEngine(number))) for number in range(3)]
-            await asyncio.sleep(0.01)
-            (ours if ends == "ours" else theirs).close()
-            for pending in calls:
-                with pytest.raises(EngineStopped, match="exited before it responded"):
-                    await asyncio.wait_for(pending, 20)
-            with pytest.raises(EngineStopped):
-                await ours.call(ShutDown())
-
-    asyncio.run(run())
+async def test_a_closed_channel_fails_its_pending_calls_and_later_ones(ends: str) -> None:
+    async with open_channels(lambda message: wait_for_ever()) as (ours, theirs):
+        calls = [asyncio.create_task(ours.call(ReleaseEngine(number))) for number in range(3)]
+        await asyncio.sleep(0.01)
+        (ours if ends == "ours" else theirs).close()
+        for pending in calls:
+            with pytest.raises(EngineStopped, match="exited before it responded"):
+                await asyncio.wait_for(pending, 20)
+        with pytest.raises(EngineStopped):
+            await ours.call(ShutDown())
 
 
-def test_a_call_whose_caller_is_cancelled_is_cancelled_at_the_other_end() -> None:
+async def test_a_call_whose_caller_is_cancelled_is_cancelled_at_the_other_end() -> None:
     ended: list[str] = []
 
     async def note_end() -> Done:
@@ -205,43 +196,34 @@ def test_a_call_whose_caller_is_cancelled_is_cancelled_at_the_other_end() -> Non
             ended.append("cancelled")
             raise
 
-    async def run() -> None:
+    async with asyncio.timeout(20):
         async with open_channels(lambda message: note_end()) as (ours, _):
             with suppress(TimeoutError):
                 await asyncio.wait_for(ours.call(ShutDown()), 0.01)
             while not ended:
                 await asyncio.sleep(0.002)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+
+@pytest.mark.parametrize("content", UNREADABLE, ids=repr)
+async def test_a_reply_that_cannot_be_read_fails_its_call_alone(content: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    async with open_channel(ours) as channel:
+        failing, answered = channel.start_call(ShutDown()), channel.start_call(ShutDown())
+        theirs.sendall(encode_frame(content, REPLY, 1) + encode_frame(encode(Done()), REPLY, 2))
+        assert (await asyncio.wait_for(answered, 20))[0] == Done()
+        with pytest.raises(PoolingError, match="cannot be read"):
+            await failing
+        theirs.close()
 
 
 @pytest.mark.parametrize("content", UNREADABLE, ids=repr)
-def test_a_reply_that_cannot_be_read_fails_its_call_alone(content: bytes) -> None:
-    async def run() -> None:
-        ours, theirs = socket.socketpair()
-        async with open_channel(ours) as channel:
-            failing, answered = channel.start_call(ShutDown()), channel.start_call(ShutDown())
-            theirs.sendall(encode_frame(content, REPLY, 1) + encode_frame(encode(Done()), REPLY, 2))
-            assert (await asyncio.wait_for(answered, 20))[0] == Done()
-            with pytest.raises(PoolingError, match="cannot be read"):
-                await failing
-            theirs.close()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("content", UNREADABLE, ids=repr)
-def test_a_call_that_cannot_be_read_is_refused(content: bytes) -> None:
-    async def run() -> bytes:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        loop = asyncio.get_running_loop()
-        async with open_channel(ours):
-            await loop.sock_sendall(theirs, encode_frame(content, CALL, 7))
-            refusal = await asyncio.wait_for(loop.sock_recv(theirs, 4096), 20)
-            theirs.close()
-        return refusal
-
-    refusal = asyncio.run(run())
+async def test_a_call_that_cannot_be_read_is_refused(content: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    async with open_channel(ours):
+        await loop.sock_sendall(theirs, encode_frame(content, CALL, 7))
+        refusal = await asyncio.wait_for(loop.sock_recv(theirs, 4096), 20)
+        theirs.close()
     assert FRAME_HEADER.unpack_from(refusal)[4] == 7
     assert b"could not be read by the engine process" in refusal

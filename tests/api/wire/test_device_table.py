@@ -6,7 +6,7 @@ import threading
 
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
-from tests.engine.conftest import BatchGate, MakeEngine, make_engine, make_request, wait_until  # noqa: F401
+from tests.engine.conftest import BatchGate, MakeEngine, make_request, wait_until
 from tests.engine.submitted_batch import SubmittedBatch
 
 
@@ -17,7 +17,7 @@ def record(engine: PoolingEngine) -> DeviceTable:
     return DeviceTable(fd)
 
 
-def test_the_table_has_the_calls_of_the_running_batch(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_the_table_has_the_calls_of_the_running_batch(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
     table = record(engine)
@@ -32,7 +32,7 @@ def test_the_table_has_the_calls_of_the_running_batch(make_engine: MakeEngine) -
     wait_until(lambda: table.read() == ([], False, 1))
 
 
-def test_requests_that_wait_for_an_identical_input_are_recorded(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_requests_that_wait_for_an_identical_input_are_recorded(make_engine: MakeEngine) -> None:
     gate, blocked = BatchGate(), threading.Event()
 
     def fault(batch: object) -> None:
@@ -58,7 +58,7 @@ def test_requests_that_wait_for_an_identical_input_are_recorded(make_engine: Mak
         state.wait()
 
 
-def test_an_isolated_input_is_marked(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_an_isolated_input_is_marked(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
     table = record(engine)
@@ -70,7 +70,7 @@ def test_an_isolated_input_is_marked(make_engine: MakeEngine) -> None:  # noqa: 
     state.wait()
 
 
-def test_parts_of_a_batch_that_failed_are_recorded_one_by_one(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_parts_of_a_batch_that_failed_are_recorded_one_by_one(make_engine: MakeEngine) -> None:
     seen: list[list[tuple[int, int]]] = []
 
     def fault(batch: object) -> None:

@@ -187,43 +187,37 @@ def test_frames_of_any_size_are_received_intact(size: int) -> None:
     assert [raw for _, raw in received] == [b"".join(array.tobytes() for array in arrays) for _, arrays in frames]
 
 
-def test_large_arrays_are_aligned_views_of_the_received_buffer() -> None:
+async def test_large_arrays_are_aligned_views_of_the_received_buffer() -> None:
     rows, seen = vector(1000, 384), []
 
-    async def send() -> None:
-        done = asyncio.Event()
+    done = asyncio.Event()
 
-        def receive(message: Any, array_bytes: bytes | memoryview) -> None:
-            seen.append(np.frombuffer(array_bytes, np.float32).reshape(rows.shape))
-            done.set()
+    def receive(message: Any, array_bytes: bytes | memoryview) -> None:
+        seen.append(np.frombuffer(array_bytes, np.float32).reshape(rows.shape))
+        done.set()
 
-        sock_a, sock_b = socket.socketpair()
-        sender = await open_channel(sock_a)
-        await open_channel(sock_b, receive)
-        sender.send(EngineDown("with an array"), [rows])
-        await asyncio.wait_for(done.wait(), 20)
-        sender.close()
-
-    asyncio.run(send())
+    sock_a, sock_b = socket.socketpair()
+    sender = await open_channel(sock_a)
+    await open_channel(sock_b, receive)
+    sender.send(EngineDown("with an array"), [rows])
+    await asyncio.wait_for(done.wait(), 20)
+    sender.close()
     assert seen[0].base is not None and seen[0].flags.aligned
     assert np.array_equal(seen[0], rows)
 
 
-def test_a_writer_waits_for_a_slow_reader() -> None:
-    async def send() -> None:
-        sock_a, sock_b = socket.socketpair()
-        sender = await open_channel(sock_a)
-        sender.send(EngineDown("x" * 10_000_000))
+async def test_a_writer_waits_for_a_slow_reader() -> None:
+    sock_a, sock_b = socket.socketpair()
+    sender = await open_channel(sock_a)
+    sender.send(EngineDown("x" * 10_000_000))
 
-        waiting = asyncio.create_task(sender.wait_writable())
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await open_channel(sock_b)
-        await asyncio.wait_for(waiting, 20)
-        sender.close()
-        await asyncio.sleep(0.01)
-
-    asyncio.run(send())
+    waiting = asyncio.create_task(sender.wait_writable())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await open_channel(sock_b)
+    await asyncio.wait_for(waiting, 20)
+    sender.close()
+    await asyncio.sleep(0.01)
 
 
 def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
@@ -234,17 +228,15 @@ def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
     assert from_json(message.model_info, type=ModelInfo) == model_info
 
 
-def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
-    async def send() -> list[str]:
-        received: list[str] = []
-        closed = asyncio.Event()
-        sock_a, sock_b = socket.socketpair()
-        sender = await open_channel(sock_a)
-        await open_channel(sock_b, lambda message, array_bytes: received.append(message.reason), closed.set)
-        for number in range(5):
-            sender.send(EngineDown(f"{number}" * 50_000))
-        sender.close()
-        await asyncio.wait_for(closed.wait(), 20)
-        return received
+async def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
+    received: list[str] = []
+    closed = asyncio.Event()
+    sock_a, sock_b = socket.socketpair()
+    sender = await open_channel(sock_a)
+    await open_channel(sock_b, lambda message, array_bytes: received.append(message.reason), closed.set)
+    for number in range(5):
+        sender.send(EngineDown(f"{number}" * 50_000))
+    sender.close()
+    await asyncio.wait_for(closed.wait(), 20)
 
-    assert asyncio.run(send()) == [f"{number}" * 50_000 for number in range(5)]
+    assert received == [f"{number}" * 50_000 for number in range(5)]

@@ -58,88 +58,76 @@ def make_rows(thread: int, number: int, size: int) -> Any:
     return np.full(size, 1000 * thread + number, dtype=np.float32)
 
 
-def test_messages_of_several_threads_arrive_whole_and_in_the_order_of_each_thread() -> None:
+async def test_messages_of_several_threads_arrive_whole_and_in_the_order_of_each_thread() -> None:
     """Sizes from one packet to more than the socket holds, with arrays that are joined to the message or not."""
 
-    async def run() -> None:
-        receiver = Receiver()
-        async with open_sender() as (sender, theirs):
+    receiver = Receiver()
+    async with open_sender() as (sender, theirs):
 
-            def send_all(thread: int) -> None:
-                for number in range(100):
-                    rows = make_rows(thread, number, 10 + number % 7 * 20_000)
-                    sender.send(TokenResults(number, [[(thread,)]], TIMES), [rows])
+        def send_all(thread: int) -> None:
+            for number in range(100):
+                rows = make_rows(thread, number, 10 + number % 7 * 20_000)
+                sender.send(TokenResults(number, [[(thread,)]], TIMES), [rows])
 
-            threads = [threading.Thread(target=send_all, args=(thread,)) for thread in range(3)]
-            for thread in threads:
-                thread.start()
-            await receiver.channel.connect(theirs)
-            await receiver.wait_for(300)
-            for thread in threads:
-                thread.join()
-            receiver.channel.close()
-            await receiver.closed.wait()
-        numbers: Counter[int] = Counter()
-        for message, array_bytes in receiver.messages:
-            ((thread_number,),) = message.shapes[0]
-            assert message.num_results == numbers[thread_number]
-            numbers[thread_number] += 1
-            rows = np.frombuffer(array_bytes, np.float32)
-            expected = make_rows(thread_number, message.num_results, 10 + message.num_results % 7 * 20_000)
-            assert np.array_equal(rows, expected)
-
-    asyncio.run(run())
+        threads = [threading.Thread(target=send_all, args=(thread,)) for thread in range(3)]
+        for thread in threads:
+            thread.start()
+        await receiver.channel.connect(theirs)
+        await receiver.wait_for(300)
+        for thread in threads:
+            thread.join()
+        receiver.channel.close()
+        await receiver.closed.wait()
+    numbers: Counter[int] = Counter()
+    for message, array_bytes in receiver.messages:
+        ((thread_number,),) = message.shapes[0]
+        assert message.num_results == numbers[thread_number]
+        numbers[thread_number] += 1
+        rows = np.frombuffer(array_bytes, np.float32)
+        expected = make_rows(thread_number, message.num_results, 10 + message.num_results % 7 * 20_000)
+        assert np.array_equal(rows, expected)
 
 
-def test_senders_wait_while_the_peer_does_not_read_and_continue_when_it_does() -> None:
-    async def run() -> None:
-        receiver = Receiver()
-        async with open_sender() as (sender, theirs):
-            num_sent = 0
-            while num_sent < 1000:
-                sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(50_000, dtype=np.float32)])
-                num_sent += 1
-                try:
-                    await asyncio.wait_for(sender.wait_writable(), 0.05)
-                except TimeoutError:
-                    break
-            assert 1 < num_sent < 1000
-            await receiver.channel.connect(theirs)
-            await asyncio.wait_for(sender.wait_writable(), 5)
-            await receiver.wait_for(num_sent)
-            receiver.channel.close()
-            await receiver.closed.wait()
-
-    asyncio.run(run())
+async def test_senders_wait_while_the_peer_does_not_read_and_continue_when_it_does() -> None:
+    receiver = Receiver()
+    async with open_sender() as (sender, theirs):
+        num_sent = 0
+        while num_sent < 1000:
+            sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(50_000, dtype=np.float32)])
+            num_sent += 1
+            try:
+                await asyncio.wait_for(sender.wait_writable(), 0.05)
+            except TimeoutError:
+                break
+        assert 1 < num_sent < 1000
+        await receiver.channel.connect(theirs)
+        await asyncio.wait_for(sender.wait_writable(), 5)
+        await receiver.wait_for(num_sent)
+        receiver.channel.close()
+        await receiver.closed.wait()
 
 
-def test_closing_sends_everything_first() -> None:
-    async def run() -> None:
-        receiver = Receiver()
-        async with open_sender() as (sender, theirs):
-            sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(5_000_000, dtype=np.float32)])
-            sender.send(MetricsResponse([]))
-            sender.close()
-            sender.send(MetricsResponse([]))
-            await receiver.channel.connect(theirs)
-            await asyncio.wait_for(receiver.closed.wait(), 5)
-        assert [type(message).__name__ for message, _ in receiver.messages] == ["TokenResults", "MetricsResponse"]
-        assert len(receiver.messages[0][1]) == 20_000_000
-
-    asyncio.run(run())
+async def test_closing_sends_everything_first() -> None:
+    receiver = Receiver()
+    async with open_sender() as (sender, theirs):
+        sender.send(TokenResults(1, [[(1,)]], TIMES), [np.zeros(5_000_000, dtype=np.float32)])
+        sender.send(MetricsResponse([]))
+        sender.close()
+        sender.send(MetricsResponse([]))
+        await receiver.channel.connect(theirs)
+        await asyncio.wait_for(receiver.closed.wait(), 5)
+    assert [type(message).__name__ for message, _ in receiver.messages] == ["TokenResults", "MetricsResponse"]
+    assert len(receiver.messages[0][1]) == 20_000_000
 
 
-def test_a_peer_that_has_exited_is_noticed_although_a_thread_writes() -> None:
-    async def run() -> None:
-        ours, theirs = make_link()
-        closed = asyncio.Event()
-        sender: Channel[Any] = Channel(EngineMessage, lambda message, _: None, closed.set)
-        await sender.connect(ours)
-        theirs.close()
-        thread = threading.Thread(target=lambda: [sender.send(MetricsResponse([])) for _ in range(100)])
-        thread.start()
-        await asyncio.wait_for(closed.wait(), 5)
-        thread.join()
-        assert not sender.is_open
-
-    asyncio.run(run())
+async def test_a_peer_that_has_exited_is_noticed_although_a_thread_writes() -> None:
+    ours, theirs = make_link()
+    closed = asyncio.Event()
+    sender: Channel[Any] = Channel(EngineMessage, lambda message, _: None, closed.set)
+    await sender.connect(ours)
+    theirs.close()
+    thread = threading.Thread(target=lambda: [sender.send(MetricsResponse([])) for _ in range(100)])
+    thread.start()
+    await asyncio.wait_for(closed.wait(), 5)
+    thread.join()
+    assert not sender.is_open

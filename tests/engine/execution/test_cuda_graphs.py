@@ -203,7 +203,7 @@ def test_prepared_batches_use_the_pinned_memory_of_those_before(tmp_path: Path) 
             results.append(in_flight.popleft()())
     results.append(in_flight.popleft()())
 
-    (entry,) = executor.graphs.graphs._graphs.values()
+    (entry,) = executor.graphs.graphs.entries.values()
     assert len(entry.graph.free_buffers) == 2  # as many as were in flight
     assert torch.equal(results[0].rows[EMBED[0]].values, first.rows[EMBED[0]].values)
     for batch, result in zip(batches, results, strict=True):

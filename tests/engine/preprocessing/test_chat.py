@@ -1,8 +1,7 @@
-"""Conversations as inputs of the engine, and the tokenize and detokenize calls."""
+"""Conversations as inputs of the engine: options of the server and files of the model reach the template."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pytest
 
 from cenote import LLM
-from cenote.errors import BadRequest
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
-from cenote.protocol.results import TokenizeResult
 from tests.engine.conftest import MakeEngine, echoed_token_ids, make_request
 from tests.tiny import QWEN_TOKENS, save_tokenizer, tiny_qwen3
 
@@ -26,22 +23,6 @@ BARE = TokenizationParams(add_special_tokens=False)
 
 def make_conversation(*contents: Any, **options: Any) -> Conversation:
     return Conversation([{"role": "u", "content": content} for content in contents], **options)
-
-
-def test_a_conversation_is_one_input_among_others(make_engine: MakeEngine) -> None:
-    engine = make_engine(chat_template=TEMPLATE)
-
-    results = engine.pool_sync(make_request(["a", make_conversation("b", "c"), [7]], tokenization=BARE))
-
-    assert echoed_token_ids(results) == [[A], [A + 20, COLON, A + 1, A + 20, COLON, A + 2], [7]]
-
-
-def test_add_special_tokens_applies_to_conversations(make_engine: MakeEngine) -> None:
-    engine = make_engine(chat_template=TEMPLATE)
-
-    assert echoed_token_ids(engine.pool_sync(make_request([make_conversation("b")]))) == [
-        [CLS, A + 20, COLON, A + 1, SEP]
-    ]
 
 
 def test_default_chat_template_kwargs_reach_the_template(make_engine: MakeEngine) -> None:
@@ -62,45 +43,6 @@ def test_the_content_format_of_the_server_reaches_the_template(make_engine: Make
         engine = make_engine(chat_template=template, chat_template_content_format=content_format)
         (ids,) = echoed_token_ids(engine.pool_sync(make_request([conversation], tokenization=BARE)))
         assert engine.tokenizer.convert_ids_to_tokens(ids) == [expected]
-
-
-def test_a_conversation_without_a_chat_template_is_refused(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-
-    with pytest.raises(BadRequest, match="messages need a chat template"):
-        engine.pool_sync(make_request([make_conversation("b")]))
-    assert not engine.model_info.has_chat_template
-
-
-def test_an_invalid_conversation_does_not_fail_the_others(make_engine: MakeEngine) -> None:
-    engine = make_engine(chat_template=TEMPLATE)
-
-    results = engine.pool_sync(
-        make_request(
-            [make_conversation("b"), make_conversation(7), make_conversation("c")],
-            tokenization=BARE,
-            return_exceptions=True,
-        )
-    )
-
-    assert [isinstance(result, BadRequest) for result in results] == [False, True, False]
-
-
-def test_tokenize_returns_token_strings_on_request(make_engine: MakeEngine) -> None:
-    engine = make_engine(chat_template=TEMPLATE)
-
-    def tokenize(item: Any, **options: Any) -> TokenizeResult:
-        return asyncio.run(engine.tokenize(item, **options))
-
-    assert tokenize("a b") == TokenizeResult([CLS, A, A + 1, SEP])
-    assert tokenize("a cats", add_special_tokens=False, return_token_strs=True) == TokenizeResult(
-        [A, 8870], ["a", "cats"]
-    )
-    assert tokenize(make_conversation("b"), add_special_tokens=False) == TokenizeResult([A + 20, COLON, A + 1])
-    assert len(tokenize("a " * 1000).token_ids) == 1002  # four times max_model_len
-    assert asyncio.run(engine.detokenize([CLS, A, SEP])) == "[CLS] a [SEP]"
-    with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
-        asyncio.run(engine.detokenize([30522]))
 
 
 @pytest.fixture(scope="module")

@@ -63,14 +63,14 @@ class PreprocessGate:
 
 def test_an_exception_of_a_library_fails_only_its_input(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = engine.image_workers.multimodal.image_processor  # type: ignore[union-attr]
-    preprocess = processor._preprocess
+    preprocess = processor.preprocess
 
     def failing_preprocess(image: Any, options: Any, where: str) -> Any:
         if image.width == 33:
             raise MemoryError("out of memory")
         return preprocess(image, options, where)
 
-    monkeypatch.setattr(processor, "_preprocess", failing_preprocess)
+    monkeypatch.setattr(processor, "preprocess", failing_preprocess)
     large = MultimodalPrompt(IMAGE, [ImageSource(make_image(33, 20))])
 
     failed, *others = engine.pool_sync(make_request(large, make_prompt(), "a red bird", return_exceptions=True))
@@ -96,21 +96,18 @@ def test_all_requests_fail_when_the_engine_stops_while_images_are_preprocessed(
         engine.pool_sync(make_request(make_prompt()))
 
 
-def test_a_request_cancelled_while_images_are_preprocessed_leaves_nothing_in_flight(
+async def test_a_request_cancelled_while_images_are_preprocessed_leaves_nothing_in_flight(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = PreprocessGate(monkeypatch)
 
-    async def call_and_cancel() -> Any:
-        call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
-        await asyncio.to_thread(gate.reached.wait, 10)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        gate.open.set()
-        return await engine.pool(make_request(make_prompt()))
-
-    (result,) = asyncio.run(call_and_cancel())
+    call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
+    await asyncio.to_thread(gate.reached.wait, 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gate.open.set()
+    (result,) = await engine.pool(make_request(make_prompt()))
 
     assert isinstance(result, PoolResult)
     assert not engine.metrics.requests_in_flight()

@@ -22,21 +22,12 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.tokenizer import CHUNK_CHARS, Tokenizer
 from cenote.protocol.params import AggregationStrategy
 from cenote.protocol.results import Entity
+from tests.engine.tasks.sentences import SENTENCES
 from tests.tiny import TEXTS, randomize, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 STRATEGIES: tuple[AggregationStrategy, ...] = ("none", "simple", "first", "average", "max")
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "tokenizers"
-SENTENCES = [
-    "Angela Merkel met Emmanuel Macron in Berlin, near the Brandenburg Gate.",
-    "El Niño wärmt Zürich und São Paulo; Émile zahlt 12,50€ im Café „Łódź“.",
-    "café cafe\u0301 CAFÉ İstanbul straße STRASSE",
-    "Ünal 😀 lives 👩‍👩‍👧 in 東京都 and Москва … 한국어 ελληνικά.",
-    "two\nlines\twith   odd  spaces \u00a0 and\u200bnothing ",
-    "Mail j.doe@example.com or call +49-30-901820, ok?",
-    "a",
-    "I",
-]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def loader() -> Iterator[MediaLoader]:
 
 
 def get_decoder_pid(loader: MediaLoader) -> int:
-    (child,) = loader._decoder_pool._running
+    (child,) = loader.decoder_pool.running
     return child.pid
 
 
@@ -53,7 +53,7 @@ def eventually(condition: object) -> bool:
 
 
 def test_no_process_is_started_before_the_first_image(loader: MediaLoader) -> None:
-    assert not loader._decoder_pool._running
+    assert not loader.decoder_pool.running
 
 
 def test_one_process_decodes_for_all_threads(loader: MediaLoader) -> None:
@@ -61,7 +61,7 @@ def test_one_process_decodes_for_all_threads(loader: MediaLoader) -> None:
         images = list(threads.map(lambda _: loader.load(make_image_source(GOOD)), range(64)))
 
     assert {image.tobytes() for image in images} == {noise(10, 8).tobytes()}
-    assert len(loader._decoder_pool._running) == 1
+    assert len(loader.decoder_pool.running) == 1
 
 
 def test_a_decoder_process_has_limits(loader: MediaLoader) -> None:
@@ -105,7 +105,7 @@ def test_a_decoder_that_dies_fails_only_its_image(loader: MediaLoader) -> None:
 
 def test_a_hanging_decoder_is_killed(loader: MediaLoader) -> None:
     loader.load(make_image_source(GOOD))
-    loader._decoder_pool.timeout_s = 0.2
+    loader.decoder_pool.timeout_s = 0.2
     first = get_decoder_pid(loader)
     os.kill(first, signal.SIGSTOP)
 
@@ -113,13 +113,13 @@ def test_a_hanging_decoder_is_killed(loader: MediaLoader) -> None:
         loader.load(make_image_source(GOOD))
 
     assert state(first) == "gone"
-    loader._decoder_pool.timeout_s = 30
+    loader.decoder_pool.timeout_s = 30
     assert loader.load(make_image_source(GOOD)).size == (10, 8)
 
 
 def test_sending_a_large_file_to_a_stuck_decoder_times_out(loader: MediaLoader) -> None:
     loader.load(make_image_source(GOOD))
-    loader._decoder_pool.timeout_s = 0.2
+    loader.decoder_pool.timeout_s = 0.2
     os.kill(get_decoder_pid(loader), signal.SIGSTOP)
 
     with pytest.raises(BadRequest, match="took longer"):
@@ -127,7 +127,7 @@ def test_sending_a_large_file_to_a_stuck_decoder_times_out(loader: MediaLoader) 
 
 
 def test_an_image_that_needs_too_much_memory_is_refused(loader: MediaLoader) -> None:
-    loader._decoder_pool.max_address_space = 200 * 1024**2
+    loader.decoder_pool.max_address_space = 200 * 1024**2
 
     with pytest.raises(BadRequest, match="the WEBP image of 4,000 x 4,000 pixels"):
         loader.load(make_image_source(webp(4000, 4000)))
@@ -191,7 +191,7 @@ from cenote.inputs.media.policy import MediaPolicy
 from cenote.protocol.images import ImageSource
 loader = MediaLoader(MediaPolicy())
 loader.load(ImageSource(bytes.fromhex(sys.argv[1]), "image"))
-(child,) = loader._decoder_pool._running
+(child,) = loader.decoder_pool.running
 print(child.pid, flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)
@@ -238,7 +238,7 @@ def test_a_memory_budget_is_granted_in_order() -> None:
         threads = [threading.Thread(target=acquire, args=args) for args in (("large", 10), ("small", 1))]
         for number, thread in enumerate(threads, start=1):
             thread.start()
-            assert eventually(lambda number=number: len(budget._queue) == number)
+            assert eventually(lambda number=number: len(budget.queue) == number)
         with pytest.raises(TimeoutError):
             lease.grow(5, timeout_s=0.01)
         assert order == []  # the small one would fit, but waits behind the large one
@@ -246,4 +246,4 @@ def test_a_memory_budget_is_granted_in_order() -> None:
         thread.join()
 
     assert order == ["large", "small"]
-    assert budget._free_bytes == 10
+    assert budget.free_bytes == 10

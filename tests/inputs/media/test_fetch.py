@@ -56,7 +56,7 @@ def other_server(server: Server) -> Iterator[Server]:
 def loader() -> Iterator[MediaLoader]:
     policy = MediaPolicy(allowed_media_domains=("Pictures.Example",), max_image_bytes=MAX_BYTES, fetch_timeout_s=0.3)
     loader = MediaLoader(policy)
-    loader._fetcher = StubResolverFetcher(policy, [PUBLIC])
+    loader.fetcher = StubResolverFetcher(policy, [PUBLIC])
     yield loader
     loader.close()
 
@@ -107,7 +107,7 @@ def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
 def test_the_checked_address_is_the_one_connected_to(server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC], [PRIVATE])
+    loader.fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC], [PRIVATE])
 
     loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
 
@@ -122,7 +122,7 @@ def test_the_checked_address_is_the_one_connected_to(server: Server, other_serve
 def test_one_private_address_refuses_the_host(addresses: list[str], server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = StubResolverFetcher(policy, addresses)
+    loader.fetcher = StubResolverFetcher(policy, addresses)
     before = len(server.requests)
 
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
@@ -140,7 +140,7 @@ def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
 
     policy = MediaPolicy(allow_any_media_domain=True, fetch_timeout_s=0.2)
     loader = MediaLoader(policy)
-    loader._fetcher = HangingFetcher(policy, [PUBLIC])
+    loader.fetcher = HangingFetcher(policy, [PUBLIC])
     started = time.monotonic()
 
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
@@ -167,7 +167,7 @@ def test_a_host_that_is_not_allowed_is_refused_with_the_flag(loader: MediaLoader
 
     assert caught.value.message == f"{PARAM_PATH}: {HOST_NOT_ALLOWED_MESSAGE}"
     assert "--allowed-media-domains" in caught.value.message and "other.example" not in caught.value.message
-    assert "other.example" not in loader._fetcher.resolved  # type: ignore[attr-defined]
+    assert "other.example" not in loader.fetcher.resolved  # type: ignore[attr-defined]
 
 
 def test_no_url_is_logged(
@@ -219,11 +219,11 @@ def test_tls_uses_and_verifies_the_host_name(secure: tuple[Server, list[str]], c
     server, names = secure
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC])
+    loader.fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC])
 
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # self-signed
         loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
-    fetcher._ssl_context = ssl.create_default_context(cafile=certificate / "certificate.pem")
+    fetcher.ssl_context = ssl.create_default_context(cafile=certificate / "certificate.pem")
     image = loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # certificate for another name
         loader.load(make_image_source(f"https://other.example:{server.server_port}/good"))

@@ -71,7 +71,7 @@ POLICIES = {
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_no_hostile_url_opens_a_connection(policy: MediaPolicy, canary: Canary) -> None:
     loader = MediaLoader(policy)
-    loader._fetcher = LoopbackFetcher(policy)
+    loader.fetcher = LoopbackFetcher(policy)
     urls = hostile_urls(canary.port)
     assert len(urls) >= 150
 
@@ -97,7 +97,7 @@ def test_the_canary_server_counts_allowed_connections(canary: Canary) -> None:
 
     policy = POLICIES["any domain"]
     loader = MediaLoader(policy)
-    loader._fetcher = PermissiveFetcher(policy)
+    loader.fetcher = PermissiveFetcher(policy)
     before = canary.num_connections
     for host in ("127.0.0.1", "2130706433", "any.name.at.all"):
         with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
