@@ -13,7 +13,6 @@ from cenote.api.app_state import AppState
 from cenote.api.middleware import get_header
 from cenote.api.model_admin import ModelRow
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest, BodyTooLarge, LoadError
@@ -56,31 +55,31 @@ class ShuttingDown(msgspec.Struct):
     state: str = "draining"
 
 
-async def list_models(http: Request, app_state: AppState) -> Reply:
-    return json_reply(ModelRows(await app_state.admin.list_models()))
+async def list_models(http: Request, app_state: AppState) -> ModelRows:
+    return ModelRows(await app_state.admin.list_models())
 
 
-async def load(http: Request, app_state: AppState) -> Reply:
+async def load(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, LoadBody)
     with source_errors():
-        return json_reply(await app_state.admin.load(body.name, list_changes(body) or None))
+        return await app_state.admin.load(body.name, list_changes(body) or None)
 
 
-async def unload(http: Request, app_state: AppState) -> Reply:
+async def unload(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, UnloadBody)
-    return json_reply(await app_state.admin.unload(body.name))
+    return await app_state.admin.unload(body.name)
 
 
-async def reload(http: Request, app_state: AppState) -> Reply:
+async def reload(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, ReloadBody)
     with source_errors():
-        return json_reply(await app_state.admin.reload(body.name, list_changes(body)))
+        return await app_state.admin.reload(body.name, list_changes(body))
 
 
-async def shutdown(http: Request, app_state: AppState) -> Reply:
+async def shutdown(http: Request, app_state: AppState) -> ShuttingDown:
     await read_body(http, EmptyBody)
     await app_state.admin.shutdown()
-    return json_reply(ShuttingDown(), 202)
+    return ShuttingDown()
 
 
 CHANGE_ERRORS = (400, 403, 404, 503)

@@ -99,6 +99,6 @@ class SelectedModel:
 def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
     error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
     return error_type(
-        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
+        f"The model does not support {route.needs.api_name} API. {model_info.name} ({model_info.architecture}) "
         f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
     )

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.encoding import CohereEmbeddingType, Float32Array, encode_cohere_vectors, limit_norms, to_float32_array
-from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
     ADAPTER_DOC,
@@ -94,16 +94,15 @@ class Embedded(msgspec.Struct, kw_only=True):
     token_counts: list[TokenCounts | None] | UnsetType = UNSET
 
 
-async def embed(body: EmbedBody, context: RequestContext) -> Reply:
+async def embed(body: EmbedBody, context: RequestContext) -> Embedded:
     return await _embed(body, context, version="2")
 
 
-async def embed_v1(body: EmbedBody, context: RequestContext) -> Reply:
+async def embed_v1(body: EmbedBody, context: RequestContext) -> Embedded:
     return await _embed(body, context, version="1")
 
 
-async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> Reply:
-    await context.select_model(body.model)
+async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> Embedded:
     for name in ("texts", "images", "inputs"):
         context.check_num_items(len(getattr(body, name) or ()), name)
     if body.texts:
@@ -137,15 +136,13 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
     types = dict.fromkeys(body.embedding_types or ("float",))
     encoded = {type_: await encode_vectors(vectors, type_) for type_ in types}
     counts = [context.make_token_counts(item, True) for item in results] if body.return_token_counts else UNSET
-    return json_reply(
-        Embedded(
-            id=context.make_response_id("embd"),
-            response_type="embeddings_floats" if is_plain_list else "embeddings_by_type",
-            embeddings=encoded["float"] if is_plain_list else encoded,  # type: ignore[arg-type]  # JSON already
-            texts=body.texts or UNSET,
-            meta=make_meta(context, version, make_billed_units(context, count_images(content_parts))),
-            token_counts=counts,
-        )
+    return Embedded(
+        id=context.make_response_id("embd"),
+        response_type="embeddings_floats" if is_plain_list else "embeddings_by_type",
+        embeddings=encoded["float"] if is_plain_list else encoded,  # type: ignore[arg-type]  # JSON already
+        texts=body.texts or UNSET,
+        meta=make_meta(context, version, make_billed_units(context, count_images(content_parts))),
+        token_counts=counts,
     )
 
 
@@ -213,8 +210,7 @@ def _make_route(path: str, handler: Any, summary: str) -> Route:
         handler=handler,
         summary=summary,
         reply_type=Embedded,
-        api_name="Embeddings",
-        is_supported=lambda model_info: "embed" in model_info.tasks,
+        needs=EMBEDDINGS,
         is_absent_if_unsupported=path == "/v2/embed",
         example={
             "texts": ["Hello, my name is", "The capital of France is"],

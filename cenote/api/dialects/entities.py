@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.api.dialects.dialect import Dialect, Need, Route
+from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import CommonFields, doc
 from cenote.errors import Unsupported
@@ -54,8 +54,7 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def entities(body: EntitiesBody, context: RequestContext) -> AnswerList[EntitiesAnswer]:
     texts = [body.input] if isinstance(body.input, str) else body.input
     pool = PoolRequest(
         task="token_classify",
@@ -64,7 +63,7 @@ async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
         adapter=body.adapter,
         scheduling=body.make_scheduling_params(),
     )
-    return await entities_reply(
+    return await find_entities(
         context,
         pool,
         body.aggregation_strategy or "simple",
@@ -76,7 +75,7 @@ async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
     )
 
 
-async def entities_reply(
+async def find_entities(
     context: RequestContext,
     pool: PoolRequest,
     strategy: AggregationStrategy,
@@ -86,7 +85,7 @@ async def entities_reply(
     labels: list[str] | None = None,
     threshold: float | None = None,
     return_token_counts: bool | None,
-) -> Reply:
+) -> AnswerList[EntitiesAnswer]:
     """Run token classification and return the entities; also used by /pooling."""
     if pool.task != "token_classify":
         raise Unsupported(
@@ -107,7 +106,7 @@ async def entities_reply(
         return EntitiesAnswer(index, [to_span(entity) for entity in item.entities], item.truncated, token_counts=counts)
 
     data = [make_entry(index, item) for index, item in enumerate(await context.entities(request))]
-    return json_reply(context.make_result_list("entities", data))
+    return context.make_result_list("entities", data)
 
 
 def to_span(entity: Entity) -> Span:
@@ -126,8 +125,7 @@ ENTITIES = Dialect(
             handler=entities,
             summary="Find entities in texts with a token classification or GLiNER model",
             reply_type=AnswerList[EntitiesAnswer],
-            api_name="Entities",
-            is_supported=lambda model_info: model_info.supports_entities,
+            needs=Need("Entities", lambda model_info: model_info.supports_entities),
             example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
         ),
     ],

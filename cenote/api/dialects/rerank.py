@@ -11,10 +11,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import SCORES, Dialect, Route
 from cenote.api.embedding_types import apply_truncation
 from cenote.api.raw_scores import score_as
-from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, ScoreInputBody, ScoreInputsBody, ScoringFields, doc
 from cenote.errors import BadRequest, InvalidBody
@@ -88,19 +88,19 @@ class RerankedV1(Reranked):
     object: str = msgspec.field(default_factory=lambda: "list")
 
 
-async def rerank(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank; pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's."""
     is_cohere = body.rank_fields is not None or body.max_chunks_per_doc is not None
     shape = context.settings.rerank_document_shape
     return await _rerank(body, context, version="1", truncate_by_default=is_cohere, document_shape=shape)
 
 
-async def rerank_v1(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank_v1(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank for Cohere, Jina and Voyage clients, which expect long documents to be truncated."""
     return await _rerank(body, context, version="1", truncate_by_default=True, has_voyage_data=True)
 
 
-async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank_v2(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank for Cohere clients, which expect long documents to be truncated; a response header reports it."""
     return await _rerank(body, context, version="2", truncate_by_default=True)
 
@@ -113,8 +113,7 @@ async def _rerank(
     truncate_by_default: bool,
     document_shape: Literal["object", "string"] = "object",
     has_voyage_data: bool = False,
-) -> Reply:
-    await context.select_model(body.model)
+) -> Reranked:
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     if not documents:
         raise BadRequest("documents is empty; expected at least one document", param="documents")
@@ -140,14 +139,14 @@ async def _rerank(
         make_meta(context, version, units),
     )
     if not has_voyage_data:
-        return json_reply(reply)
+        return reply
     data = [
         VoyageResult(
             index, scores[index].score, make_document_string(inputs[index]) if body.return_documents else UNSET
         )
         for index in ranked
     ]
-    return json_reply(RerankedV1(**msgspec.structs.asdict(reply), data=data))
+    return RerankedV1(**msgspec.structs.asdict(reply), data=data)
 
 
 def make_score_request(
@@ -242,8 +241,7 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str, reply_type: An
         handler=handler,
         summary=summary,
         reply_type=reply_type,
-        api_name="Rerank (Score)",
-        is_supported=lambda model_info: bool(model_info.score_types),
+        needs=SCORES,
         is_absent_if_unsupported=True,
         example={
             "query": "What is the capital of France?",

@@ -129,15 +129,3 @@ def cosine_matrix(left: Float32Array, right: Float32Array) -> Float32Array:
     unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right)]
     product: Float32Array = unit[0] @ unit[1].T
     return product
-
-
-def supports_embed(model_info: ModelInfo) -> bool:
-    return "embed" in model_info.tasks
-
-
-def supports_scores(model_info: ModelInfo) -> bool:
-    return bool(model_info.score_types)
-
-
-def supports_classify(model_info: ModelInfo) -> bool:
-    return "classify" in model_info.tasks

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cenote.api.dialects.cohere_inputs import count_images, make_image_part, replace_inputs
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.openai import Embedding
 from cenote.api.dialects.text_requests import (
     check_not_empty,
     make_embed_request,
     make_truncation,
-    supports_embed,
 )
 from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE
 from cenote.api.encoding import QuantizedType
 from cenote.api.quantized_response import encode_embeddings
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
 from cenote.errors import BadRequest, Unsupported
@@ -67,8 +65,7 @@ class MultimodalAnswer(msgspec.Struct):
     usage: MultimodalUsage
 
 
-async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     parts = [make_content_parts(item, index, context.model_info) for index, item in enumerate(body.inputs)]
@@ -79,7 +76,7 @@ async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -
     data = [{"index": index, "embedding": text, "object": "embedding"} for index, text in enumerate(texts)]
     text_tokens = 0 if count_images(parts) else context.num_tokens
     usage = MultimodalUsage(text_tokens, 0, 0, context.num_tokens)
-    return json_reply({"object": "list", "data": data, "model": context.model, "usage": usage})
+    return {"object": "list", "data": data, "model": context.model, "usage": usage}
 
 
 def make_request(body: MultimodalBody, context: RequestContext) -> PoolRequest:
@@ -118,8 +115,7 @@ VOYAGE = Dialect(
             handler=multimodal_embeddings,
             summary="Compute one embedding for each input of text and image parts, in Voyage's format",
             reply_type=MultimodalAnswer,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
         ),
         CONTEXTUALIZED_ROUTE,

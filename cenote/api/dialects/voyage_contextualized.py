@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from cenote.api.dialects.dialect import Route
+from cenote.api.dialects.dialect import Need, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
 from cenote.api.encoding import QuantizedType
 from cenote.api.late_chunking import split_result
 from cenote.api.quantized_response import encode_embeddings
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
 from cenote.errors import BadRequest
@@ -64,8 +63,7 @@ class ContextualizedAnswer(msgspec.Struct):
     usage: TotalTokens
 
 
-async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     if body.chunk_size is not None or body.chunk_overlap:
@@ -108,7 +106,7 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
         for index, document in enumerate(documents)
     ]
     usage = TotalTokens(context.num_tokens)
-    return json_reply({"object": "list", "data": data, "model": context.model, "usage": usage})
+    return {"object": "list", "data": data, "model": context.model, "usage": usage}
 
 
 def check_single(chunks: list[str], index: int) -> str:
@@ -130,7 +128,6 @@ CONTEXTUALIZED_ROUTE = Route(
     handler=contextualized_embeddings,
     summary="Compute an embedding for each chunk of every document in the context of its other chunks",
     reply_type=ContextualizedAnswer,
-    api_name="Contextualized Embeddings (MEAN pooling)",
-    is_supported=supports_late_chunking,
+    needs=Need("Contextualized Embeddings (MEAN pooling)", supports_late_chunking),
     example={"inputs": [["Berlin is the capital of Germany.", " It lies on the Spree."]]},
 )

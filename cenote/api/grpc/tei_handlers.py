@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from cenote.api.dialects.tei import compute_predictions, compute_ranks, describe_model_type, pool
+from cenote.api.dialects import tei as dialect
 from cenote.api.dialects.tei_fields import (
     Direction,
     TeiEmbedFields,
@@ -42,7 +42,7 @@ TruncatedMessage = (
 async def info(request: tei.InfoRequest, context: RequestContext) -> tei.InfoResponse:
     """Return the model and the limits; 0 stands for limits that there are not."""
     model_info, settings = context.model_info, context.settings
-    (model_type,) = describe_model_type(model_info)
+    (model_type,) = dialect.describe_model_type(model_info)
     return tei.InfoResponse(
         version=__version__,
         model_id=model_info.root,
@@ -92,7 +92,7 @@ async def pool_text(
     )
     inputs: list[Input] = [request.inputs]
     check_not_empty(inputs, "inputs")
-    (result,) = await pool(task, fields, inputs, context, normalize=normalize)
+    (result,) = await dialect.pool(task, fields, inputs, context, normalize=normalize)
     return result
 
 
@@ -118,7 +118,7 @@ async def predict_texts(
         truncate=truncates(request, context),
         truncation_direction=get_direction(request),
     )
-    (predictions,) = await compute_predictions(body, context)
+    (predictions,) = await dialect.predict(body, context)
     return tei.PredictResponse(
         predictions=[tei.Prediction(score=item.score, label=item.label) for item in predictions],
         metadata=make_metadata(context, sum(map(len, texts))),
@@ -175,7 +175,7 @@ async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.Rer
         truncate=truncates(request, context),
         truncation_direction=get_direction(request),
     )
-    ranks = await compute_ranks(body, context)
+    ranks = await dialect.rerank(body, context)
     return tei.RerankResponse(
         ranks=[tei.Rank(index=rank.index, text=rank.text, score=rank.score) for rank in ranks],
         metadata=make_metadata(context, len(request.query) + sum(map(len, texts))),
