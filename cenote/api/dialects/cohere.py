@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
-from cenote.api.encoding import CohereEmbeddingType, Float32Array, encode_cohere_vectors, limit_norms, to_float32_array
+from cenote.api.encoding import CohereEmbeddingType
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
@@ -30,7 +28,7 @@ from cenote.api.request_fields import (
     Timeout,
     doc,
 )
-from cenote.api.vector_response import NUMBERS_PER_YIELD
+from cenote.api.vector_response import encode_results
 from cenote.errors import InputTooLong, InvalidBody
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -131,10 +129,12 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> E
     if max_tokens is not None:
         for index, item in enumerate(results):
             check_length(item.num_input_tokens, max_tokens, index)
-    vectors = np.stack([to_float32_array(item.data) for item in results])
     is_plain_list = version == "1" and not body.embedding_types
     types = dict.fromkeys(body.embedding_types or ("float",))
-    encoded = {type_: await encode_vectors(vectors, type_) for type_ in types}
+    encoded = {
+        name: await encode_results(results, "float" if name == "base64" else name, is_base64=name == "base64")
+        for name in types
+    }
     counts = [context.make_token_counts(item, True) for item in results] if body.return_token_counts else UNSET
     return Embedded(
         id=context.make_response_id("embd"),
@@ -190,17 +190,6 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
         )
         error.index = index
         raise error
-
-
-async def encode_vectors(vectors: Float32Array, embedding_type: CohereEmbeddingType) -> msgspec.Raw:
-    """Encode the vectors as JSON, returning control to the event loop after every `NUMBERS_PER_YIELD` numbers."""
-    vectors = limit_norms(vectors) if embedding_type in ("int8", "uint8") else vectors
-    parts: list[bytes] = []
-    rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, vectors.shape[1]))
-    for start in range(0, len(vectors), rows_per_yield):
-        parts.append(bytes(encode_cohere_vectors(vectors[start : start + rows_per_yield], embedding_type))[1:-1])
-        await asyncio.sleep(0)
-    return msgspec.Raw(b"[%s]" % b",".join(parts))
 
 
 def _make_route(path: str, handler: Any, summary: str) -> Route:

@@ -6,17 +6,16 @@ from typing import Annotated
 
 import msgspec
 
-from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Need, Route
 from cenote.api.dialects.text_requests import (
     check_not_empty,
-    embed_rows,
     make_embed_request,
     make_truncation,
     score,
 )
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
 
 
@@ -84,7 +83,7 @@ async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context
     request = make_embed_request(
         texts, make_truncation(True, context), dimensions=body.dimensions, normalize=body.normalize
     )
-    rows = await encode_vectors(await embed_rows(context, request), "float")
+    rows = await encode_results(await context.pool(request))
     usage = (context.num_tokens, context.request_id, make_status(context))
     return InferredEmbeddings(rows, *usage)  # type: ignore[arg-type]  # JSON already
 

@@ -14,7 +14,7 @@ from cenote.api.dialects.text_requests import check_not_empty, make_embed_reques
 from cenote.api.replies import ErrorBody
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
-from cenote.api.vector_response import encode_arrays
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -262,7 +262,7 @@ def resolve_task_type(task_type: str | int | None) -> str | None:
 
 
 async def encode_all(results: Sequence[PoolResult]) -> list[dict[str, Any]]:
-    return [{"values": values} for values in await encode_arrays(results)]
+    return [{"values": values} for values in await encode_results(results)]
 
 
 def make_prediction(values: dict[str, Any], result: PoolResult) -> dict[str, Any]:

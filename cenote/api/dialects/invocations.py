@@ -9,17 +9,16 @@ from typing import Any
 
 import msgspec
 
-from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import (
     check_not_empty,
-    embed_rows,
     make_embed_request,
     make_truncation,
 )
 from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS
 from cenote.api.request_body import NULL_JSON, parse_body
 from cenote.api.request_context import RequestContext
+from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
 
@@ -53,8 +52,8 @@ class JumpStartEmbeddings(msgspec.Struct):
 async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> dict[str, Any]:
     texts = [body.text_inputs] if isinstance(body.text_inputs, str) else body.text_inputs
     check_not_empty(texts, "text_inputs")
-    rows = await embed_rows(context, make_embed_request(texts, make_truncation(True, context)))
-    return {"embedding": await encode_vectors(rows, "float")}
+    results = await context.pool(make_embed_request(texts, make_truncation(True, context)))
+    return {"embedding": await encode_results(results)}
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:

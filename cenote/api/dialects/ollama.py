@@ -11,7 +11,6 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation
 from cenote.api.encoding import encode_json
@@ -21,6 +20,7 @@ from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import Version
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, PoolingError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import TokenizationParams
@@ -128,7 +128,7 @@ async def embed(body: OllamaEmbedBody, context: RequestContext) -> OllamaEmbedde
     if texts != [""] and texts:  # without a text, the request only loads the model
         tokenization = body.make_tokenization(context, truncates=body.truncate is not False)
         request = make_embed_request(texts, tokenization, dimensions=body.dimensions or None, normalize=True)
-        rows = await encode_vectors(await embed_rows(context, request), "float")
+        rows = await encode_results(await context.pool(request))
     return OllamaEmbedded(
         body.model or context.model,
         rows,

@@ -10,7 +10,6 @@ import numpy as np
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import (
     CLASSIFICATION,
     EMBEDDINGS,
@@ -48,7 +47,7 @@ from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
-from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_arrays
+from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
@@ -58,10 +57,10 @@ from cenote.protocol.results import PoolResult
 from cenote.version import __version__
 
 
-async def embed(body: TeiEmbedBody, context: RequestContext) -> msgspec.Raw:
+async def embed(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
     inputs = make_inputs(body.inputs, context)
     results = await pool("embed", body, inputs, context, normalize=body.normalize is not False)
-    return await encode_vectors(np.stack([to_float32_array(item.data) for item in results]), "float")
+    return await encode_results(results)
 
 
 async def pool(
@@ -79,7 +78,7 @@ async def pool(
 
 async def embed_all(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
     results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
-    return await encode_arrays(results)
+    return await encode_results(results)
 
 
 async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
@@ -151,7 +150,7 @@ async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[f
     return cosines
 
 
-async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> msgspec.Raw:
+async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> list[msgspec.Raw]:
     body.use_parameters()
     return await embed(body, context)
 

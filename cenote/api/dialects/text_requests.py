@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cenote.api.encoding import Float32Array
-from cenote.api.quantized_response import stack_rows
+from cenote.api.encoding import Float32Array, stack_results
 from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
@@ -69,7 +68,9 @@ def make_embed_request(
 
 async def embed_rows(context: RequestContext, request: PoolRequest) -> Float32Array:
     """Return the embeddings as one array `[inputs, d]`."""
-    return stack_rows(await context.pool(request))
+    rows = stack_results(await context.pool(request))
+    assert rows is not None, "embeddings of a request have the same size"
+    return rows
 
 
 def check_not_empty(items: Sequence[object], name: str) -> None:

@@ -16,9 +16,9 @@ from cenote.api.dialects.text_requests import (
 )
 from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE
 from cenote.api.encoding import QuantizedType
-from cenote.api.quantized_response import encode_embeddings
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -71,8 +71,7 @@ async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -
     parts = [make_content_parts(item, index, context.model_info) for index, item in enumerate(body.inputs)]
     results = await context.pool(replace_inputs(make_request(body, context), parts, context.model_info))
     is_base64 = "base64" in (body.encoding_format, body.output_encoding)
-    dtype = None if body.output_dtype == "float" else body.output_dtype
-    texts = await encode_embeddings(results, dtype, is_base64=is_base64)
+    texts = await encode_results(results, body.output_dtype, is_base64=is_base64)
     data = [{"index": index, "embedding": text, "object": "embedding"} for index, text in enumerate(texts)]
     text_tokens = 0 if count_images(parts) else context.num_tokens
     usage = MultimodalUsage(text_tokens, 0, 0, context.num_tokens)

@@ -12,9 +12,9 @@ from cenote.api.dialects.dialect import Need, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
 from cenote.api.encoding import QuantizedType
 from cenote.api.late_chunking import split_result
-from cenote.api.quantized_response import encode_embeddings
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, make_document, split_document
@@ -91,8 +91,7 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
     results = cast(
         "Sequence[PoolResult]", [row for result, document in pairs for row in split_result(result, document)]
     )
-    dtype = None if body.output_dtype == "float" else body.output_dtype
-    encoded = iter(await encode_embeddings(results, dtype, is_base64=body.encoding_format == "base64"))
+    encoded = iter(await encode_results(results, body.output_dtype, is_base64=body.encoding_format == "base64"))
     data = [
         {
             "object": "list",

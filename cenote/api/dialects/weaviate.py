@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
 from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Route, has_keys
 from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
 from cenote.api.raw_scores import score_as
 from cenote.api.replies import ErrorBody, Reply
 from cenote.api.request_context import RequestContext
+from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody, PoolingError
 from cenote.protocol.params import PoolingParams, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -83,11 +82,11 @@ async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
         tokenization=TokenizationParams(truncate_prompt_tokens=-1),
         input_type=config.task_type or None,
     )
-    rows = np.stack([to_float32_array(item.data) for item in await context.pool(request)])
-    size = rows.shape[1]
+    results = await context.pool(request)
+    first = to_float32_array(results[0].data)
     if body.texts is None:
-        return Vectors(size, texts[0], rows[0].tolist())
-    return Vectors(size, vectors=await encode_vectors(rows, "float"))  # type: ignore[arg-type]
+        return Vectors(first.size, texts[0], first.tolist())
+    return Vectors(first.size, vectors=await encode_results(results))  # type: ignore[arg-type]
 
 
 async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentScores:
