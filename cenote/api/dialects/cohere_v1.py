@@ -9,8 +9,8 @@ import msgspec
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route, has_keys
+from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.dialects.text_requests import (
-    LabelScore,
     best_first,
     check_not_empty,
     classify,
@@ -96,7 +96,7 @@ async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> Cl
     return ClassifiedTexts(response_id, classifications, make_v1_meta(context))
 
 
-def make_classified_text(id: str, text: str, scores: list[LabelScore]) -> ClassifiedText:
+def make_classified_text(id: str, text: str, scores: list[Prediction]) -> ClassifiedText:
     best = best_first(scores)[0]
     return ClassifiedText(
         id,

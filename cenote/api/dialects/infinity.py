@@ -8,19 +8,16 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
+from cenote.api.dialects import text_requests
 from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route, has_keys
-from cenote.api.dialects.tei import make_predictions
 from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import classify_as
 from cenote.api.replies import Usage
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import ModelCard, list_model_cards
 from cenote.errors import InvalidBody
-from cenote.protocol.params import TokenizationParams
-from cenote.protocol.requests import PoolRequest
 
 
 class InfinityClassifyBody(msgspec.Struct, kw_only=True):
@@ -85,12 +82,10 @@ def list_capabilities(model: ServedModel) -> list[str]:
 async def classify(body: InfinityClassifyBody, context: RequestContext) -> InfinityClassified:
     if not body.input:
         raise InvalidBody("input is empty; expected at least one text", param="body.input")
-    request = PoolRequest(
-        task="classify",
-        inputs=body.input,
-        tokenization=TokenizationParams(truncate_prompt_tokens=-1),
+    scores = await text_requests.classify(
+        context, body.input, text_requests.make_truncation(True, context), raw_scores=body.raw_scores
     )
-    data = [make_predictions(row, context.model_info) for row in await classify_as(request, body.raw_scores, context)]
+    data = list(map(text_requests.best_first, scores))
     response_id = context.make_response_id("infinity")
     return InfinityClassified("classify", data, context.model, context.make_usage(), response_id, context.created)
 

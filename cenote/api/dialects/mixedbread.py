@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from cenote.api.dialects.dialect import SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.rerank import NonNegativeInt, RankFields, RerankUsage, make_document_input
 from cenote.api.dialects.text_requests import check_not_empty, make_truncation
+from cenote.api.raw_scores import rank_best_first
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.protocol.requests import ScoreRequest
@@ -58,8 +59,10 @@ async def reranking(body: RerankingBody, context: RequestContext) -> Reranking:
         instruction=body.instruction,
     )
     scores = [result.score for result in await context.score(request)]
-    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_k or len(scores)]
-    data = [RankedInput(index, scores[index], body.input[index] if body.return_input else UNSET) for index in ranked]
+    data = [
+        RankedInput(index, scores[index], body.input[index] if body.return_input else UNSET)
+        for index in rank_best_first(scores, body.top_k)
+    ]
     usage = RerankUsage(context.num_tokens, context.num_tokens)
     return Reranking(context.model, data, usage, "list", len(data), bool(body.return_input))
 

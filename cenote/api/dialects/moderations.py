@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route
-from cenote.api.dialects.text_requests import LabelScore, check_not_empty, classify, make_truncation
+from cenote.api.dialects.tei_fields import Prediction
+from cenote.api.dialects.text_requests import check_not_empty, classify, make_truncation
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
@@ -69,7 +70,7 @@ def parse_texts(given: str | Sequence[str | ModerationPart]) -> list[str]:
     return ["\n".join(parts)]
 
 
-def make_moderation(scores: Sequence[LabelScore]) -> Moderation:
+def make_moderation(scores: Sequence[Prediction]) -> Moderation:
     categories = {item.label: item.score >= FLAG_THRESHOLD for item in scores}
     return Moderation(
         any(applies and not is_harmless(label) for label, applies in categories.items()),

@@ -57,7 +57,7 @@ async def ranking(body: RankingBody, context: RequestContext) -> Rankings:
         [passage.text for passage in body.passages],
         parse_truncation(body.truncate, context),
         top_k=body.top_k,
-        is_raw=True,
+        raw_scores=True,
     )
     usage = RankingUsage(context.num_tokens, context.num_tokens)
     return Rankings([Ranking(item.position, item.score) for item in ranked], usage)

@@ -13,7 +13,7 @@ from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import SCORES, Dialect, Route
 from cenote.api.embedding_types import apply_truncation
-from cenote.api.raw_scores import score_as
+from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, ScoreInputBody, ScoreInputsBody, ScoringFields, doc
@@ -127,7 +127,7 @@ async def _rerank(
     request = make_score_request(body, context, inputs, truncate_by_default=truncate_by_default)
     scores = await score_as(request, body.raw_scores, context)
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
-    ranked = rank_indices(scores, body)
+    ranked = rank_best_first([item.score for item in scores], body.top_n or body.top_k)
     reply = Reranked(
         context.make_response_id("score"),
         context.model,
@@ -171,11 +171,6 @@ def resolve_doc_limit(max_tokens_per_doc: int | None, max_doc_length: int | None
             param="max_doc_length",
         )
     return max_tokens_per_doc or max_doc_length or 0
-
-
-def rank_indices(results: Sequence[ScoreResult], body: RerankBody) -> list[int]:
-    ranked = sorted(range(len(results)), key=lambda index: -results[index].score)
-    return ranked[: body.top_n or body.top_k or len(ranked)]
 
 
 def make_result(

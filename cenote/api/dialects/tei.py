@@ -41,9 +41,9 @@ from cenote.api.dialects.tei_fields import (
     make_inputs,
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
-from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.dialects.text_requests import best_first, classify, rank
+from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import classify_as, score_as
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
@@ -52,7 +52,7 @@ from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Task
-from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.version import __version__
 
@@ -99,13 +99,10 @@ async def predict(body: TeiPredictBody, context: RequestContext) -> list[Any]:
     items: list[Any] = body.inputs if is_batch else [body.inputs]  # type: ignore[assignment]
     context.check_num_items(len(items), "inputs")
     check_not_empty(items, "inputs")
-    request = PoolRequest(
-        task="classify",
-        inputs=[make_text_or_pair(item, index) for index, item in enumerate(items)],
-        tokenization=body.make_tokenization_params(context),
-    )
-    rows = await classify_as(request, bool(body.raw_scores), context)
-    predictions = [make_predictions(row, context.model_info) for row in rows]
+    inputs = [make_text_or_pair(item, index) for index, item in enumerate(items)]
+    tokenization = body.make_tokenization_params(context)
+    scores = await classify(context, inputs, tokenization, raw_scores=bool(body.raw_scores))
+    predictions = list(map(best_first, scores))
     return predictions if is_batch else predictions[0]
 
 
@@ -119,24 +116,15 @@ def make_text_or_pair(item: str | list[str], index: int) -> Input:
     return texts[0] if len(texts) == 1 else TextPair(texts[0], texts[1])
 
 
-def make_predictions(row: Float32Array, model_info: ModelInfo) -> list[Prediction]:
-    scores = row.ravel().tolist()
-    labels = model_info.labels or []
-    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
-    return sorted(map(Prediction, scores, names), key=lambda prediction: -prediction.score)
-
-
 async def rerank(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
     check_not_empty([body.query], "query")
     check_not_empty([body.texts], "texts")
     context.check_num_items(len(body.texts), "texts")
     if body.return_text:
         await context.hold_echo()
-    tokenization = body.make_tokenization_params(context)
-    request = ScoreRequest(queries=[body.query], documents=body.texts, tokenization=tokenization)
-    results = await score_as(request, bool(body.raw_scores), context)
-    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: body.top_n or None]
-    return [Rank(index, results[index].score, body.texts[index] if body.return_text else None) for index in order]
+    tokenization, raw_scores = body.make_tokenization_params(context), bool(body.raw_scores)
+    ranked = await rank(context, body.query, body.texts, tokenization, top_k=body.top_n, raw_scores=raw_scores)
+    return [Rank(index, score, body.texts[index] if body.return_text else None) for index, score in ranked]
 
 
 async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[float]:

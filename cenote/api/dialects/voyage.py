@@ -14,10 +14,9 @@ from cenote.api.dialects.text_requests import (
     make_embed_request,
     make_truncation,
 )
-from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE
-from cenote.api.encoding import QuantizedType
+from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE, VoyageFields
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.api.request_fields import doc
 from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import ContentParts
@@ -38,16 +37,9 @@ class MultimodalInput(msgspec.Struct):
     content: list[ContentPart]
 
 
-class MultimodalBody(msgspec.Struct, kw_only=True):
+class MultimodalBody(VoyageFields, kw_only=True):
     inputs: list[MultimodalInput]
-    model: str | None = None
-    input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
     truncation: Annotated[bool | None, doc("Truncate texts to the model maximum. Default: true.")] = None
-    output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
-    output_dtype: Annotated[QuantizedType | Literal["float"] | None, doc("dtype of the values. Default: float.")] = None
-    encoding_format: Annotated[
-        Literal["base64", "float"] | None, doc("base64: that of the values in output_dtype. Default: numbers.")
-    ] = None
     output_encoding: Annotated[Literal["base64"] | None, doc("Former name of encoding_format.")] = None
 
 

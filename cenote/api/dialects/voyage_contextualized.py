@@ -23,8 +23,9 @@ from cenote.protocol.params import PoolingParams
 from cenote.protocol.results import PoolResult
 
 
-class ContextualizedBody(msgspec.Struct, kw_only=True):
-    inputs: Annotated[list[list[str]], doc("The chunks of each document in order; a query is a list of one text.")]
+class VoyageFields(msgspec.Struct, kw_only=True):
+    """Options of embeddings."""
+
     model: str | None = None
     input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
     output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
@@ -32,6 +33,10 @@ class ContextualizedBody(msgspec.Struct, kw_only=True):
     encoding_format: Annotated[
         Literal["base64", "float"] | None, doc("base64: that of the values in output_dtype. Default: numbers.")
     ] = None
+
+
+class ContextualizedBody(VoyageFields, kw_only=True):
+    inputs: Annotated[list[list[str]], doc("The chunks of each document in order; a query is a list of one text.")]
     enable_auto_chunking: Annotated[
         bool | None, doc("Split documents, each given as one text, into chunks; they are returned as text.")
     ] = None

@@ -10,15 +10,13 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Route, has_keys
+from cenote.api.dialects.text_requests import make_embed_request, make_truncation, score
 from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import score_as
 from cenote.api.replies import ErrorBody, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody, PoolingError
-from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest
 
 
 class WeaviateError(msgspec.Struct):
@@ -75,13 +73,8 @@ async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
     if not texts:
         raise InvalidBody("text or texts is required", param="body.text", kind="missing")
     config = body.config or VectorConfig()
-    request = PoolRequest(
-        task="embed",
-        inputs=texts,
-        params=PoolingParams(dimensions=config.dimensions or None),
-        tokenization=TokenizationParams(truncate_prompt_tokens=-1),
-        input_type=config.task_type or None,
-    )
+    truncation, dimensions = make_truncation(True, context), config.dimensions or None
+    request = make_embed_request(texts, truncation, dimensions=dimensions, input_type=config.task_type or None)
     results = await context.pool(request)
     first = to_float32_array(results[0].data)
     if body.texts is None:
@@ -94,11 +87,8 @@ async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentS
     if not body.documents:
         raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
     await context.hold_echo()
-    tokenization = TokenizationParams(truncate_prompt_tokens=-1)
-    request = ScoreRequest(queries=[body.query], documents=body.documents, tokenization=tokenization)
-    results = await score_as(request, None, context)
-    pairs = zip(body.documents, results, strict=True)
-    return DocumentScores(body.query, [DocumentScore(text, result.score) for text, result in pairs])
+    scores = await score(context, [body.query], body.documents, make_truncation(True, context))
+    return DocumentScores(body.query, list(map(DocumentScore, body.documents, scores)))
 
 
 async def ready(http: Request, app_state: AppState) -> Reply:

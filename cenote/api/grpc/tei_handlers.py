@@ -17,7 +17,7 @@ from cenote.api.dialects.tei_fields import (
 from cenote.api.dialects.tei_tokenize import iter_tokens
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
-from cenote.api.raw_scores import score_as
+from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
@@ -135,11 +135,10 @@ async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: Re
     if requests[0].return_text:
         await context.hold_echo()
     scores = await score_messages(requests, context)
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = [message.text if requests[0].return_text else None for message in requests]
     num_chars = sum(len(message.query) + len(message.text) for message in requests)
     return tei.RerankResponse(
-        ranks=[tei.Rank(index=index, text=texts[index], score=scores[index]) for index in order],
+        ranks=[tei.Rank(index=index, text=texts[index], score=scores[index]) for index in rank_best_first(scores)],
         metadata=make_metadata(context, num_chars),
     )
 
