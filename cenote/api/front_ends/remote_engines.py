@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,24 +12,24 @@ from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.served_models import EngineUse, ServedModel
-from cenote.api.wire.control_messages import EngineExited, EngineState, ModelState, ModelStates, PoisonFound
+from cenote.api.wire.control_messages import (
+    ChangeAdapters,
+    EngineExited,
+    EngineState,
+    FrontEndReady,
+    LinkLost,
+    ModelState,
+    ModelStates,
+    PoisonFound,
+    ReplayStats,
+)
 from cenote.api.wire.messages import from_json
 from cenote.protocol.model_info import ModelInfo
 
 
 class EngineReports(Protocol):
-    """What a front-end tells the supervisor about engines."""
-
-    def on_link_lost(self, engine_id: int) -> None: ...
-
-    def on_poison(self, found: PoisonFound) -> None: ...
-
-    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
-        """Load an adapter at all replicas of the model of an engine, or unload it (`path` None)."""
-        ...
-
-    def on_settled(self) -> None:
-        """Called when the server becomes ready: every model that it needs answers requests or has failed."""
+    def report(self, message: LinkLost | PoisonFound | ReplayStats | FrontEndReady) -> None:
+        """Tell the supervisor."""
         ...
 
 
@@ -113,12 +112,12 @@ class RemoteEngines:
             return None
         if (engine := self._engines.get(engine_id)) is None:
             engine = self._engines[engine_id] = RemoteEngine(
-                self._on_changed, lambda: self.reports.on_link_lost(engine_id), engine_id
+                self._on_changed, lambda: self.reports.report(LinkLost(engine_id)), engine_id
             )
             engine.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
-            engine.on_replay = self.app_state.metrics.observe_replay
-            engine.change_adapter = functools.partial(self.reports.change_adapter, engine_id)
-            engine.quarantine.on_poison = lambda digests, reason: self.reports.on_poison(
+            engine.on_replay = self.reports.report
+            engine.change_adapter = lambda *change: self.app_state.admin(ChangeAdapters(engine_id, *change))
+            engine.quarantine.on_poison = lambda digests, reason: self.reports.report(
                 PoisonFound(engine_id, digests, reason)
             )
             if self._is_draining:
@@ -165,8 +164,8 @@ class RemoteEngines:
         self.app_state.admission = self._base_admission if sole is None or sole.use is None else sole.use.admission
         self._close_released()
         if not self._is_settled and self._wanted and all(map(is_settled, models)):
-            self._is_settled = True
-            self.reports.on_settled()
+            self._is_settled = True  # every model that the server needs answers requests, or has failed
+            self.reports.report(FrontEndReady())
 
     def _close_released(self) -> None:
         for engine_id, released in list(self._releasing.items()):

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
-from cenote.api.model_admin import ModelRow
+from cenote.api.model_row import ModelRow
 from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.engine_set import EngineSet
@@ -49,7 +49,7 @@ class FrontEnds(Protocol):
 
 
 class ModelManager:
-    """Owns the table of models; implements EngineListener and, for the admin routes, most of ModelAdmin."""
+    """Owns the table of models; implements EngineListener, and what SupervisorAdmin answers."""
 
     front_ends: FrontEnds
 
