@@ -56,7 +56,7 @@ class RemoteEngines:
 
     def set_state(self, state: EngineState) -> None:
         if (engine := self._get_engine(state.engine_id)) is not None:
-            engine.set_status(state.status, state.reason)
+            engine.availability.on_report(state.status, state.reason)
             self._on_changed()
 
     def on_exited(self, exited: EngineExited) -> None:
@@ -96,11 +96,9 @@ class RemoteEngines:
     def start_draining(self) -> None:
         """Do not wait for other engine processes: the server shuts down."""
         self._is_draining = True
-        for engine in self._engines.values():
-            engine.start_draining()
-        for use in self._uses.values():
-            if isinstance(use.engine, ReplicaSet):
-                use.engine.start_draining()
+        replica_sets = [use.engine for use in self._uses.values() if isinstance(use.engine, ReplicaSet)]
+        for engine in (*self._engines.values(), *replica_sets):
+            engine.availability.start_draining()
 
     def close(self) -> None:
         for engine in self._engines.values():
@@ -121,7 +119,7 @@ class RemoteEngines:
                 PoisonFound(engine_id, digests, reason)
             )
             if self._is_draining:
-                engine.start_draining()
+                engine.availability.start_draining()
         return engine
 
     def _get_use(self, state: ModelState) -> EngineUse | None:
@@ -148,7 +146,7 @@ class RemoteEngines:
         replicas = ReplicaSet(engines, ReplicaLoads(len(engines), self.app_state.counters, slot))
         replicas.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
         if self._is_draining:
-            replicas.start_draining()
+            replicas.availability.start_draining()
         return replicas
 
     def _on_changed(self) -> None:

@@ -75,7 +75,7 @@ class Machine:
         self.num_exits += 1
         calls, is_isolated, _ = self.table.read()
         self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, cause))
-        self.remote.set_status("restarting", reason)
+        self.remote.availability.on_report("restarting", reason)
 
     def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
         return asyncio.create_task(self.remote.pool(PoolRequest(task="embed", inputs=inputs, **options)))
@@ -449,7 +449,7 @@ def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeEngine,
         call = machine.embed([[7]])
         await wait_until(hang.gate.reached.is_set)
         await machine.crash()
-        machine.remote.set_status(status, "5 engine processes failed")
+        machine.remote.availability.on_report(status, "5 engine processes failed")
         for request in (call, machine.embed([[8]])):
             with pytest.raises(EngineStopped, match="5 engine processes failed"):
                 await request
@@ -464,7 +464,7 @@ def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(
         hang = await machine.start(7)
         call = machine.embed([[7]])
         await wait_until(hang.gate.reached.is_set)
-        machine.remote.start_draining()
+        machine.remote.availability.start_draining()
         await asyncio.sleep(0.01)
         assert not call.done()  # the engine lives
         await machine.crash()
