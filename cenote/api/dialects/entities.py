@@ -55,51 +55,32 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
 
 
 async def entities(body: EntitiesBody, context: RequestContext) -> AnswerList[EntitiesAnswer]:
-    texts = [body.input] if isinstance(body.input, str) else body.input
     pool = PoolRequest(
         task="token_classify",
-        inputs=texts,
+        inputs=[body.input] if isinstance(body.input, str) else body.input,
         tokenization=body.make_tokenization_params(add_special_tokens=body.add_special_tokens is not False),
         adapter=body.adapter,
         scheduling=body.make_scheduling_params(),
     )
-    return await find_entities(
-        context,
-        pool,
-        body.aggregation_strategy or "simple",
-        body.ignore_labels,
-        body.stride,
+    request = EntityRequest(
+        pool_request=pool,
+        aggregation_strategy=body.aggregation_strategy or "simple",
+        ignore_labels=("O",) if body.ignore_labels is None else body.ignore_labels,
+        stride=body.stride,
         labels=body.labels,
         threshold=body.threshold,
-        return_token_counts=body.return_token_counts,
     )
+    return await find_entities(context, request, body.return_token_counts)
 
 
 async def find_entities(
-    context: RequestContext,
-    pool: PoolRequest,
-    strategy: AggregationStrategy,
-    ignore_labels: list[str] | None,
-    stride: int | None,
-    *,
-    labels: list[str] | None = None,
-    threshold: float | None = None,
-    return_token_counts: bool | None,
+    context: RequestContext, request: EntityRequest, return_token_counts: bool | None
 ) -> AnswerList[EntitiesAnswer]:
     """Run token classification and return the entities; also used by /pooling."""
-    if pool.task != "token_classify":
+    if (task := request.pool_request.task) != "token_classify":
         raise Unsupported(
-            f"aggregation_strategy requires the task token_classify, got {pool.task}", param="aggregation_strategy"
+            f"aggregation_strategy requires the task token_classify, got {task}", param="aggregation_strategy"
         )
-    ignored = ["O"] if ignore_labels is None else ignore_labels
-    request = EntityRequest(
-        pool_request=pool,
-        aggregation_strategy=strategy,
-        ignore_labels=ignored,
-        stride=stride,
-        labels=labels,
-        threshold=threshold,
-    )
 
     def make_entry(index: int, item: EntityResult) -> EntitiesAnswer:
         counts = context.make_token_counts(item, return_token_counts)

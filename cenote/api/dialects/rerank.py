@@ -21,7 +21,6 @@ from cenote.errors import BadRequest, InvalidBody
 from cenote.protocol.input_types import ContentParts, ScoreInput
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import ScoreRequest
-from cenote.protocol.results import ScoreResult
 from cenote.protocol.score_inputs import parse_score_input
 
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -128,13 +127,20 @@ async def _rerank(
     scores = await score_as(request, body.raw_scores, context)
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
     ranked = rank_best_first([item.score for item in scores], body.top_n or body.top_k)
+
+    def make_result(index: int) -> RerankResult:
+        shown: dict[str, Any] | str | UnsetType = UNSET
+        if body.return_documents is not False:
+            text = inputs[index]
+            is_string = document_shape == "string"
+            shown = make_document_string(text) if is_string else make_document_object(documents[index], text)
+        counts = context.make_token_counts(scores[index], body.return_token_counts)
+        return RerankResult(index, scores[index].score, shown, counts)
+
     reply = Reranked(
         context.make_response_id("score"),
         context.model,
-        [
-            make_result(body, context, index, scores[index], documents[index], inputs[index], document_shape)
-            for index in ranked
-        ],
+        list(map(make_result, ranked)),
         RerankUsage(context.num_tokens, context.num_tokens),
         make_meta(context, version, units),
     )
@@ -171,23 +177,6 @@ def resolve_doc_limit(max_tokens_per_doc: int | None, max_doc_length: int | None
             param="max_doc_length",
         )
     return max_tokens_per_doc or max_doc_length or 0
-
-
-def make_result(
-    body: RerankBody,
-    context: RequestContext,
-    index: int,
-    score_result: ScoreResult,
-    document: ScoreInputBody,
-    score_input: ScoreInput,
-    document_shape: Literal["object", "string"],
-) -> RerankResult:
-    counts = context.make_token_counts(score_result, body.return_token_counts)
-    shown: dict[str, Any] | str | UnsetType = UNSET
-    if body.return_documents is not False:
-        is_string = document_shape == "string"
-        shown = make_document_string(score_input) if is_string else make_document_object(document, score_input)
-    return RerankResult(index, score_result.score, shown, counts)
 
 
 def make_document_input(

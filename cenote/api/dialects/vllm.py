@@ -32,7 +32,7 @@ from cenote.errors import BadRequest, InvalidBody, Unsupported
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import resolve_task_names
 from cenote.protocol.params import AggregationStrategy, Task
-from cenote.protocol.requests import PluginRequest
+from cenote.protocol.requests import EntityRequest, PluginRequest
 from cenote.protocol.results import LateChunkingMetadata, PoolResult
 from cenote.protocol.score_inputs import parse_score_inputs
 
@@ -160,9 +160,11 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Any:
         ]
         return context.make_result_list("pooling", data)
     if (strategy := body.aggregation_strategy) is not None:
-        return await find_entities(
-            context, request, strategy, body.ignore_labels, body.stride, return_token_counts=body.return_token_counts
+        ignored = ("O",) if body.ignore_labels is None else body.ignore_labels
+        entity_request = EntityRequest(
+            pool_request=request, aggregation_strategy=strategy, ignore_labels=ignored, stride=body.stride
         )
+        return await find_entities(context, entity_request, body.return_token_counts)
     if has_chunks:
         return await token_matrix_reply(body, request, context, VECTOR_FORMAT, body.late_chunking_params)
     check_metadata_limit(body, len(request.inputs))
