@@ -11,11 +11,13 @@ from starlette.requests import Request
 
 from cenote.api.app_state import AppState
 from cenote.api.middleware import get_header
-from cenote.api.model_admin import ModelRow
+from cenote.api.model_row import ModelRow
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_fields import doc
+from cenote.api.wire import control_messages
+from cenote.api.wire.control_messages import ListModels, LoadModel, ReloadModel, ShutDown, UnloadModel
+from cenote.api.wire.messages import Call, to_json
 from cenote.errors import BadRequest, BodyTooLarge, LoadError
 
 MAX_BODY_BYTES = 1024**2
@@ -56,31 +58,32 @@ class ShuttingDown(msgspec.Struct):
     state: str = "draining"
 
 
-async def list_models(http: Request, app_state: AppState) -> Reply:
-    return json_reply(ModelRows(await app_state.admin.list_models()))
+async def list_models(http: Request, app_state: AppState) -> ModelRows:
+    return ModelRows((await app_state.admin(ListModels())).rows)
 
 
-async def load(http: Request, app_state: AppState) -> Reply:
+async def load(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, LoadBody)
     with source_errors():
-        return json_reply(await app_state.admin.load(body.name, list_changes(body) or None))
+        changes = list_changes(body)
+        return await call_for_row(app_state, LoadModel(body.name, to_json(changes) if changes else None))
 
 
-async def unload(http: Request, app_state: AppState) -> Reply:
+async def unload(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, UnloadBody)
-    return json_reply(await app_state.admin.unload(body.name))
+    return await call_for_row(app_state, UnloadModel(body.name))
 
 
-async def reload(http: Request, app_state: AppState) -> Reply:
+async def reload(http: Request, app_state: AppState) -> ModelRow:
     body = await read_body(http, ReloadBody)
     with source_errors():
-        return json_reply(await app_state.admin.reload(body.name, list_changes(body)))
+        return await call_for_row(app_state, ReloadModel(body.name, to_json(list_changes(body))))
 
 
-async def shutdown(http: Request, app_state: AppState) -> Reply:
+async def shutdown(http: Request, app_state: AppState) -> ShuttingDown:
     await read_body(http, EmptyBody)
-    await app_state.admin.shutdown()
-    return json_reply(ShuttingDown(), 202)
+    await app_state.admin(ShutDown())
+    return ShuttingDown()
 
 
 CHANGE_ERRORS = (400, 403, 404, 503)
@@ -143,6 +146,11 @@ def source_errors() -> Iterator[None]:
         yield
     except LoadError as error:
         raise BadRequest(error.message, param="source") from error
+
+
+async def call_for_row(app_state: AppState, call: Call[control_messages.ModelRows]) -> ModelRow:
+    (row,) = (await app_state.admin(call)).rows
+    return row
 
 
 def list_changes(body: msgspec.Struct) -> dict[str, Any]:

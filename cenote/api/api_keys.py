@@ -69,11 +69,6 @@ class ApiKeyStore:
             return f"{num_admins} admin, required by {locked}; add --api-key for clients that are no admins"
         return f"{others} for {locked}, {num_admins} admin for these and for /admin"
 
-    def key_id(self, headers: Headers) -> str | None:
-        """Return the id of the key sent, the first 8 hex digits of its SHA-256; None if missing or unknown."""
-        key = self.find(headers)
-        return None if key is None else key.tenant[:8]
-
     def find(self, headers: Headers, query_string: bytes = b"") -> KeySettings | None:
         """Return the settings of the key sent; None if it is missing or unknown. Compares in constant time."""
         self._reload_if_changed()

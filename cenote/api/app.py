@@ -31,6 +31,7 @@ from cenote.api.replies import (
     Reply,
     error_reply,
     internal_error_reply,
+    json_reply,
     send_reply,
     status_error_reply,
     to_response,
@@ -191,7 +192,7 @@ class Endpoint:
         context.is_header_id = get_header(scope, b"x-request-id") is not None
         context.read_options(body)
         scope["context"] = context
-        work = route.handler(body, context)
+        work = answer(route, body, context)
         try:
             return await run_until_disconnect(receive, handle_in_thread(work, context) if is_large else work, admission)
         except InvalidBody as error:
@@ -219,6 +220,14 @@ class Endpoint:
         if not route.is_supported(model_info):
             supported = list_common_paths(self.routes, [model_info])
             raise make_unsupported_error(route, model_info, f"supported routes: {', '.join(supported)}")
+
+
+async def answer(route: Route, body: Any, context: RequestContext) -> Reply:
+    """Select the model that the body names, and run the handler."""
+    if route.read_model_name is not None:
+        await context.select_model(route.read_model_name(body))
+    reply = await route.handler(body, context)
+    return reply if isinstance(reply, Reply) else json_reply(reply)
 
 
 def parse_raw_body(route: Route, raw: bytes) -> Any:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.counters import Counters
-from cenote.api.model_admin import LocalModelAdmin, ModelAdmin
+from cenote.api.model_row import ModelRow, describe_model_info
 from cenote.api.served_models import EngineUse, ServedModel, ServedModels
 from cenote.api.server_context import ServerContext
 from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.api.tiktoken_file import load_tiktoken_file
+from cenote.api.wire.channel import ReplyT
+from cenote.api.wire.control_messages import ListModels, LoadModel, ModelRows
+from cenote.api.wire.messages import Call
 from cenote.config.server import ServerConfig
-from cenote.errors import EngineStopped, NotReady, PoolingError
+from cenote.errors import EngineStopped, NotReady, PoolingError, Unsupported
 from cenote.protocol.engine import Engine, ModelStatus
 from cenote.utils.bounded_executor import BoundedExecutor
 
 ServerStatus = ModelStatus | Literal["draining"]
 # of several models, the server has the first of these states that one of them has
 STATUS_ORDER: tuple[ModelStatus, ...] = ("failed", "stopped", "loading", "restarting")
+
+
+class AdminCaller(Protocol):
+    """Has a call for the administration answered: by the supervisor, or here if there is none."""
+
+    async def __call__(self, message: Call[ReplyT], /) -> ReplyT: ...
 
 
 class AppState(ServerContext):
@@ -36,7 +45,7 @@ class AppState(ServerContext):
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
         self.metrics_executor = BoundedExecutor("metrics", num_threads=1, max_waiting=64)
         self.metrics: ServerMetrics = LocalServerMetrics(self)
-        self.admin: ModelAdmin = LocalModelAdmin(self.models)
+        self.admin: AdminCaller = self._answer_admin
         self.are_front_ends_ready = True  # False while another front-end process is starting
         self.is_draining = False  # set by start_draining
         # why whoever starts engines cannot act, "" if it can; in a process of its own, a front-end watches it
@@ -83,7 +92,26 @@ class AppState(ServerContext):
 
     async def load_model(self, name: str) -> None:
         """Have a model of the table loaded, for a request that waits for it."""
-        await self.admin.load(name)
+        await self.admin(LoadModel(name, None))
+
+    async def _answer_admin(self, call: Call[Any]) -> Any:
+        """Answer a call for the administration of a server whose engine is in its own process: it can be listed."""
+        if not isinstance(call, ListModels):
+            raise Unsupported("the engine runs in the process of the server; start it without --in-process-engine")
+        return ModelRows(
+            [
+                ModelRow(
+                    name=model.name,
+                    aliases=model.aliases,
+                    source=model.source,
+                    state=model.status,
+                    error=model.reason or None,
+                    since=model.since or None,
+                    **describe_model_info(model.model_info),
+                )
+                for model in self.models
+            ]
+        )
 
     @property
     def has_loaded(self) -> bool:

@@ -156,19 +156,6 @@ def quantize_vectors(matrix: Float32Array, dtype: QuantizedType) -> np.ndarray[A
     return values.clip(-128, 127).astype(np.int8) if dtype == "int8" else values.clip(0, 255).astype(np.uint8)
 
 
-def encode_cohere_vectors(
-    vectors: Float32Array | Sequence[Float32Array], embedding_type: CohereEmbeddingType
-) -> msgspec.Raw:
-    """Encode vectors `[n, d]` in one of Cohere's types."""
-    if not len(vectors):
-        return msgspec.Raw(b"[]")
-    matrix = vectors if isinstance(vectors, np.ndarray) else np.stack(vectors)
-    if embedding_type == "base64":
-        return msgspec.Raw(b'["%s"]' % b'","'.join(encode_base64_rows(matrix, "float32", "little")))
-    values = matrix if embedding_type == "float" else quantize_vectors(matrix, embedding_type)
-    return msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
-
-
 def encode_quantized_rows(rows: Float32Array, dtype: QuantizedType, *, is_base64: bool) -> list[bytes]:
     """Return every row as a JSON array of integers, or as the base64 of its bytes, without quotation marks."""
     values = quantize_vectors(limit_norms(rows), dtype)

@@ -13,12 +13,12 @@ from starlette.routing import Route as StarletteRoute
 
 from cenote.api.admin_access import check_admin
 from cenote.api.app_state import AppState
-from cenote.api.replies import JSON_MEDIA_TYPE, Reply, to_response
+from cenote.api.replies import JSON_MEDIA_TYPE, Reply, json_reply, to_response
 from cenote.config.server import ServerConfig
 
 READ_METHODS = ("GET", "HEAD")
 
-PlainHandler = Callable[[Request, AppState], Awaitable[Reply | Response]]
+PlainHandler = Callable[[Request, AppState], Awaitable[Any]]  # returns a response, a Reply, or the body of one
 
 
 def is_always_served(settings: ServerConfig) -> bool:
@@ -55,7 +55,9 @@ def make_starlette_route(app_state: AppState, route: PlainRoute, path: str) -> S
         if route.access == "admin":
             check_admin(http, app_state)
         reply = await route.handler(http, app_state)
-        return to_response(reply) if isinstance(reply, Reply) else reply
+        if isinstance(reply, Response):
+            return reply
+        return to_response(reply if isinstance(reply, Reply) else json_reply(reply, route.status))
 
     return StarletteRoute(path, respond, methods=list(route.methods))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 
@@ -12,6 +13,11 @@ from cenote.api.request_context import RequestContext
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
+
+
+def rank_best_first(scores: Sequence[float], limit: int | None = None) -> list[int]:
+    """Return the indices of the best scores, of all unless `limit` is set; ties keep their order."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])[: limit or None]
 
 
 async def score_as(request: ScoreRequest, raw_scores: bool | None, context: RequestContext) -> list[ScoreResult]:

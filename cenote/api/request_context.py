@@ -24,12 +24,11 @@ from cenote.api.admission.ticket import Ticket
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
 from cenote.api.selected_model import SelectedModel
-from cenote.api.served_models import EngineUse, LoadModel, ServedModels
+from cenote.api.served_models import LoadModel, ServedModels
 from cenote.api.server_timing import format_server_timing
 from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, InputTooLong
 from cenote.protocol.input_types import Input
-from cenote.protocol.params import Role
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, Lane, SchedulingParams
@@ -72,17 +71,10 @@ class RequestContext(SelectedModel):
 
         `path_model`: the model in the path of the request, whatever the body says.
         """
-        self.models = models
-        self._load = load
-        self.route = route
-        self.settings = settings
-        self.header_model = header_model
-        self.path_model = path_model
+        super().__init__(models, load, route, settings, admission, header_model, path_model)
         self.auto_truncates = settings.auto_truncate  # too long inputs, unless the request decides it
-        self._use: EngineUse | None = None
         self.request_id = request_id
         self.is_header_id = False  # whether a header of the request sets the id, whatever the body says
-        self.admission = admission
         self.created = int(time.time())
         self.timing = Timing()
         self.encoding_format: str | None = None  # of the answer, if the request sets one
@@ -92,9 +84,6 @@ class RequestContext(SelectedModel):
         self.num_truncated = 0  # inputs that were truncated
         self.num_tokenized = 0  # tokens of answers that are tokens
         self.warning: str | None = None  # in the headers of the response; logged once for each client
-        self.is_model_chosen = False
-        self.adapter: str | None = None
-        self.role: Role | None = None
 
     def read_options(self, body: object) -> None:
         """Read the fields of a parsed body that concern its admission and its id."""

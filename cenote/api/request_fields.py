@@ -259,6 +259,11 @@ class EncodingFields(PromptFields, kw_only=True):
     embed_dtype: Annotated[EmbedDType | None, doc("dtype of base64 and bytes. Default: float32.")] = None
     endianness: Annotated[Endianness | None, doc("Byte order of base64 and bytes. Default: that of the server.")] = None
 
+    @property
+    def byte_format(self) -> tuple[EmbedDType, Endianness]:
+        """The format of base64 and bytes."""
+        return self.embed_dtype or "float32", self.endianness or "native"
+
 
 class PromptTextFields(EncodingFields, kw_only=True):
     """Prompt prepended to texts: given directly, by name, or by input type."""

@@ -19,22 +19,31 @@ if TYPE_CHECKING:
 
 
 class SelectedModel:
-    """A part of `RequestContext`, which sets the attributes."""
-
     engine: Engine  # of the model that `select_model` has selected
     model: str  # its name in responses, whichever the request used
-    models: ServedModels
-    route: Route
-    settings: ServerConfig
-    admission: RequestAdmission
-    header_model: str | None
-    path_model: str | None
-    is_model_chosen: bool  # of several, by the route, as the request names none
-    adapter: str | None  # adapter that the request names as its model
-    role: Role | None  # whose prompt is used, by the name of the model
     is_in_thread = False  # the handler runs outside of the event loop now: see `handle_in_thread`
-    _load: LoadModel
-    _use: EngineUse | None
+
+    def __init__(
+        self,
+        models: ServedModels,
+        load: LoadModel,
+        route: Route,
+        settings: ServerConfig,
+        admission: RequestAdmission,
+        header_model: str | None,
+        path_model: str | None,
+    ) -> None:
+        self.models = models
+        self.route = route
+        self.settings = settings
+        self.admission = admission
+        self.header_model = header_model
+        self.path_model = path_model
+        self.is_model_chosen = False  # of several, by the route, as the request names none
+        self.adapter: str | None = None  # adapter that the request names as its model
+        self.role: Role | None = None  # whose prompt is used, by the name of the model
+        self._load = load
+        self._use: EngineUse | None = None
 
     @property
     def model_info(self) -> ModelInfo:
@@ -99,6 +108,6 @@ class SelectedModel:
 def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
     error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
     return error_type(
-        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
+        f"The model does not support {route.needs.api_name} API. {model_info.name} ({model_info.architecture}) "
         f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.model_names import list_source_names, split_suffix
@@ -18,6 +18,7 @@ from cenote.protocol.params import Role
 MAX_LISTED_NAMES = 50
 
 IsSupported = Callable[[ModelInfo], bool]
+LoadModel = Callable[[str], Coroutine[Any, Any, None]]  # has a model of the table loaded; returns when it is
 
 
 class EngineUse:
@@ -278,9 +279,3 @@ def is_made_for_scores(model_info: ModelInfo | None) -> bool:
 
 def describe_tasks(model_info: ModelInfo | None) -> str:
     return "not loaded yet" if model_info is None else ", ".join(model_info.tasks)
-
-
-class LoadModel(Protocol):
-    """Has a model of the table loaded; returns when it is."""
-
-    async def __call__(self, name: str) -> None: ...

@@ -11,7 +11,6 @@ from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry,
 
 if TYPE_CHECKING:
     from cenote.api.app_state import AppState
-    from cenote.api.wire.control_messages import ReplayStats
 
 MODEL_LABEL = "model_name"
 
@@ -19,10 +18,6 @@ MODEL_LABEL = "model_name"
 class ServerMetrics(Protocol):
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Record an HTTP response."""
-        ...
-
-    def observe_replay(self, stats: ReplayStats) -> None:
-        """Record requests that were sent to another engine process."""
         ...
 
     async def collect(self) -> list[MetricFamily]:
@@ -64,9 +59,6 @@ class LocalServerMetrics(HttpMetrics):
     def __init__(self, app_state: AppState) -> None:
         super().__init__(app_state.counters)
         self.app_state = app_state
-
-    def observe_replay(self, stats: ReplayStats) -> None:
-        """An engine in this process is never replaced."""
 
     async def collect(self) -> list[MetricFamily]:
         model = self.app_state.models.first

@@ -87,7 +87,7 @@ def _make_sparse_vector(rows: Float32Array, body: EncodingFields, tokens: list[s
 
 def _encode_numbers(array: Float32Array, body: EncodingFields) -> Any:
     if body.encoding_format == "base64":
-        return encode_base64(array, body.embed_dtype or "float32", body.endianness or "native")
+        return encode_base64(array, *body.byte_format)
     return encode_json(array)
 
 

@@ -109,62 +109,62 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-async def ready(http: Request, app_state: AppState) -> Reply:
+async def ready(http: Request, app_state: AppState) -> Health | Reply:
     """Return 200 unless the model is loading, the server is draining or the engine has died."""
     try:
         app_state.check_ready()
     except PoolingError as error:
         return unhealthy_reply(app_state, error)
-    return json_reply(make_health(app_state))
+    return make_health(app_state)
 
 
-async def health(http: Request, app_state: AppState) -> Reply:
+async def health(http: Request, app_state: AppState) -> HealthCheck | Reply:
     reply = await ready(http, app_state)
-    return json_reply(HealthCheck(time.time())) if reply.status == 200 else reply
+    return reply if isinstance(reply, Reply) else HealthCheck(time.time())
 
 
 async def ping(http: Request, app_state: AppState) -> Reply:
     """Like `ready`, with an empty body on success, as SageMaker has it."""
     reply = await ready(http, app_state)
-    return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
+    return reply if isinstance(reply, Reply) else Reply(b"", media_type="text/plain")
 
 
-async def live(http: Request, app_state: AppState) -> Reply:
+async def live(http: Request, app_state: AppState) -> Health | Reply:
     """Return 200 unless nobody can replace engines that exit."""
     error = app_state.find_final_error()
-    return json_reply(make_health(app_state)) if error is None else unhealthy_reply(app_state, error)
+    return make_health(app_state) if error is None else unhealthy_reply(app_state, error)
 
 
-async def version(http: Request, app_state: AppState) -> Reply:
-    return json_reply(Version(__version__))
+async def version(http: Request, app_state: AppState) -> Version:
+    return Version(__version__)
 
 
-async def load(http: Request, app_state: AppState) -> Reply:
-    return json_reply(Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere))
+async def load(http: Request, app_state: AppState) -> Load:
+    return Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere)
 
 
-async def models(http: Request, app_state: AppState) -> Reply:
-    return json_reply(ModelList(list_model_cards(app_state)))
+async def models(http: Request, app_state: AppState) -> ModelList:
+    return ModelList(list_model_cards(app_state))
 
 
-async def model(http: Request, app_state: AppState) -> Reply:
+async def model(http: Request, app_state: AppState) -> ModelCard:
     name = http.path_params["name"]
     cards = list_model_cards(app_state)
     # the leading slash of a folder path was merged with the slash before it
     spellings = (name, f"/{name}")
     for card in cards:
         if card.id in spellings:
-            return json_reply(card)
+            return card
     for spelling in spellings:
         if (found := app_state.models.find(spelling)) is not None:
-            return json_reply(next(card for card in cards if card.id == found.model.name))
+            return next(card for card in cards if card.id == found.model.name)
     raise app_state.models.make_unknown_error(name)
 
 
-async def tokenizer_info(http: Request, app_state: AppState) -> Reply:
+async def tokenizer_info(http: Request, app_state: AppState) -> Any:
     name = http.query_params.get("model")
     model = app_state.models.first if name is None else app_state.models.require(name).model
-    return json_reply(model.engine.model_info.tokenizer_info)
+    return model.engine.model_info.tokenizer_info
 
 
 async def metrics(http: Request, app_state: AppState) -> Reply:

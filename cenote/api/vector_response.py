@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -24,10 +25,14 @@ from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.protocol.results import PoolResult
+from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # encoded in a millisecond or two; then control returns to the event loop
 NUMBERS_PER_YIELD = 20_000
 EMPTY_DATA_JSON = b'"data":[]'
+
+ByteFormat = tuple[EmbedDType, Endianness]  # of base64
+LITTLE_FLOAT32: ByteFormat = ("float32", "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class VectorFormat:
 def check_metadata_limit(body: EncodingFields, num_inputs: int) -> None:
     """Raise, before the model runs, if the metadata header of a binary response would be too large."""
     if body.encoding_format == "bytes":
-        check_metadata_size(num_inputs, body.embed_dtype or "float32", body.endianness or "native")
+        check_metadata_size(num_inputs, *body.byte_format)
 
 
 async def vector_reply(
@@ -63,7 +68,7 @@ async def vector_reply(
     )
     parts: list[bytes | memoryview | msgspec.Raw] = [head, EMPTY_DATA_JSON[:-1]]
     index = 0
-    for texts in _iter_encoded(body, results, dtype):
+    for texts in _iter_encoded(results, dtype, body.byte_format if quote else None):
         for text in texts:
             parts += (b'%s{"index":%d,' % (b"," if index else b"", index), before, text, after)
             if body.return_token_counts:
@@ -76,26 +81,39 @@ async def vector_reply(
     return Reply(b"".join([*parts, b"]", tail]))
 
 
+async def encode_results(
+    results: Sequence[PoolResult], dtype: QuantizedType | Literal["float"] | None = None, *, is_base64: bool = False
+) -> list[msgspec.Raw]:
+    """Return every result as JSON, as `dtype` or as floats, or as the base64 of these."""
+    encoded: list[msgspec.Raw] = []
+    dtype, byte_format = None if dtype == "float" else dtype, LITTLE_FLOAT32 if is_base64 else None
+    for texts in _iter_encoded(results, dtype, byte_format):
+        encoded += [msgspec.Raw(b'"%s"' % text if is_base64 else text) for text in texts]
+        await asyncio.sleep(0)
+    return encoded
+
+
 def _iter_encoded(
-    body: EncodingFields, results: Sequence[PoolResult], dtype: QuantizedType | None
+    results: Sequence[PoolResult], dtype: QuantizedType | None, byte_format: ByteFormat | None
 ) -> Iterator[Sequence[bytes | memoryview | msgspec.Raw]]:
-    """Yield batches of encoded vectors: JSON arrays, or base64 without quotation marks."""
-    byte_format = body.embed_dtype or "float32", body.endianness or "native"
-    is_base64 = body.encoding_format == "base64"
-    if (is_base64 or dtype is not None) and (rows := stack_results(results)) is not None:
+    """Yield batches of about `NUMBERS_PER_YIELD` encoded numbers: JSON arrays, or base64 without quotation marks.
+
+    `byte_format`: of base64; None for JSON.
+    """
+    if (byte_format is not None or dtype is not None) and (rows := stack_results(results)) is not None:
         rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, rows.shape[1]))
         for start in range(0, len(rows), rows_per_yield):
             part = rows[start : start + rows_per_yield]
             if dtype is not None:
-                yield encode_quantized_rows(part, dtype, is_base64=is_base64)
-            else:
+                yield encode_quantized_rows(part, dtype, is_base64=byte_format is not None)
+            elif byte_format is not None:
                 yield encode_base64_rows(part, *byte_format)
         return
     texts: list[bytes | memoryview | msgspec.Raw] = []
     num_encoded = 0
     for item in results:
         array = to_float32_array(item.data)
-        if is_base64:
+        if byte_format is not None:
             texts.append(encode_base64_rows(array.reshape(1, array.size), *byte_format)[0])
         elif array.size <= NUMBERS_PER_YIELD:
             texts.append(encode_json(array))
@@ -120,26 +138,12 @@ def iter_json_parts(array: Float32Array) -> Iterator[bytes]:
     yield b"]" if len(array) else b"[]"
 
 
-async def encode_arrays(results: Sequence[PoolResult]) -> list[msgspec.Raw]:
-    """Return the data of every result as JSON; control returns to the event loop after `NUMBERS_PER_YIELD` numbers."""
-    encoded, num_encoded = [], 0
-    for item in results:
-        array, parts = to_float32_array(item.data), []
-        for part in iter_json_parts(array):
-            parts.append(part)
-            if (num_encoded := num_encoded + min(array.size, NUMBERS_PER_YIELD)) >= NUMBERS_PER_YIELD:
-                num_encoded = 0
-                await asyncio.sleep(0)
-        encoded.append(msgspec.Raw(b"".join(parts)))
-    return encoded
-
-
 def _binary_reply(
     context: RequestContext, body: EncodingFields, results: Sequence[PoolResult], vector_format: VectorFormat
 ) -> Reply:
     rows = stack_results(results)
     arrays = [to_float32_array(item.data) for item in results] if rows is None else rows
-    content, entries = make_binary_body(arrays, body.embed_dtype or "float32", body.endianness or "native")
+    content, entries = make_binary_body(arrays, *body.byte_format)
     headers = {}
     if body.encoding_format == "bytes":
         usage = {"prompt_tokens": context.num_tokens, "total_tokens": context.num_tokens}

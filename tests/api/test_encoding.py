@@ -15,17 +15,16 @@ import torch
 
 from cenote.api.encoding import (
     MAX_METADATA_BYTES,
-    CohereEmbeddingType,
     EmbedDType,
     Endianness,
     cast_to_bytes,
     check_metadata_size,
     encode_base64,
     encode_base64_rows,
-    encode_cohere_vectors,
     encode_json,
     make_binary_body,
     make_metadata_header,
+    quantize_vectors,
     stack_results,
     to_float32_array,
 )
@@ -311,32 +310,18 @@ def test_the_smallest_metadata_size_is_checked_in_advance() -> None:
         check_metadata_size(2048, "float32", "native")
 
 
-# Cohere's types
-
-
-def read_cohere(vectors: Any, embedding_type: CohereEmbeddingType) -> Any:
-    return json.loads(bytes(encode_cohere_vectors(vectors, embedding_type)))
+# integers
 
 
 def test_int8_and_uint8_are_symmetric_and_clipped() -> None:
     matrix = floats(-1, -0.5, 0, 0.004, 0.5, 1, 1.5, -1.5).reshape(1, -1)
 
-    assert read_cohere(matrix, "int8") == [[-127, -64, 0, 1, 64, 127, 127, -128]]
-    assert read_cohere(matrix, "uint8") == [[0, 64, 128, 128, 191, 255, 255, 0]]
+    assert quantize_vectors(matrix, "int8").tolist() == [[-127, -64, 0, 1, 64, 127, 127, -128]]
+    assert quantize_vectors(matrix, "uint8").tolist() == [[0, 64, 128, 128, 191, 255, 255, 0]]
 
 
 def test_bits_are_set_for_values_from_zero_with_the_first_value_highest() -> None:
     matrix = floats(0, -1, 0.5, -0.0, -1e-9, 1, -2, 3, *[-1] * 8).reshape(1, -1)
 
-    assert read_cohere(matrix, "ubinary") == [[0b10110101, 0]]
-    assert read_cohere(matrix, "binary") == [[0b10110101 - 128, -128]]
-
-
-@pytest.mark.parametrize("embedding_type", get_args(CohereEmbeddingType))
-def test_a_list_of_vectors_is_encoded_like_a_matrix(embedding_type: CohereEmbeddingType) -> None:
-    vectors = unit_vectors(3, 16)
-
-    assert bytes(encode_cohere_vectors(list(vectors), embedding_type)) == bytes(
-        encode_cohere_vectors(vectors, embedding_type)
-    )
-    assert bytes(encode_cohere_vectors([], embedding_type)) == b"[]"
+    assert quantize_vectors(matrix, "ubinary").tolist() == [[0b10110101, 0]]
+    assert quantize_vectors(matrix, "binary").tolist() == [[0b10110101 - 128, -128]]

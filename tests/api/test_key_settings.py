@@ -52,5 +52,5 @@ def test_a_file_that_becomes_invalid_keeps_the_keys_that_were_loaded(
     keys = ApiKeyStore([], str(path))
     path.write_text("one weight=zero\n")
 
-    assert [keys.key_id([(b"api-key", b"one")]) for _ in range(3)] == ["7692c3ad"] * 3
+    assert all(keys.find([(b"api-key", b"one")]) for _ in range(3))
     assert len([record for record in caplog.records if "stay valid" in record.getMessage()]) == 1

@@ -250,9 +250,9 @@ class LoadsLater:
         self.llm = llm
         self.num_calls = 0
 
-    async def load(self, name: str, changes: Any = None) -> None:
+    async def __call__(self, call: Any) -> None:
         self.num_calls += 1
-        model = self.app_state.models.by_name[name]
+        model = self.app_state.models.by_name[call.name]
         model.report("loading", "", None)
         await asyncio.sleep(0.2)
         model.report("ready", "", None)

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from cenote import LLM
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import Dialect, Need, Route, has_keys
 from cenote.api.dialects.openai import OPENAI
 from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorBody, Reply, json_reply
@@ -163,7 +163,7 @@ def test_every_error_on_a_path_has_the_format_of_its_dialect(llm: LLM) -> None:
 
 
 def test_the_route_of_an_unsupported_task_is_refused_after_the_body_is_known(llm: LLM) -> None:
-    unsupported = replace(STRINGS.routes[0], is_supported=lambda model_info: False, api_name="Strings")
+    unsupported = replace(STRINGS.routes[0], needs=Need("Strings", lambda model_info: False))
     client = make_client(llm, PLAIN, replace(STRINGS, routes=[unsupported]))
 
     assert client.post("/shared", json={"other": 1}).status_code == 200

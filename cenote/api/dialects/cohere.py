@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.encoding import CohereEmbeddingType, Float32Array, encode_cohere_vectors, limit_norms, to_float32_array
-from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
+from cenote.api.encoding import CohereEmbeddingType
+from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
     ADAPTER_DOC,
@@ -30,7 +28,7 @@ from cenote.api.request_fields import (
     Timeout,
     doc,
 )
-from cenote.api.vector_response import NUMBERS_PER_YIELD
+from cenote.api.vector_response import encode_results
 from cenote.errors import InputTooLong, InvalidBody
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -94,16 +92,15 @@ class Embedded(msgspec.Struct, kw_only=True):
     token_counts: list[TokenCounts | None] | UnsetType = UNSET
 
 
-async def embed(body: EmbedBody, context: RequestContext) -> Reply:
+async def embed(body: EmbedBody, context: RequestContext) -> Embedded:
     return await _embed(body, context, version="2")
 
 
-async def embed_v1(body: EmbedBody, context: RequestContext) -> Reply:
+async def embed_v1(body: EmbedBody, context: RequestContext) -> Embedded:
     return await _embed(body, context, version="1")
 
 
-async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> Reply:
-    await context.select_model(body.model)
+async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> Embedded:
     for name in ("texts", "images", "inputs"):
         context.check_num_items(len(getattr(body, name) or ()), name)
     if body.texts:
@@ -132,20 +129,20 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
     if max_tokens is not None:
         for index, item in enumerate(results):
             check_length(item.num_input_tokens, max_tokens, index)
-    vectors = np.stack([to_float32_array(item.data) for item in results])
     is_plain_list = version == "1" and not body.embedding_types
     types = dict.fromkeys(body.embedding_types or ("float",))
-    encoded = {type_: await encode_vectors(vectors, type_) for type_ in types}
+    encoded = {
+        name: await encode_results(results, "float" if name == "base64" else name, is_base64=name == "base64")
+        for name in types
+    }
     counts = [context.make_token_counts(item, True) for item in results] if body.return_token_counts else UNSET
-    return json_reply(
-        Embedded(
-            id=context.make_response_id("embd"),
-            response_type="embeddings_floats" if is_plain_list else "embeddings_by_type",
-            embeddings=encoded["float"] if is_plain_list else encoded,  # type: ignore[arg-type]  # JSON already
-            texts=body.texts or UNSET,
-            meta=make_meta(context, version, make_billed_units(context, count_images(content_parts))),
-            token_counts=counts,
-        )
+    return Embedded(
+        id=context.make_response_id("embd"),
+        response_type="embeddings_floats" if is_plain_list else "embeddings_by_type",
+        embeddings=encoded["float"] if is_plain_list else encoded,  # type: ignore[arg-type]  # JSON already
+        texts=body.texts or UNSET,
+        meta=make_meta(context, version, make_billed_units(context, count_images(content_parts))),
+        token_counts=counts,
     )
 
 
@@ -195,17 +192,6 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
         raise error
 
 
-async def encode_vectors(vectors: Float32Array, embedding_type: CohereEmbeddingType) -> msgspec.Raw:
-    """Encode the vectors as JSON, returning control to the event loop after every `NUMBERS_PER_YIELD` numbers."""
-    vectors = limit_norms(vectors) if embedding_type in ("int8", "uint8") else vectors
-    parts: list[bytes] = []
-    rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, vectors.shape[1]))
-    for start in range(0, len(vectors), rows_per_yield):
-        parts.append(bytes(encode_cohere_vectors(vectors[start : start + rows_per_yield], embedding_type))[1:-1])
-        await asyncio.sleep(0)
-    return msgspec.Raw(b"[%s]" % b",".join(parts))
-
-
 def _make_route(path: str, handler: Any, summary: str) -> Route:
     return Route(
         paths=(path,),
@@ -213,8 +199,7 @@ def _make_route(path: str, handler: Any, summary: str) -> Route:
         handler=handler,
         summary=summary,
         reply_type=Embedded,
-        api_name="Embeddings",
-        is_supported=lambda model_info: "embed" in model_info.tasks,
+        needs=EMBEDDINGS,
         is_absent_if_unsupported=path == "/v2/embed",
         example={
             "texts": ["Hello, my name is", "The capital of France is"],

@@ -8,17 +8,15 @@ import msgspec
 
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route, has_keys
+from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.dialects.text_requests import (
-    LabelScore,
     best_first,
     check_not_empty,
     classify,
     parse_truncation,
-    supports_classify,
 )
 from cenote.api.dialects.tokenize import TokenId
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
@@ -74,19 +72,16 @@ class ClassifiedTexts(msgspec.Struct):
     meta: cohere_meta.Meta
 
 
-async def tokenize_text(body: TokenizeTextBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def tokenize_text(body: TokenizeTextBody, context: RequestContext) -> TokenizedText:
     tokenized = await context.tokenize(body.text, is_answer=True, add_special_tokens=False, return_token_strs=True)
-    return json_reply(TokenizedText(tokenized.token_ids, tokenized.token_strs or [], make_v1_meta(context)))
+    return TokenizedText(tokenized.token_ids, tokenized.token_strs or [], make_v1_meta(context))
 
 
-async def detokenize_tokens(body: DetokenizeTokensBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(DetokenizedText(await context.detokenize(body.tokens), make_v1_meta(context)))
+async def detokenize_tokens(body: DetokenizeTokensBody, context: RequestContext) -> DetokenizedText:
+    return DetokenizedText(await context.detokenize(body.tokens), make_v1_meta(context))
 
 
-async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> ClassifiedTexts:
     for name in ("examples", "preset"):
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported: the labels are those of the model; leave it out", param=name)
@@ -98,10 +93,10 @@ async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> Re
         make_classified_text(f"{response_id}-{index}", text, item)
         for index, (text, item) in enumerate(zip(body.inputs, scores, strict=True))
     ]
-    return json_reply(ClassifiedTexts(response_id, classifications, make_v1_meta(context)))
+    return ClassifiedTexts(response_id, classifications, make_v1_meta(context))
 
 
-def make_classified_text(id: str, text: str, scores: list[LabelScore]) -> ClassifiedText:
+def make_classified_text(id: str, text: str, scores: list[Prediction]) -> ClassifiedText:
     best = best_first(scores)[0]
     return ClassifiedText(
         id,
@@ -145,8 +140,7 @@ COHERE_V1 = Dialect(
             handler=classify_texts,
             summary="Classify texts by the labels of the model, in Cohere's format",
             reply_type=ClassifiedTexts,
-            api_name="Classification",
-            is_supported=supports_classify,
+            needs=CLASSIFICATION,
             example={"inputs": ["The food was great.", "Never again."]},
         ),
     ],

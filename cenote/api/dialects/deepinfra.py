@@ -6,22 +6,17 @@ from typing import Annotated
 
 import msgspec
 
-from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Need, Route
 from cenote.api.dialects.text_requests import (
     check_not_empty,
-    embed_rows,
     make_embed_request,
     make_truncation,
     score,
-    supports_embed,
-    supports_scores,
 )
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
-from cenote.protocol.model_info import ModelInfo
 
 
 class InferenceBody(msgspec.Struct, kw_only=True):
@@ -58,8 +53,7 @@ class InferredScores(msgspec.Struct):
     inference_status: InferenceStatus
 
 
-async def infer(body: InferenceBody, context: RequestContext) -> Reply:
-    await context.select_model(None)
+async def infer(body: InferenceBody, context: RequestContext) -> InferredEmbeddings | InferredScores:
     if (body.inputs is None) == (body.documents is None):
         raise BadRequest("expected either inputs, or queries and documents", param="inputs")
     if body.inputs is not None:
@@ -71,16 +65,16 @@ async def infer(body: InferenceBody, context: RequestContext) -> Reply:
             f"{len(queries)} queries and {len(documents)} documents; expected one query, or one for each document",
             param="queries",
         )
-    if not supports_scores(context.model_info):
+    if not SCORES.is_met(context.model_info):
         raise Unsupported(f"{context.model_info.name} cannot score queries and documents; use inputs", param="queries")
     if len(set(queries)) == 1:
         queries = queries[:1]  # clients repeat the query of a rerank request
     scores = await score(context, queries, documents, make_truncation(True, context))
-    return json_reply(InferredScores(scores, context.num_tokens, context.request_id, make_status(context)))
+    return InferredScores(scores, context.num_tokens, context.request_id, make_status(context))
 
 
-async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context: RequestContext) -> Reply:
-    if not supports_embed(context.model_info):
+async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context: RequestContext) -> InferredEmbeddings:
+    if not EMBEDDINGS.is_met(context.model_info):
         raise Unsupported(
             f"{context.model_info.name} computes no embeddings; use queries and documents", param="inputs"
         )
@@ -89,17 +83,13 @@ async def infer_embeddings(body: InferenceBody, inputs: str | list[str], context
     request = make_embed_request(
         texts, make_truncation(True, context), dimensions=body.dimensions, normalize=body.normalize
     )
-    rows = await encode_vectors(await embed_rows(context, request), "float")
+    rows = await encode_results(await context.pool(request))
     usage = (context.num_tokens, context.request_id, make_status(context))
-    return json_reply(InferredEmbeddings(rows, *usage))  # type: ignore[arg-type]  # JSON already
+    return InferredEmbeddings(rows, *usage)  # type: ignore[arg-type]  # JSON already
 
 
 def make_status(context: RequestContext) -> InferenceStatus:
     return InferenceStatus("succeeded", int(context.timing.inference_s * 1000), 0.0, context.num_tokens)
-
-
-def supports_either(model_info: ModelInfo) -> bool:
-    return supports_embed(model_info) or supports_scores(model_info)
 
 
 DEEPINFRA = Dialect(
@@ -111,8 +101,7 @@ DEEPINFRA = Dialect(
             handler=infer,
             summary="Compute embeddings of inputs, or scores of queries and documents, in DeepInfra's format",
             reply_type=InferredEmbeddings | InferredScores,
-            api_name="Inference",
-            is_supported=supports_either,
+            needs=Need("Inference", lambda model_info: EMBEDDINGS.is_met(model_info) or SCORES.is_met(model_info)),
             example={"queries": ["Who is old?"], "documents": ["The river is old.", "The fish is red."]},
         )
     ],

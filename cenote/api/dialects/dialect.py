@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, Reply, encode_default_error
+from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, encode_default_error
 from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
 from cenote.inputs.limits import SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import Task
 
-Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Reply]]
+Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]  # returns a Reply, or the body of one
 
 ANY_TYPE: frozenset[JsonType] = frozenset(("string", "number", "boolean", "array", "object"))
 BodyKeys = Mapping[str, frozenset[JsonType]]
 
 
-def is_always_supported(model_info: ModelInfo) -> bool:
-    return True
+class Need(NamedTuple):
+    """What a model has to be able to do for a route."""
+
+    api_name: str  # in the error "The model does not support ... API"
+    is_met: Callable[[ModelInfo], bool]
+
+
+def has_task(task: Task) -> Callable[[ModelInfo], bool]:
+    return lambda model_info: task in model_info.tasks
+
+
+ANY_MODEL = Need("", lambda model_info: True)
+EMBEDDINGS = Need("Embeddings", has_task("embed"))
+TOKEN_EMBEDDINGS = Need("Token Embeddings", has_task("token_embed"))
+SPARSE_EMBEDDINGS = Need("Sparse Embeddings", has_task("sparse_embed"))
+CLASSIFICATION = Need("Classification", has_task("classify"))
+SCORES = Need("Rerank (Score)", lambda model_info: bool(model_info.score_types))
+
+
+def read_model_name(body: Any) -> str | None:
+    return getattr(body, "model", None)
 
 
 def has_keys(*names: str, **types: JsonType | Sequence[JsonType]) -> BodyKeys:
@@ -41,19 +61,22 @@ class Route:
 
     paths: Sequence[str]  # the first one is its name in metrics and documentation; {model} stands for a model name
     body_type: type[msgspec.Struct] | type[msgspec.Raw]  # Raw if the handler parses it
-    handler: Handler
+    handler: Handler  # called when the model is selected that the body names
+    read_model_name: Callable[[Any], str | None] | None = read_model_name  # None: the handler selects the model
     summary: str
     reply_type: Any  # type of the response body, for the OpenAPI document
     media_type: str = JSON_MEDIA_TYPE  # of the response
     stream_media_type: str | None = None  # of the response, if the request asks for a stream
-    api_name: str = ""  # name in the error "The model does not support ... API"
-    is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
+    needs: Need = ANY_MODEL
     is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
     needs_admin: bool = False  # an admin key; without one nobody may use it
     can_be_binary: bool = False  # whether it can respond with application/octet-stream
     example: Mapping[str, Any]  # request body for the documentation page
     documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document
     body_keys: BodyKeys | None = None  # keys, not null, and their types; None: any body
+
+    def is_supported(self, model_info: ModelInfo) -> bool:
+        return self.needs.is_met(model_info)
 
 
 @dataclass(frozen=True, slots=True)

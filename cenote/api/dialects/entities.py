@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.api.dialects.dialect import Dialect, Need, Route
+from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import CommonFields, doc
 from cenote.errors import Unsupported
@@ -54,60 +54,40 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+async def entities(body: EntitiesBody, context: RequestContext) -> AnswerList[EntitiesAnswer]:
     pool = PoolRequest(
         task="token_classify",
-        inputs=texts,
+        inputs=[body.input] if isinstance(body.input, str) else body.input,
         tokenization=body.make_tokenization_params(add_special_tokens=body.add_special_tokens is not False),
         adapter=body.adapter,
         scheduling=body.make_scheduling_params(),
     )
-    return await entities_reply(
-        context,
-        pool,
-        body.aggregation_strategy or "simple",
-        body.ignore_labels,
-        body.stride,
-        labels=body.labels,
-        threshold=body.threshold,
-        return_token_counts=body.return_token_counts,
-    )
-
-
-async def entities_reply(
-    context: RequestContext,
-    pool: PoolRequest,
-    strategy: AggregationStrategy,
-    ignore_labels: list[str] | None,
-    stride: int | None,
-    *,
-    labels: list[str] | None = None,
-    threshold: float | None = None,
-    return_token_counts: bool | None,
-) -> Reply:
-    """Run token classification and return the entities; also used by /pooling."""
-    if pool.task != "token_classify":
-        raise Unsupported(
-            f"aggregation_strategy requires the task token_classify, got {pool.task}", param="aggregation_strategy"
-        )
-    ignored = ["O"] if ignore_labels is None else ignore_labels
     request = EntityRequest(
         pool_request=pool,
-        aggregation_strategy=strategy,
-        ignore_labels=ignored,
-        stride=stride,
-        labels=labels,
-        threshold=threshold,
+        aggregation_strategy=body.aggregation_strategy or "simple",
+        ignore_labels=("O",) if body.ignore_labels is None else body.ignore_labels,
+        stride=body.stride,
+        labels=body.labels,
+        threshold=body.threshold,
     )
+    return await find_entities(context, request, body.return_token_counts)
+
+
+async def find_entities(
+    context: RequestContext, request: EntityRequest, return_token_counts: bool | None
+) -> AnswerList[EntitiesAnswer]:
+    """Run token classification and return the entities; also used by /pooling."""
+    if (task := request.pool_request.task) != "token_classify":
+        raise Unsupported(
+            f"aggregation_strategy requires the task token_classify, got {task}", param="aggregation_strategy"
+        )
 
     def make_entry(index: int, item: EntityResult) -> EntitiesAnswer:
         counts = context.make_token_counts(item, return_token_counts)
         return EntitiesAnswer(index, [to_span(entity) for entity in item.entities], item.truncated, token_counts=counts)
 
     data = [make_entry(index, item) for index, item in enumerate(await context.entities(request))]
-    return json_reply(context.make_result_list("entities", data))
+    return context.make_result_list("entities", data)
 
 
 def to_span(entity: Entity) -> Span:
@@ -126,8 +106,7 @@ ENTITIES = Dialect(
             handler=entities,
             summary="Find entities in texts with a token classification or GLiNER model",
             reply_type=AnswerList[EntitiesAnswer],
-            api_name="Entities",
-            is_supported=lambda model_info: model_info.supports_entities,
+            needs=Need("Entities", lambda model_info: model_info.supports_entities),
             example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
         ),
     ],

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from cenote.api.dialects.cohere_inputs import make_image_part, replace_inputs
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation, supports_embed
-from cenote.api.replies import ErrorBody, Reply, json_reply
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
+from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
+from cenote.api.replies import ErrorBody
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
-from cenote.api.vector_response import encode_arrays
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -144,33 +144,29 @@ class VertexPredicted(msgspec.Struct):
     metadata: dict[str, int] | UnsetType = UNSET
 
 
-async def embed_content(body: EmbedContentBody, context: RequestContext) -> Reply:
-    await select_path_model(context, body.model)
+async def embed_content(body: EmbedContentBody, context: RequestContext) -> dict[str, Any]:
     (result,) = await embed_all([body], context)
     (values,) = await encode_all([result])
-    return json_reply({"embedding": values, "usageMetadata": UsageMetadata(context.num_tokens)})
+    return {"embedding": values, "usageMetadata": UsageMetadata(context.num_tokens)}
 
 
-async def batch_embed_contents(body: BatchEmbedContentsBody, context: RequestContext) -> Reply:
-    await select_path_model(context, next((item.model for item in body.requests), None))
+async def batch_embed_contents(body: BatchEmbedContentsBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.requests, "requests")
     context.check_num_items(len(body.requests), "requests")
     results = await embed_all(body.requests, context)
-    return json_reply({"embeddings": await encode_all(results), "usageMetadata": UsageMetadata(context.num_tokens)})
+    return {"embeddings": await encode_all(results), "usageMetadata": UsageMetadata(context.num_tokens)}
 
 
-async def count_tokens(body: CountTokensBody, context: RequestContext) -> Reply:
-    await select_path_model(context, None)
+async def count_tokens(body: CountTokensBody, context: RequestContext) -> CountedTokens:
     contents = body.contents
     if contents is None and body.generate_content_request is not None:
         contents = body.generate_content_request.contents
     check_not_empty(contents or [], "contents")
     texts = [join_texts(content, f"contents[{index}]") for index, content in enumerate(contents or [])]
-    return json_reply(CountedTokens(sum(await context.count_tokens(texts, "contents"))))
+    return CountedTokens(sum(await context.count_tokens(texts, "contents")))
 
 
-async def predict(body: PredictBody, context: RequestContext) -> Reply:
-    await select_path_model(context, None)
+async def predict(body: PredictBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.instances, "instances")
     context.check_num_items(len(body.instances), "instances")
     parameters = body.parameters or Parameters()
@@ -186,7 +182,7 @@ async def predict(body: PredictBody, context: RequestContext) -> Reply:
     ]
     results = await embed_all(bodies, context)
     pairs = zip(await encode_all(results), results, strict=True)
-    return json_reply({"predictions": [make_prediction(values, result) for values, result in pairs]})
+    return {"predictions": [make_prediction(values, result) for values, result in pairs]}
 
 
 async def embed_all(bodies: Sequence[EmbedContentBody], context: RequestContext) -> list[PoolResult]:
@@ -266,16 +262,16 @@ def resolve_task_type(task_type: str | int | None) -> str | None:
 
 
 async def encode_all(results: Sequence[PoolResult]) -> list[dict[str, Any]]:
-    return [{"values": values} for values in await encode_arrays(results)]
+    return [{"values": values} for values in await encode_results(results)]
 
 
 def make_prediction(values: dict[str, Any], result: PoolResult) -> dict[str, Any]:
     return {"embeddings": {**values, "statistics": Statistics(result.truncated, result.num_tokens)}}
 
 
-async def select_path_model(context: RequestContext, name: str | None) -> None:
-    """Select the model of the path, or of the body, where its name has the prefix of the resource type."""
-    await context.select_model(name.removeprefix("models/") if name else None)
+def read_model_name(body: EmbedContentBody) -> str | None:
+    """Return the name without the prefix of the resource type."""
+    return body.model.removeprefix("models/") if body.model else None
 
 
 class ErrorStatus(msgspec.Struct):
@@ -322,20 +318,20 @@ GEMINI = Dialect(
             paths=list_paths("embedContent"),
             body_type=EmbedContentBody,
             handler=embed_content,
+            read_model_name=read_model_name,
             summary="Compute the embedding of one content, in Gemini's format",
             reply_type=EmbeddedContent,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"content": TEXT_EXAMPLE, "taskType": "RETRIEVAL_QUERY"},
         ),
         Route(
             paths=list_paths("batchEmbedContents"),
             body_type=BatchEmbedContentsBody,
             handler=batch_embed_contents,
+            read_model_name=lambda body: read_model_name(body.requests[0]) if body.requests else None,
             summary="Compute the embedding of every content, in Gemini's format",
             reply_type=EmbeddedContents,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"requests": [{"content": TEXT_EXAMPLE}]},
         ),
         Route(
@@ -352,8 +348,7 @@ GEMINI = Dialect(
             handler=predict,
             summary="Compute the embedding of every instance, in the format of Vertex AI",
             reply_type=VertexPredicted,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"instances": [{"content": "Hello, my name is", "task_type": "RETRIEVAL_QUERY"}]},
         ),
     ],

@@ -8,19 +8,16 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
-from cenote.api.dialects.tei import make_predictions
+from cenote.api.dialects import text_requests
+from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route, has_keys
 from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import classify_as
-from cenote.api.replies import Reply, Usage, json_reply
+from cenote.api.replies import Usage
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import ModelCard, list_model_cards
 from cenote.errors import InvalidBody
-from cenote.protocol.params import TokenizationParams
-from cenote.protocol.requests import PoolRequest
 
 
 class InfinityClassifyBody(msgspec.Struct, kw_only=True):
@@ -56,9 +53,9 @@ class InfinityModelList(msgspec.Struct):
     object: str = "list"
 
 
-async def list_models(http: Request, app_state: AppState) -> Reply:
+async def list_models(http: Request, app_state: AppState) -> InfinityModelList:
     cards = list_model_cards(app_state)
-    return json_reply(InfinityModelList([make_infinity_card(card, app_state) for card in cards]))
+    return InfinityModelList([make_infinity_card(card, app_state) for card in cards])
 
 
 def make_infinity_card(card: ModelCard, app_state: AppState) -> InfinityModelCard:
@@ -82,19 +79,15 @@ def list_capabilities(model: ServedModel) -> list[str]:
     return [*names, *(["image_embed"] if model_info.supports_images and "embed" in names else [])]
 
 
-async def classify(body: InfinityClassifyBody, context: RequestContext) -> Reply:
-    await context.select_model(None if body.model == "default/not-specified" else body.model)
+async def classify(body: InfinityClassifyBody, context: RequestContext) -> InfinityClassified:
     if not body.input:
         raise InvalidBody("input is empty; expected at least one text", param="body.input")
-    request = PoolRequest(
-        task="classify",
-        inputs=body.input,
-        tokenization=TokenizationParams(truncate_prompt_tokens=-1),
+    scores = await text_requests.classify(
+        context, body.input, text_requests.make_truncation(True, context), raw_scores=body.raw_scores
     )
-    data = [make_predictions(row, context.model_info) for row in await classify_as(request, body.raw_scores, context)]
+    data = list(map(text_requests.best_first, scores))
     response_id = context.make_response_id("infinity")
-    answer = InfinityClassified("classify", data, context.model, context.make_usage(), response_id, context.created)
-    return json_reply(answer)
+    return InfinityClassified("classify", data, context.model, context.make_usage(), response_id, context.created)
 
 
 INFINITY = Dialect(
@@ -104,10 +97,10 @@ INFINITY = Dialect(
             paths=("/classify",),
             body_type=InfinityClassifyBody,
             handler=classify,
+            read_model_name=lambda body: None if body.model == "default/not-specified" else body.model,
             summary="Return labels with scores for every text, best first, for clients of Infinity",
             reply_type=InfinityClassified,
-            api_name="Classification",
-            is_supported=lambda model_info: "classify" in model_info.tasks,
+            needs=CLASSIFICATION,
             body_keys=has_keys(input="array", raw_scores="boolean"),
             example={"input": ["The food was great."], "raw_scores": False},
         )

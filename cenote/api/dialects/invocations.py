@@ -9,19 +9,16 @@ from typing import Any
 
 import msgspec
 
-from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import (
     check_not_empty,
-    embed_rows,
     make_embed_request,
     make_truncation,
-    supports_embed,
 )
 from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import NULL_JSON, parse_body
 from cenote.api.request_context import RequestContext
+from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
 
@@ -52,12 +49,11 @@ class JumpStartEmbeddings(msgspec.Struct):
     embedding: list[list[float]]  # one for each text
 
 
-async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> dict[str, Any]:
     texts = [body.text_inputs] if isinstance(body.text_inputs, str) else body.text_inputs
     check_not_empty(texts, "text_inputs")
-    rows = await embed_rows(context, make_embed_request(texts, make_truncation(True, context)))
-    return json_reply({"embedding": await encode_vectors(rows, "float")})
+    results = await context.pool(make_embed_request(texts, make_truncation(True, context)))
+    return {"embedding": await encode_results(results)}
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
@@ -66,7 +62,7 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
     by_path = {path: route for route in all_routes for path in route.paths}
     routes = {path: by_path[path] for path in REQUIRED_KEYS}
 
-    async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
+    async def invoke(body: msgspec.Raw, context: RequestContext) -> Any:
         keys: Any = parse_body(BodyKeys, body, is_partial=True)
         await context.select_model(keys.model if isinstance(keys.model, str) else None)
         route = match_route(keys, routes, context.model_info)
@@ -82,6 +78,7 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
                 body_type=msgspec.Raw,
                 documented_body_type=reduce(or_, (route.body_type for route in routes.values())),
                 handler=invoke,
+                read_model_name=None,
                 summary="Run any of the other requests; the keys of the body select the route",
                 reply_type=reduce(or_, (route.reply_type for route in routes.values())),
                 can_be_binary=True,
@@ -94,8 +91,7 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
                 handler=embed_jumpstart,
                 summary="Compute embeddings in the format of SageMaker JumpStart; long texts are truncated",
                 reply_type=JumpStartEmbeddings,
-                api_name="Embeddings",
-                is_supported=supports_embed,
+                needs=EMBEDDINGS,
                 example={"text_inputs": ["Hello, my name is", "The capital of France is"]},
             ),
         ],

@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import (
     check_not_empty,
     cosine_matrix,
     embed_rows,
     make_embed_request,
     make_truncation,
-    supports_embed,
 )
 from cenote.api.encoding import Float32Array
 from cenote.api.replies import Reply
@@ -65,7 +64,6 @@ class ZeroShotAnswer(msgspec.Struct):
 
 
 async def classify_zero_shot(body: ZeroShotBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
     if body.classifier_id is not None:
         raise BadRequest("classifier_id is not supported: there are no trained classifiers", param="classifier_id")
     check_not_empty(body.input, "input")
@@ -118,8 +116,7 @@ JINA = Dialect(
             handler=classify_zero_shot,
             summary="Classify texts by the similarity of their embeddings to those of labels, in Jina's format",
             reply_type=ZeroShotAnswer,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"input": ["The river is old.", "The fish is red."], "labels": ["water", "animals"]},
         )
     ],

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.rerank import RERANK
-from cenote.api.dialects.text_requests import check_not_empty, embed_rows, make_embed_request, supports_embed
+from cenote.api.dialects.text_requests import check_not_empty, embed_rows, make_embed_request
 from cenote.api.encoding import Float32Array, encode_json
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
@@ -43,15 +42,14 @@ class IndexedLlamaEmbedding(msgspec.Struct):
     embedding: list[list[float]]  # one row
 
 
-async def embedding(body: LlamaEmbeddingBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def embedding(body: LlamaEmbeddingBody, context: RequestContext) -> Any:
     inputs, is_list = parse_content(body.content)
     kind = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
     request = make_embed_request(inputs, TokenizationParams(), normalize=kind == EUCLIDEAN)
     rows = normalize_rows(await embed_rows(context, request), kind)
     if not is_list:
-        return json_reply({"embedding": encode_json(rows[0])})
-    return json_reply([{"index": index, "embedding": [encode_json(row)]} for index, row in enumerate(rows)])
+        return {"embedding": encode_json(rows[0])}
+    return [{"index": index, "embedding": [encode_json(row)]} for index, row in enumerate(rows)]
 
 
 def parse_content(content: str | list[int | str | list[int]]) -> tuple[list[Input], bool]:
@@ -90,8 +88,7 @@ LLAMA_CPP = Dialect(
             handler=embedding,
             summary="Compute embeddings in the format of the llama.cpp server",
             reply_type=LlamaEmbedding | list[IndexedLlamaEmbedding],
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"content": "Hello, my name is"},
         ),
         replace(RERANK.routes[0], paths=("/v1/reranking", "/reranking")),

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.rerank import NonNegativeInt, RankFields, RerankUsage, make_document_input
-from cenote.api.dialects.text_requests import check_not_empty, make_truncation, supports_scores
-from cenote.api.replies import Reply, json_reply
+from cenote.api.dialects.text_requests import check_not_empty, make_truncation
+from cenote.api.raw_scores import rank_best_first
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.protocol.requests import ScoreRequest
@@ -44,8 +44,7 @@ class Reranking(msgspec.Struct):
     return_input: bool
 
 
-async def reranking(body: RerankingBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def reranking(body: RerankingBody, context: RequestContext) -> Reranking:
     check_not_empty(body.input, "input")
     context.check_num_items(len(body.input), "input")
     if body.return_input:
@@ -60,10 +59,12 @@ async def reranking(body: RerankingBody, context: RequestContext) -> Reply:
         instruction=body.instruction,
     )
     scores = [result.score for result in await context.score(request)]
-    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_k or len(scores)]
-    data = [RankedInput(index, scores[index], body.input[index] if body.return_input else UNSET) for index in ranked]
+    data = [
+        RankedInput(index, scores[index], body.input[index] if body.return_input else UNSET)
+        for index in rank_best_first(scores, body.top_k)
+    ]
     usage = RerankUsage(context.num_tokens, context.num_tokens)
-    return json_reply(Reranking(context.model, data, usage, "list", len(data), bool(body.return_input)))
+    return Reranking(context.model, data, usage, "list", len(data), bool(body.return_input))
 
 
 MIXEDBREAD = Dialect(
@@ -76,8 +77,7 @@ MIXEDBREAD = Dialect(
             handler=reranking,
             summary="Rank documents by relevance to a query, in Mixedbread's format",
             reply_type=Reranking,
-            api_name="Rerank (Score)",
-            is_supported=supports_scores,
+            needs=SCORES,
             example={
                 "query": "What is the capital of France?",
                 "input": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],

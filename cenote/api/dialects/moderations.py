@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.dialects.text_requests import LabelScore, check_not_empty, classify, make_truncation, supports_classify
-from cenote.api.replies import Reply, json_reply
+from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route
+from cenote.api.dialects.tei_fields import Prediction
+from cenote.api.dialects.text_requests import check_not_empty, classify, make_truncation
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
@@ -47,12 +47,11 @@ class Moderations(msgspec.Struct):
     results: list[Moderation]
 
 
-async def moderations(body: ModerationsBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def moderations(body: ModerationsBody, context: RequestContext) -> Moderations:
     texts = parse_texts(body.input)
     scores = await classify(context, texts, make_truncation(None, context))
     results = [make_moderation(item) for item in scores]
-    return json_reply(Moderations(context.make_response_id("modr"), context.model, results))
+    return Moderations(context.make_response_id("modr"), context.model, results)
 
 
 def parse_texts(given: str | Sequence[str | ModerationPart]) -> list[str]:
@@ -71,7 +70,7 @@ def parse_texts(given: str | Sequence[str | ModerationPart]) -> list[str]:
     return ["\n".join(parts)]
 
 
-def make_moderation(scores: Sequence[LabelScore]) -> Moderation:
+def make_moderation(scores: Sequence[Prediction]) -> Moderation:
     categories = {item.label: item.score >= FLAG_THRESHOLD for item in scores}
     return Moderation(
         any(applies and not is_harmless(label) for label, applies in categories.items()),
@@ -96,8 +95,7 @@ MODERATIONS = Dialect(
             handler=moderations,
             summary="Classify texts, in the format of OpenAI's moderations: a category for each label of the model",
             reply_type=Moderations,
-            api_name="Classification",
-            is_supported=supports_classify,
+            needs=CLASSIFICATION,
             example={"input": ["The river is old.", "The fish is red."]},
         )
     ],

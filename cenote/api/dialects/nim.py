@@ -8,11 +8,10 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import SCORES, Dialect, Route
 from cenote.api.dialects.rerank import NonNegativeInt
-from cenote.api.dialects.text_requests import check_not_empty, parse_truncation, rank, supports_scores
+from cenote.api.dialects.text_requests import check_not_empty, parse_truncation, rank
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.version import __version__
@@ -50,8 +49,7 @@ class Rankings(msgspec.Struct):
     usage: RankingUsage
 
 
-async def ranking(body: RankingBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def ranking(body: RankingBody, context: RequestContext) -> Rankings:
     check_not_empty(body.passages, "passages")
     ranked = await rank(
         context,
@@ -59,10 +57,10 @@ async def ranking(body: RankingBody, context: RequestContext) -> Reply:
         [passage.text for passage in body.passages],
         parse_truncation(body.truncate, context),
         top_k=body.top_k,
-        is_raw=True,
+        raw_scores=True,
     )
     usage = RankingUsage(context.num_tokens, context.num_tokens)
-    return json_reply(Rankings([Ranking(item.position, item.score) for item in ranked], usage))
+    return Rankings([Ranking(item.position, item.score) for item in ranked], usage)
 
 
 class NimHealth(msgspec.Struct):
@@ -81,23 +79,23 @@ class NimMetadata(msgspec.Struct, rename="camel"):
     model_info: list[NimModel]
 
 
-async def report_ready(http: Request, app_state: AppState) -> Reply:
+async def report_ready(http: Request, app_state: AppState) -> NimHealth:
     app_state.check_ready()
-    return json_reply(NimHealth("health.response", "ready", True))
+    return NimHealth("health.response", "ready", True)
 
 
-async def report_live(http: Request, app_state: AppState) -> Reply:
+async def report_live(http: Request, app_state: AppState) -> NimHealth:
     if (error := app_state.find_final_error()) is not None:
         raise error
-    return json_reply(NimHealth("health.response", "live", True))
+    return NimHealth("health.response", "live", True)
 
 
-async def list_metadata(http: Request, app_state: AppState) -> Reply:
+async def list_metadata(http: Request, app_state: AppState) -> NimMetadata:
     models = [
         NimModel(model.name, "" if model.model_info is None else model.model_info.fingerprint)
         for model in app_state.models
     ]
-    return json_reply(NimMetadata(__version__, models))
+    return NimMetadata(__version__, models)
 
 
 NIM = Dialect(
@@ -109,8 +107,7 @@ NIM = Dialect(
             handler=ranking,
             summary="Rank passages by relevance to a query, with logits, in NVIDIA NIM's format",
             reply_type=Rankings,
-            api_name="Rerank (Score)",
-            is_supported=supports_scores,
+            needs=SCORES,
             example={
                 "query": {"text": "What is the capital of France?"},
                 "passages": [

@@ -11,16 +11,16 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation, supports_embed
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
+from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation
 from cenote.api.encoding import encode_json
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import ErrorBody, Reply, json_reply
+from cenote.api.replies import ErrorBody, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import Version
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, PoolingError
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import TokenizationParams
@@ -119,7 +119,7 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
-async def embed(body: OllamaEmbedBody, context: RequestContext) -> Reply:
+async def embed(body: OllamaEmbedBody, context: RequestContext) -> OllamaEmbedded:
     started_at = time.monotonic()
     await context.select_model(body.model)
     loaded_at = time.monotonic()
@@ -128,30 +128,26 @@ async def embed(body: OllamaEmbedBody, context: RequestContext) -> Reply:
     if texts != [""] and texts:  # without a text, the request only loads the model
         tokenization = body.make_tokenization(context, truncates=body.truncate is not False)
         request = make_embed_request(texts, tokenization, dimensions=body.dimensions or None, normalize=True)
-        rows = await encode_vectors(await embed_rows(context, request), "float")
-    return json_reply(
-        OllamaEmbedded(
-            body.model or context.model,
-            rows,
-            to_nanoseconds(time.monotonic() - started_at),
-            to_nanoseconds(loaded_at - started_at),
-            context.num_tokens,
-        )
+        rows = await encode_results(await context.pool(request))
+    return OllamaEmbedded(
+        body.model or context.model,
+        rows,
+        to_nanoseconds(time.monotonic() - started_at),
+        to_nanoseconds(loaded_at - started_at),
+        context.num_tokens,
     )
 
 
-async def embeddings(body: OllamaEmbeddingsBody, context: RequestContext) -> Reply:
+async def embeddings(body: OllamaEmbeddingsBody, context: RequestContext) -> dict[str, Any]:
     """Return one embedding, which this older route does not normalise."""
-    await context.select_model(body.model)
     if not body.prompt:
-        return json_reply(OllamaEmbedding([]))
+        return {"embedding": []}
     tokenization = body.make_tokenization(context, truncates=True)
     rows = await embed_rows(context, make_embed_request([body.prompt], tokenization, normalize=False))
-    return json_reply({"embedding": encode_json(rows[0])})
+    return {"embedding": encode_json(rows[0])}
 
 
-async def show(body: ShowBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model or body.name)
+async def show(body: ShowBody, context: RequestContext) -> Shown:
     model_info = context.model_info
     facts: dict[str, str | int] = {
         "general.architecture": model_info.architecture,
@@ -160,18 +156,17 @@ async def show(body: ShowBody, context: RequestContext) -> Reply:
     }
     if model_info.embedding_size is not None:
         facts[f"{model_info.architecture}.embedding_length"] = model_info.embedding_size
-    return json_reply(
-        Shown(format_time(context.created), make_details(model_info), facts, list_capabilities(model_info))
-    )
+    return Shown(format_time(context.created), make_details(model_info), facts, list_capabilities(model_info))
 
 
-async def pull(body: PullBody, context: RequestContext) -> Reply:
+async def pull(body: PullBody, context: RequestContext) -> Pulled | Reply:
     """Report success for a model that is served: this route downloads nothing."""
-    await context.select_model(body.model or body.name)
-    reply = json_reply(Pulled("success"))
-    if body.stream is False:
-        return reply
-    return Reply(bytes(reply.content) + b"\n", media_type=NDJSON_MEDIA_TYPE)
+    pulled = Pulled("success")
+    return pulled if body.stream is False else Reply(msgspec.json.encode(pulled) + b"\n", media_type=NDJSON_MEDIA_TYPE)
+
+
+def read_model_name(body: ShowBody) -> str | None:
+    return body.model or body.name
 
 
 def list_capabilities(model_info: ModelInfo) -> list[str]:
@@ -210,22 +205,22 @@ def to_nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-async def list_models(http: Request, app_state: AppState) -> Reply:
+async def list_models(http: Request, app_state: AppState) -> OllamaModels:
     rows = [make_row(name, model, app_state.created) for model in app_state.models for name in model.names]
-    return json_reply(OllamaModels(rows))
+    return OllamaModels(rows)
 
 
-async def list_running_models(http: Request, app_state: AppState) -> Reply:
+async def list_running_models(http: Request, app_state: AppState) -> OllamaModels:
     rows = [
         make_row(model.name, model, app_state.created, is_running=True)
         for model in app_state.models
         if model.status == "ready"
     ]
-    return json_reply(OllamaModels(rows))
+    return OllamaModels(rows)
 
 
-async def version(http: Request, app_state: AppState) -> Reply:
-    return json_reply(Version(__version__))
+async def version(http: Request, app_state: AppState) -> Version:
+    return Version(__version__)
 
 
 def encode_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, OllamaError]:
@@ -239,10 +234,10 @@ OLLAMA = Dialect(
             paths=("/api/embed",),
             body_type=OllamaEmbedBody,
             handler=embed,
+            read_model_name=None,  # it takes the time of the selection
             summary="Compute one embedding for every text, in Ollama's format",
             reply_type=OllamaEmbedded,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         ),
         Route(
@@ -251,14 +246,14 @@ OLLAMA = Dialect(
             handler=embeddings,
             summary="Compute the embedding of one text, not normalised, in Ollama's former format",
             reply_type=OllamaEmbedding,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"prompt": "Hello, my name is"},
         ),
         Route(
             paths=("/api/show",),
             body_type=ShowBody,
             handler=show,
+            read_model_name=read_model_name,
             summary="Return facts about a model, in Ollama's format",
             reply_type=Shown,
             example={"verbose": False},
@@ -267,6 +262,7 @@ OLLAMA = Dialect(
             paths=("/api/pull",),
             body_type=PullBody,
             handler=pull,
+            read_model_name=read_model_name,
             stream_media_type=NDJSON_MEDIA_TYPE,
             summary="Return success for a served model, in Ollama's format; nothing is downloaded",
             reply_type=Pulled,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import Dialect, Need, Route
 from cenote.api.embedding_types import EmbeddingTypeFields, apply_truncation
 from cenote.api.encoding import EncodingFormat, QuantizedType
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, late_chunking_reply, token_matrix_reply
@@ -57,7 +57,6 @@ class Embedding(msgspec.Struct, omit_defaults=True):
 
 
 async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
     # clients may send the pooling task "embed", which this route always runs
     embedding_task = None if body.task in ("embed", "token_embed") else body.task
     body.check_options()
@@ -124,8 +123,7 @@ OPENAI = Dialect(
             handler=embeddings,
             summary="Compute one embedding for every text, list of token ids, or conversation",
             reply_type=AnswerList[Embedding],
-            api_name="Embeddings",
-            is_supported=has_embeddings,
+            needs=Need("Embeddings", has_embeddings),
             can_be_binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         )

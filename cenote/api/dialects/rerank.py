@@ -11,17 +11,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import SCORES, Dialect, Route
 from cenote.api.embedding_types import apply_truncation
-from cenote.api.raw_scores import score_as
-from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.raw_scores import rank_best_first, score_as
+from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, ScoreInputBody, ScoreInputsBody, ScoringFields, doc
 from cenote.errors import BadRequest, InvalidBody
 from cenote.protocol.input_types import ContentParts, ScoreInput
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import ScoreRequest
-from cenote.protocol.results import ScoreResult
 from cenote.protocol.score_inputs import parse_score_input
 
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -88,19 +87,19 @@ class RerankedV1(Reranked):
     object: str = msgspec.field(default_factory=lambda: "list")
 
 
-async def rerank(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank; pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's."""
     is_cohere = body.rank_fields is not None or body.max_chunks_per_doc is not None
     shape = context.settings.rerank_document_shape
     return await _rerank(body, context, version="1", truncate_by_default=is_cohere, document_shape=shape)
 
 
-async def rerank_v1(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank_v1(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank for Cohere, Jina and Voyage clients, which expect long documents to be truncated."""
     return await _rerank(body, context, version="1", truncate_by_default=True, has_voyage_data=True)
 
 
-async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
+async def rerank_v2(body: RerankBody, context: RequestContext) -> Reranked:
     """Rerank for Cohere clients, which expect long documents to be truncated; a response header reports it."""
     return await _rerank(body, context, version="2", truncate_by_default=True)
 
@@ -113,8 +112,7 @@ async def _rerank(
     truncate_by_default: bool,
     document_shape: Literal["object", "string"] = "object",
     has_voyage_data: bool = False,
-) -> Reply:
-    await context.select_model(body.model)
+) -> Reranked:
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     if not documents:
         raise BadRequest("documents is empty; expected at least one document", param="documents")
@@ -128,26 +126,33 @@ async def _rerank(
     request = make_score_request(body, context, inputs, truncate_by_default=truncate_by_default)
     scores = await score_as(request, body.raw_scores, context)
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
-    ranked = rank_indices(scores, body)
+    ranked = rank_best_first([item.score for item in scores], body.top_n or body.top_k)
+
+    def make_result(index: int) -> RerankResult:
+        shown: dict[str, Any] | str | UnsetType = UNSET
+        if body.return_documents is not False:
+            text = inputs[index]
+            is_string = document_shape == "string"
+            shown = make_document_string(text) if is_string else make_document_object(documents[index], text)
+        counts = context.make_token_counts(scores[index], body.return_token_counts)
+        return RerankResult(index, scores[index].score, shown, counts)
+
     reply = Reranked(
         context.make_response_id("score"),
         context.model,
-        [
-            make_result(body, context, index, scores[index], documents[index], inputs[index], document_shape)
-            for index in ranked
-        ],
+        list(map(make_result, ranked)),
         RerankUsage(context.num_tokens, context.num_tokens),
         make_meta(context, version, units),
     )
     if not has_voyage_data:
-        return json_reply(reply)
+        return reply
     data = [
         VoyageResult(
             index, scores[index].score, make_document_string(inputs[index]) if body.return_documents else UNSET
         )
         for index in ranked
     ]
-    return json_reply(RerankedV1(**msgspec.structs.asdict(reply), data=data))
+    return RerankedV1(**msgspec.structs.asdict(reply), data=data)
 
 
 def make_score_request(
@@ -172,28 +177,6 @@ def resolve_doc_limit(max_tokens_per_doc: int | None, max_doc_length: int | None
             param="max_doc_length",
         )
     return max_tokens_per_doc or max_doc_length or 0
-
-
-def rank_indices(results: Sequence[ScoreResult], body: RerankBody) -> list[int]:
-    ranked = sorted(range(len(results)), key=lambda index: -results[index].score)
-    return ranked[: body.top_n or body.top_k or len(ranked)]
-
-
-def make_result(
-    body: RerankBody,
-    context: RequestContext,
-    index: int,
-    score_result: ScoreResult,
-    document: ScoreInputBody,
-    score_input: ScoreInput,
-    document_shape: Literal["object", "string"],
-) -> RerankResult:
-    counts = context.make_token_counts(score_result, body.return_token_counts)
-    shown: dict[str, Any] | str | UnsetType = UNSET
-    if body.return_documents is not False:
-        is_string = document_shape == "string"
-        shown = make_document_string(score_input) if is_string else make_document_object(document, score_input)
-    return RerankResult(index, score_result.score, shown, counts)
 
 
 def make_document_input(
@@ -242,8 +225,7 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str, reply_type: An
         handler=handler,
         summary=summary,
         reply_type=reply_type,
-        api_name="Rerank (Score)",
-        is_supported=lambda model_info: bool(model_info.score_types),
+        needs=SCORES,
         is_absent_if_unsupported=True,
         example={
             "query": "What is the capital of France?",

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.replies import AnswerList, Reply, TokenCounts, Usage, json_reply
+from cenote.api.dialects.dialect import SPARSE_EMBEDDINGS, Dialect, Route
+from cenote.api.replies import AnswerList, TokenCounts, Usage
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, EncodingFields, PromptTextFields, doc
 from cenote.api.sparse_response import check_not_binary, make_sparse_results
@@ -65,8 +65,7 @@ class PluginResult(msgspec.Struct):
     usage: Usage
 
 
-async def sparse_embeddings(body: SparseBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def sparse_embeddings(body: SparseBody, context: RequestContext) -> AnswerList[SparseEmbedding]:
     check_not_binary(body)
     results = await context.pool(body.to_pool_request("sparse_embed", context))
     vectors = await make_sparse_results(context, body, ("sparse_embed",), results, return_tokens=body.return_tokens)
@@ -80,7 +79,7 @@ async def sparse_embeddings(body: SparseBody, context: RequestContext) -> Reply:
         )
         for index, (vector, item) in enumerate(zip(vectors, results, strict=True))
     ]
-    return json_reply(context.make_result_list("sparse", data))
+    return context.make_result_list("sparse", data)
 
 
 def supports_plugin_data(model_info: ModelInfo) -> bool:
@@ -130,8 +129,7 @@ SPARSE = Dialect(
             handler=sparse_embeddings,
             summary="Compute a sparse embedding (token ids and weights) for every input",
             reply_type=AnswerList[SparseEmbedding],
-            api_name="Sparse Embeddings",
-            is_supported=lambda model_info: "sparse_embed" in model_info.tasks,
+            needs=SPARSE_EMBEDDINGS,
             example={"input": ["What is the capital of France?"], "return_tokens": True},
         )
     ],

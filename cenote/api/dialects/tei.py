@@ -10,8 +10,17 @@ import numpy as np
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import (
+    CLASSIFICATION,
+    EMBEDDINGS,
+    SCORES,
+    SPARSE_EMBEDDINGS,
+    TOKEN_EMBEDDINGS,
+    Dialect,
+    Need,
+    Route,
+    has_keys,
+)
 from cenote.api.dialects.tei_fields import (
     FeatureExtractionBody,
     Info,
@@ -32,31 +41,26 @@ from cenote.api.dialects.tei_fields import (
     make_inputs,
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
-from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.dialects.text_requests import best_first, classify, rank
+from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import classify_as, score_as
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
-from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_arrays
+from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, Task
-from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.version import __version__
 
 
-async def embed(body: TeiEmbedBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(await compute_embeddings(body, make_inputs(body.inputs, context), context))
-
-
-async def compute_embeddings(body: TeiEmbedFields, inputs: list[Input], context: RequestContext) -> msgspec.Raw:
+async def embed(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
+    inputs = make_inputs(body.inputs, context)
     results = await pool("embed", body, inputs, context, normalize=body.normalize is not False)
-    return await encode_vectors(np.stack([to_float32_array(item.data) for item in results]), "float")
+    return await encode_results(results)
 
 
 async def pool(
@@ -72,18 +76,12 @@ async def pool(
     return await context.pool(request)
 
 
-async def embed_all(body: TeiEmbedBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def embed_all(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
     results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
-    return json_reply(await encode_arrays(results))
+    return await encode_results(results)
 
 
-async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(await compute_sparse(body, context))
-
-
-async def compute_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
+async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
     results = await pool("sparse_embed", body, make_inputs(body.inputs, context), context, normalize=None)
     answers, num_encoded = [], 0
     for item in results:
@@ -95,24 +93,16 @@ async def compute_sparse(body: TeiEmbedBody, context: RequestContext) -> list[li
     return answers
 
 
-async def predict(body: TeiPredictBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(await compute_predictions(body, context))
-
-
-async def compute_predictions(body: TeiPredictBody, context: RequestContext) -> list[Any]:
+async def predict(body: TeiPredictBody, context: RequestContext) -> list[Any]:
     """Return the classes of a text or pair, best first; a list of those for a list of lists."""
     is_batch = isinstance(body.inputs, list) and bool(body.inputs) and isinstance(body.inputs[0], list)
     items: list[Any] = body.inputs if is_batch else [body.inputs]  # type: ignore[assignment]
     context.check_num_items(len(items), "inputs")
     check_not_empty(items, "inputs")
-    request = PoolRequest(
-        task="classify",
-        inputs=[make_text_or_pair(item, index) for index, item in enumerate(items)],
-        tokenization=body.make_tokenization_params(context),
-    )
-    rows = await classify_as(request, bool(body.raw_scores), context)
-    predictions = [make_predictions(row, context.model_info) for row in rows]
+    inputs = [make_text_or_pair(item, index) for index, item in enumerate(items)]
+    tokenization = body.make_tokenization_params(context)
+    scores = await classify(context, inputs, tokenization, raw_scores=bool(body.raw_scores))
+    predictions = list(map(best_first, scores))
     return predictions if is_batch else predictions[0]
 
 
@@ -126,37 +116,18 @@ def make_text_or_pair(item: str | list[str], index: int) -> Input:
     return texts[0] if len(texts) == 1 else TextPair(texts[0], texts[1])
 
 
-def make_predictions(row: Float32Array, model_info: ModelInfo) -> list[Prediction]:
-    scores = row.ravel().tolist()
-    labels = model_info.labels or []
-    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
-    return sorted(map(Prediction, scores, names), key=lambda prediction: -prediction.score)
-
-
-async def rerank(body: TeiRerankBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(await compute_ranks(body, context))
-
-
-async def compute_ranks(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
+async def rerank(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
     check_not_empty([body.query], "query")
     check_not_empty([body.texts], "texts")
     context.check_num_items(len(body.texts), "texts")
     if body.return_text:
         await context.hold_echo()
-    tokenization = body.make_tokenization_params(context)
-    request = ScoreRequest(queries=[body.query], documents=body.texts, tokenization=tokenization)
-    results = await score_as(request, bool(body.raw_scores), context)
-    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: body.top_n or None]
-    return [Rank(index, results[index].score, body.texts[index] if body.return_text else None) for index in order]
+    tokenization, raw_scores = body.make_tokenization_params(context), bool(body.raw_scores)
+    ranked = await rank(context, body.query, body.texts, tokenization, top_k=body.top_n, raw_scores=raw_scores)
+    return [Rank(index, score, body.texts[index] if body.return_text else None) for index, score in ranked]
 
 
-async def similarity(body: TeiSimilarityBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
-    return json_reply(await compute_similarities(body, context))
-
-
-async def compute_similarities(body: TeiSimilarityBody, context: RequestContext) -> list[float]:
+async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[float]:
     texts: list[Input] = [body.inputs.source_sentence, *body.inputs.sentences]
     check_not_empty(texts, "inputs")
     check_not_empty([body.inputs.sentences], "sentences")
@@ -167,47 +138,44 @@ async def compute_similarities(body: TeiSimilarityBody, context: RequestContext)
     return cosines
 
 
-async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> Reply:
+async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> list[msgspec.Raw]:
     body.use_parameters()
     return await embed(body, context)
 
 
-async def run_any(body: msgspec.Raw, context: RequestContext) -> Reply:
+async def run_any(body: msgspec.Raw, context: RequestContext) -> Any:
     """Run the request that the body and the model select; one text of a classifier gives a list of lists."""
     keys = parse_body(InstanceKeys, body, is_partial=True)
     await context.select_model(keys.model)
-    return json_reply(await run_instance(body, keys, context, is_nested=True))
+    return await run_instance(body, keys, context, is_nested=True)
 
 
-async def vertex(body: VertexBody, context: RequestContext) -> Reply:
-    await context.select_model(None)
+async def vertex(body: VertexBody, context: RequestContext) -> Predictions:
     check_not_empty([body.instances], "instances")
     context.check_num_items(len(body.instances), "instances")
     keys = [parse_body(InstanceKeys, instance, is_partial=True) for instance in body.instances]
     pairs = zip(body.instances, keys, strict=True)
-    return json_reply(Predictions([await run_instance(raw, key, context, is_nested=False) for raw, key in pairs]))
+    return Predictions([await run_instance(raw, key, context, is_nested=False) for raw, key in pairs])
 
 
 async def run_instance(raw: msgspec.Raw, keys: InstanceKeys, context: RequestContext, *, is_nested: bool) -> Any:
     tasks = context.model_info.tasks
     if read_type(keys.texts) is not None:
         check_supported("/rerank", "`texts`", context)
-        return await compute_ranks(parse_body(TeiRerankBody, raw), context)
+        return await rerank(parse_body(TeiRerankBody, raw), context)
     if read_type(keys.inputs) == "object" and "source_sentence" in list_keys(keys.inputs):
         check_supported("/similarity", "`source_sentence`", context)
-        return await compute_similarities(parse_body(TeiSimilarityBody, raw), context)
+        return await similarity(parse_body(TeiSimilarityBody, raw), context)
     if "embed" in tasks:
-        body = parse_body(FeatureExtractionBody, raw)
-        body.use_parameters()
-        return await compute_embeddings(body, make_inputs(body.inputs, context), context)
+        return await extract_features(parse_body(FeatureExtractionBody, raw), context)
     if "sparse_embed" in tasks:
-        return await compute_sparse(parse_body(TeiEmbedBody, raw), context)
+        return await embed_sparse(parse_body(TeiEmbedBody, raw), context)
     check_supported("/predict", "`inputs`", context)
     predict_body = parse_body(TeiPredictBody, raw)
     if is_nested:  # Hugging Face clients send texts, not pairs
         texts = [predict_body.inputs] if isinstance(predict_body.inputs, str) else predict_body.inputs
         predict_body.inputs = [[text] if isinstance(text, str) else text for text in texts]
-    return await compute_predictions(predict_body, context)
+    return await predict(predict_body, context)
 
 
 def check_supported(path: str, key: str, context: RequestContext) -> None:
@@ -217,22 +185,20 @@ def check_supported(path: str, key: str, context: RequestContext) -> None:
         raise make_unsupported_error(route, context.model_info, f"{key} in the body selects {path}")
 
 
-async def info(http: Request, app_state: AppState) -> Reply:
+async def info(http: Request, app_state: AppState) -> Info:
     model = app_state.models.first
     model_info = model.engine.model_info
     settings = app_state.settings
-    return json_reply(
-        Info(
-            model_info.root,
-            None,
-            model_info.dtype,
-            model.name,
-            describe_model_type(model_info),
-            model_info.max_model_len,
-            settings.max_request_items,
-            True,
-            __version__,
-        )
+    return Info(
+        model_info.root,
+        None,
+        model_info.dtype,
+        model.name,
+        describe_model_type(model_info),
+        model_info.max_model_len,
+        settings.max_request_items,
+        True,
+        __version__,
     )
 
 
@@ -242,10 +208,6 @@ def describe_model_type(model_info: ModelInfo) -> dict[str, dict[str, Any]]:
     labels = dict(enumerate(model_info.labels or ["LABEL_0"]))
     kind = "reranker" if "cross-encoder" in model_info.score_types else "classifier"
     return {kind: {"id2label": labels, "label2id": {label: index for index, label in labels.items()}}}
-
-
-def has_task(task: Task) -> Any:
-    return lambda model_info: task in model_info.tasks
 
 
 def runs_any(model_info: ModelInfo) -> bool:
@@ -261,8 +223,7 @@ TEI = Dialect(
             handler=embed,
             summary="Compute one vector for every text",
             reply_type=list[list[float]],
-            api_name="Embeddings",
-            is_supported=has_task("embed"),
+            needs=EMBEDDINGS,
             example={"inputs": ["Hello, my name is", "The capital of France is"]},
         ),
         Route(
@@ -271,8 +232,7 @@ TEI = Dialect(
             handler=embed_all,
             summary="Compute one vector for every token of every text",
             reply_type=list[list[list[float]]],
-            api_name="Token Embeddings",
-            is_supported=has_task("token_embed"),
+            needs=TOKEN_EMBEDDINGS,
             example={"inputs": ["Hello, my name is"]},
         ),
         Route(
@@ -281,8 +241,7 @@ TEI = Dialect(
             handler=embed_sparse,
             summary="Compute a sparse embedding (token ids and weights) for every text",
             reply_type=list[list[SparseValue]],
-            api_name="Sparse Embeddings",
-            is_supported=has_task("sparse_embed"),
+            needs=SPARSE_EMBEDDINGS,
             example={"inputs": ["What is the capital of France?"]},
         ),
         Route(
@@ -291,8 +250,7 @@ TEI = Dialect(
             handler=predict,
             summary="Return the classes of a text, of a pair, or of a list of these, best first",
             reply_type=list[Prediction] | list[list[Prediction]],
-            api_name="Classification",
-            is_supported=has_task("classify"),
+            needs=CLASSIFICATION,
             example={"inputs": [["The food was great."], ["Never again."]]},
         ),
         Route(
@@ -301,8 +259,7 @@ TEI = Dialect(
             handler=rerank,
             summary="Rank texts by relevance to a query, best first, as a plain list",
             reply_type=list[Rank],
-            api_name="Rerank (Score)",
-            is_supported=lambda model_info: bool(model_info.score_types),
+            needs=SCORES,
             body_keys=has_keys("texts"),
             example={"query": "What is the capital of France?", "texts": ["Brasilia.", "Paris."]},
         ),
@@ -312,8 +269,7 @@ TEI = Dialect(
             handler=similarity,
             summary="Return the cosine similarity of a sentence with each of several others",
             reply_type=list[float],
-            api_name="Similarity",
-            is_supported=has_task("embed"),
+            needs=Need("Similarity", EMBEDDINGS.is_met),
             example={"inputs": {"source_sentence": "a red bird", "sentences": ["a bird", "the city"]}},
         ),
         Route(
@@ -322,8 +278,7 @@ TEI = Dialect(
             handler=extract_features,
             summary="Compute one vector for every text, for Hugging Face clients",
             reply_type=list[list[float]],
-            api_name="Embeddings",
-            is_supported=has_task("embed"),
+            needs=EMBEDDINGS,
             example={"inputs": ["Hello, my name is", "The capital of France is"]},
         ),
         Route(
@@ -331,10 +286,10 @@ TEI = Dialect(
             body_type=msgspec.Raw,
             documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody | TeiRerankBody,
             handler=run_any,
+            read_model_name=None,
             summary="Run the request that the body and the task of the model select, for Hugging Face clients",
             reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[Rank] | list[list[SparseValue]],
-            api_name="Inference",
-            is_supported=runs_any,
+            needs=Need("Inference", runs_any),
             example={"inputs": "Hello, my name is"},
         ),
         Route(
@@ -342,10 +297,10 @@ TEI = Dialect(
             body_type=msgspec.Raw,
             documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody,
             handler=run_any,
+            read_model_name=None,
             summary="Run the request that the body and the task of the model select",
             reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[list[SparseValue]],
-            api_name="Inference",
-            is_supported=runs_any,
+            needs=Need("Inference", runs_any),
             body_keys=has_keys("inputs"),
             example={"inputs": "Hello, my name is"},
         ),
@@ -355,8 +310,7 @@ TEI = Dialect(
             handler=vertex,
             summary="Run several requests in the format of Vertex AI",
             reply_type=Predictions,
-            api_name="Inference",
-            is_supported=runs_any,
+            needs=Need("Inference", runs_any),
             example={"instances": [{"inputs": "Hello, my name is"}]},
         ),
         *TOKENIZE_ROUTES,

@@ -12,7 +12,7 @@ import numpy as np
 
 from cenote.api.dialects.dialect import Route, has_keys
 from cenote.api.dialects.tei_fields import check_not_empty
-from cenote.api.replies import Reply, json_reply
+from cenote.api.replies import Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import PROMPT_NAME_DOC, doc
 from cenote.protocol.prompt_selection import get_named_prompt
@@ -46,7 +46,6 @@ class TeiToken(msgspec.Struct):
 
 
 async def tokenize(body: TeiTokenizeBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     context.check_num_items(len(texts), "inputs")
     check_not_empty(texts, "inputs")
@@ -95,14 +94,13 @@ def make_tokens(text: str, result: TokenizeResult, starts: Sequence[int], first:
     ]
 
 
-async def decode(body: TeiDecodeBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def decode(body: TeiDecodeBody, context: RequestContext) -> list[str]:
     check_not_empty([body.ids], "ids")
     rows = [item if isinstance(item, list) else [item] for item in body.ids]
     if not any(isinstance(item, list) for item in body.ids):
         rows = [[token_id for row in rows for token_id in row]]
     context.check_num_items(len(rows), "ids")
-    return json_reply([await context.detokenize(row, skip_special_tokens=body.skip_special_tokens) for row in rows])
+    return [await context.detokenize(row, skip_special_tokens=body.skip_special_tokens) for row in rows]
 
 
 TOKENIZE_ROUTES = (

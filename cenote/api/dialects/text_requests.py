@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cenote.api.encoding import Float32Array
-from cenote.api.quantized_response import stack_rows
-from cenote.api.raw_scores import classify_as, score_as
+from cenote.api.dialects.tei_fields import Prediction
+from cenote.api.encoding import Float32Array, stack_results
+from cenote.api.raw_scores import classify_as, rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
@@ -22,11 +22,6 @@ WHOLE_CONTEXT = -1  # truncate_prompt_tokens: the model's maximum length
 
 class Ranked(NamedTuple):
     position: int  # of the document
-    score: float
-
-
-class LabelScore(NamedTuple):
-    label: str
     score: float
 
 
@@ -69,7 +64,9 @@ def make_embed_request(
 
 async def embed_rows(context: RequestContext, request: PoolRequest) -> Float32Array:
     """Return the embeddings as one array `[inputs, d]`."""
-    return stack_rows(await context.pool(request))
+    rows = stack_results(await context.pool(request))
+    assert rows is not None, "embeddings of a request have the same size"
+    return rows
 
 
 def check_not_empty(items: Sequence[object], name: str) -> None:
@@ -84,12 +81,11 @@ async def rank(
     tokenization: TokenizationParams,
     *,
     top_k: int | None = None,
-    is_raw: bool = False,
+    raw_scores: bool | None = None,
 ) -> list[Ranked]:
-    """Return the documents with their scores, best first; ties keep their order. `is_raw`: logits instead of scores."""
-    scores = await score(context, [query], documents, tokenization, is_raw=is_raw)
-    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
-    return [Ranked(index, scores[index]) for index in ranked[: top_k or len(ranked)]]
+    """Return the documents with their scores, best first. `raw_scores`: as for `score_as`."""
+    scores = await score(context, [query], documents, tokenization, raw_scores=raw_scores)
+    return [Ranked(index, scores[index]) for index in rank_best_first(scores, top_k)]
 
 
 async def score(
@@ -98,30 +94,30 @@ async def score(
     documents: Sequence[str],
     tokenization: TokenizationParams,
     *,
-    is_raw: bool = False,
+    raw_scores: bool | None = None,
 ) -> list[float]:
     check_not_empty(documents, "documents")
     request = ScoreRequest(queries=queries, documents=documents, tokenization=tokenization)
-    return [result.score for result in await score_as(request, True if is_raw else None, context)]
+    return [result.score for result in await score_as(request, raw_scores, context)]
 
 
 async def classify(
-    context: RequestContext, inputs: Sequence[Input], tokenization: TokenizationParams
-) -> list[list[LabelScore]]:
-    """Return the probability of every label for each input, in the order of the labels."""
+    context: RequestContext, inputs: Sequence[Input], tokenization: TokenizationParams, *, raw_scores: bool = False
+) -> list[list[Prediction]]:
+    """Return the probability or logit of every label for each input, in the order of the labels."""
     request = PoolRequest(task="classify", inputs=inputs, tokenization=tokenization)
-    rows = await classify_as(request, False, context)
-    return [label_scores(row, context.model_info) for row in rows]
+    rows = await classify_as(request, raw_scores, context)
+    return [make_predictions(row, context.model_info) for row in rows]
 
 
-def label_scores(probs: Float32Array, model_info: ModelInfo) -> list[LabelScore]:
+def make_predictions(scores: Float32Array, model_info: ModelInfo) -> list[Prediction]:
     labels = model_info.labels or ()
-    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(probs.size)]
-    return [LabelScore(name, value) for name, value in zip(names, probs.tolist(), strict=True)]
+    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(scores.size)]
+    return list(map(Prediction, scores.ravel().tolist(), names))
 
 
-def best_first(scores: Sequence[LabelScore]) -> list[LabelScore]:
-    return sorted(scores, key=lambda item: -item.score)
+def best_first(predictions: Sequence[Prediction]) -> list[Prediction]:
+    return sorted(predictions, key=lambda item: -item.score)
 
 
 def cosine_matrix(left: Float32Array, right: Float32Array) -> Float32Array:
@@ -129,15 +125,3 @@ def cosine_matrix(left: Float32Array, right: Float32Array) -> Float32Array:
     unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right)]
     product: Float32Array = unit[0] @ unit[1].T
     return product
-
-
-def supports_embed(model_info: ModelInfo) -> bool:
-    return "embed" in model_info.tasks
-
-
-def supports_scores(model_info: ModelInfo) -> bool:
-    return bool(model_info.score_types)
-
-
-def supports_classify(model_info: ModelInfo) -> bool:
-    return "classify" in model_info.tasks

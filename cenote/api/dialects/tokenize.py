@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
     MEDIA_IO_KWARGS_DOC,
@@ -80,7 +79,7 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
+async def tokenize(body: TokenizeBody, context: RequestContext) -> Tokenized:
     await context.select_model(body.model, param="model")
     add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await context.tokenize(
@@ -91,12 +90,12 @@ async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
         mm_processor_kwargs=body.mm_processor_kwargs,
     )
     ids = tokenized.token_ids
-    return json_reply(Tokenized(len(ids), context.model_info.max_model_len, ids, tokenized.token_strs))
+    return Tokenized(len(ids), context.model_info.max_model_len, ids, tokenized.token_strs)
 
 
-async def detokenize(body: DetokenizeBody, context: RequestContext) -> Reply:
+async def detokenize(body: DetokenizeBody, context: RequestContext) -> Detokenized:
     await context.select_model(body.model, param="model")
-    return json_reply(Detokenized(await context.detokenize(body.tokens)))
+    return Detokenized(await context.detokenize(body.tokens))
 
 
 TOKENIZE = Dialect(
@@ -106,6 +105,7 @@ TOKENIZE = Dialect(
             paths=("/tokenize",),
             body_type=TokenizeBody,
             handler=tokenize,
+            read_model_name=None,
             summary="Return the token ids of a text or conversation, also of a longer one than the model can read",
             reply_type=Tokenized,
             example={"prompt": "Hello, my name is", "return_token_strs": True},
@@ -114,6 +114,7 @@ TOKENIZE = Dialect(
             paths=("/detokenize",),
             body_type=DetokenizeBody,
             handler=detokenize,
+            read_model_name=None,
             summary="Return the text of token ids, including special tokens",
             reply_type=Detokenized,
             example={"tokens": [10, 20, 30]},

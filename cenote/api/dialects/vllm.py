@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.dialects.entities import EntitiesAnswer, Stride, entities_reply
+from cenote.api.dialects.dialect import CLASSIFICATION, SCORES, Dialect, Need, Route
+from cenote.api.dialects.entities import EntitiesAnswer, Stride, find_entities
 from cenote.api.dialects.sparse import RETURN_TOKENS_DOC, make_plugin_result, supports_plugin_data
 from cenote.api.encoding import encode_json, to_float32_array
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, token_matrix_reply
-from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
     Dimensions,
@@ -32,7 +32,7 @@ from cenote.errors import BadRequest, InvalidBody, Unsupported
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import resolve_task_names
 from cenote.protocol.params import AggregationStrategy, Task
-from cenote.protocol.requests import PluginRequest
+from cenote.protocol.requests import EntityRequest, PluginRequest
 from cenote.protocol.results import LateChunkingMetadata, PoolResult
 from cenote.protocol.score_inputs import parse_score_inputs
 
@@ -140,7 +140,7 @@ class Score(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
+async def pooling(body: PoolingBody, context: RequestContext) -> Any:
     await context.select_model(body.model, is_able=partial(has_tasks, body.task))
     if body.data is not None or body.task == "plugin":
         return await run_plugin(body, context)
@@ -158,18 +158,20 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
             entry_type(index, task_result, token_counts=context.make_token_counts(item, body.return_token_counts))
             for index, (task_result, item) in enumerate(zip(task_results, results, strict=True))
         ]
-        return json_reply(context.make_result_list("pooling", data))
+        return context.make_result_list("pooling", data)
     if (strategy := body.aggregation_strategy) is not None:
-        return await entities_reply(
-            context, request, strategy, body.ignore_labels, body.stride, return_token_counts=body.return_token_counts
+        ignored = ("O",) if body.ignore_labels is None else body.ignore_labels
+        entity_request = EntityRequest(
+            pool_request=request, aggregation_strategy=strategy, ignore_labels=ignored, stride=body.stride
         )
+        return await find_entities(context, entity_request, body.return_token_counts)
     if has_chunks:
         return await token_matrix_reply(body, request, context, VECTOR_FORMAT, body.late_chunking_params)
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
 
 
-async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
+async def run_plugin(body: PoolingBody, context: RequestContext) -> PluginAnswer:
     if body.task not in (None, "plugin"):
         raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.", param="data")
     if body.data is not None and (body.input is not None or body.messages is not None):
@@ -188,7 +190,7 @@ async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
                 scheduling=body.make_scheduling_params(),
             )
         )
-    return json_reply(PluginAnswer(response_id, context.created, result))
+    return PluginAnswer(response_id, context.created, result)
 
 
 def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
@@ -216,8 +218,7 @@ def has_tasks(name: str | None, model_info: ModelInfo) -> bool:
         return False
 
 
-async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def classify(body: ClassifyBody, context: RequestContext) -> AnswerList[Classification]:
     results = await context.pool(body.to_pool_request("classify", context))
     data = [
         make_classification(
@@ -225,7 +226,7 @@ async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
         )
         for index, item in enumerate(results)
     ]
-    return json_reply(context.make_result_list("classify", data))
+    return context.make_result_list("classify", data)
 
 
 def make_classification(
@@ -237,8 +238,7 @@ def make_classification(
     return Classification(index, label, encode_json(probs), probs.size, counts)  # type: ignore[arg-type]
 
 
-async def score(body: ScoreBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def score(body: ScoreBody, context: RequestContext) -> AnswerList[Score]:
     check_chat_template(body.chat_template, {}, context)
     inputs = []
     for name in body.resolve_field_names():
@@ -251,7 +251,7 @@ async def score(body: ScoreBody, context: RequestContext) -> Reply:
         Score(index, item.score, token_counts=context.make_token_counts(item, body.return_token_counts))
         for index, item in enumerate(results)
     ]
-    return json_reply(context.make_result_list("score", data))
+    return context.make_result_list("score", data)
 
 
 VLLM = Dialect(
@@ -261,13 +261,13 @@ VLLM = Dialect(
             paths=("/pooling", "/v1/pooling"),
             body_type=PoolingBody,
             handler=pooling,
+            read_model_name=None,
             summary="Run a pooling task on every input: one vector, one vector per token, or token weights",
             reply_type=AnswerList[PoolingAnswer]
             | AnswerList[EntitiesAnswer]
             | AnswerList[SparseAnswer]
             | AnswerList[CombinedAnswer]
             | PluginAnswer,
-            api_name="Pooling",
             can_be_binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         ),
@@ -277,8 +277,7 @@ VLLM = Dialect(
             handler=classify,
             summary="Return the class probabilities of every input",
             reply_type=AnswerList[Classification],
-            api_name="Classification",
-            is_supported=lambda model_info: "classify" in model_info.tasks,
+            needs=CLASSIFICATION,
             example={"input": ["The food was great.", "Never again."]},
         ),
         Route(
@@ -287,8 +286,7 @@ VLLM = Dialect(
             handler=score,
             summary="Compute the relevance or similarity score of two texts, of one with several, or of pairs",
             reply_type=AnswerList[Score],
-            api_name="Score",
-            is_supported=lambda model_info: bool(model_info.score_types),
+            needs=Need("Score", SCORES.is_met),
             is_absent_if_unsupported=True,
             example={
                 "queries": "What is the capital of France?",

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cenote.api.dialects.cohere_inputs import count_images, make_image_part, replace_inputs
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.openai import Embedding
 from cenote.api.dialects.text_requests import (
     check_not_empty,
     make_embed_request,
     make_truncation,
-    supports_embed,
 )
-from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE
-from cenote.api.encoding import QuantizedType
-from cenote.api.quantized_response import encode_embeddings
-from cenote.api.replies import Reply, json_reply
+from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE, VoyageFields
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.api.request_fields import doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
@@ -40,16 +37,9 @@ class MultimodalInput(msgspec.Struct):
     content: list[ContentPart]
 
 
-class MultimodalBody(msgspec.Struct, kw_only=True):
+class MultimodalBody(VoyageFields, kw_only=True):
     inputs: list[MultimodalInput]
-    model: str | None = None
-    input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
     truncation: Annotated[bool | None, doc("Truncate texts to the model maximum. Default: true.")] = None
-    output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
-    output_dtype: Annotated[QuantizedType | Literal["float"] | None, doc("dtype of the values. Default: float.")] = None
-    encoding_format: Annotated[
-        Literal["base64", "float"] | None, doc("base64: that of the values in output_dtype. Default: numbers.")
-    ] = None
     output_encoding: Annotated[Literal["base64"] | None, doc("Former name of encoding_format.")] = None
 
 
@@ -67,19 +57,17 @@ class MultimodalAnswer(msgspec.Struct):
     usage: MultimodalUsage
 
 
-async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     parts = [make_content_parts(item, index, context.model_info) for index, item in enumerate(body.inputs)]
     results = await context.pool(replace_inputs(make_request(body, context), parts, context.model_info))
     is_base64 = "base64" in (body.encoding_format, body.output_encoding)
-    dtype = None if body.output_dtype == "float" else body.output_dtype
-    texts = await encode_embeddings(results, dtype, is_base64=is_base64)
+    texts = await encode_results(results, body.output_dtype, is_base64=is_base64)
     data = [{"index": index, "embedding": text, "object": "embedding"} for index, text in enumerate(texts)]
     text_tokens = 0 if count_images(parts) else context.num_tokens
     usage = MultimodalUsage(text_tokens, 0, 0, context.num_tokens)
-    return json_reply({"object": "list", "data": data, "model": context.model, "usage": usage})
+    return {"object": "list", "data": data, "model": context.model, "usage": usage}
 
 
 def make_request(body: MultimodalBody, context: RequestContext) -> PoolRequest:
@@ -118,8 +106,7 @@ VOYAGE = Dialect(
             handler=multimodal_embeddings,
             summary="Compute one embedding for each input of text and image parts, in Voyage's format",
             reply_type=MultimodalAnswer,
-            api_name="Embeddings",
-            is_supported=supports_embed,
+            needs=EMBEDDINGS,
             example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
         ),
         CONTEXTUALIZED_ROUTE,

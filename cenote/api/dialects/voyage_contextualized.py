@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from cenote.api.dialects.dialect import Route
+from cenote.api.dialects.dialect import Need, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
 from cenote.api.encoding import QuantizedType
 from cenote.api.late_chunking import split_result
-from cenote.api.quantized_response import encode_embeddings
-from cenote.api.replies import Reply, json_reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
+from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
 from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, make_document, split_document
@@ -24,8 +23,9 @@ from cenote.protocol.params import PoolingParams
 from cenote.protocol.results import PoolResult
 
 
-class ContextualizedBody(msgspec.Struct, kw_only=True):
-    inputs: Annotated[list[list[str]], doc("The chunks of each document in order; a query is a list of one text.")]
+class VoyageFields(msgspec.Struct, kw_only=True):
+    """Options of embeddings."""
+
     model: str | None = None
     input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
     output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
@@ -33,6 +33,10 @@ class ContextualizedBody(msgspec.Struct, kw_only=True):
     encoding_format: Annotated[
         Literal["base64", "float"] | None, doc("base64: that of the values in output_dtype. Default: numbers.")
     ] = None
+
+
+class ContextualizedBody(VoyageFields, kw_only=True):
+    inputs: Annotated[list[list[str]], doc("The chunks of each document in order; a query is a list of one text.")]
     enable_auto_chunking: Annotated[
         bool | None, doc("Split documents, each given as one text, into chunks; they are returned as text.")
     ] = None
@@ -64,8 +68,7 @@ class ContextualizedAnswer(msgspec.Struct):
     usage: TotalTokens
 
 
-async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> Reply:
-    await context.select_model(body.model)
+async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> dict[str, Any]:
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     if body.chunk_size is not None or body.chunk_overlap:
@@ -93,8 +96,7 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
     results = cast(
         "Sequence[PoolResult]", [row for result, document in pairs for row in split_result(result, document)]
     )
-    dtype = None if body.output_dtype == "float" else body.output_dtype
-    encoded = iter(await encode_embeddings(results, dtype, is_base64=body.encoding_format == "base64"))
+    encoded = iter(await encode_results(results, body.output_dtype, is_base64=body.encoding_format == "base64"))
     data = [
         {
             "object": "list",
@@ -108,7 +110,7 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
         for index, document in enumerate(documents)
     ]
     usage = TotalTokens(context.num_tokens)
-    return json_reply({"object": "list", "data": data, "model": context.model, "usage": usage})
+    return {"object": "list", "data": data, "model": context.model, "usage": usage}
 
 
 def check_single(chunks: list[str], index: int) -> str:
@@ -130,7 +132,6 @@ CONTEXTUALIZED_ROUTE = Route(
     handler=contextualized_embeddings,
     summary="Compute an embedding for each chunk of every document in the context of its other chunks",
     reply_type=ContextualizedAnswer,
-    api_name="Contextualized Embeddings (MEAN pooling)",
-    is_supported=supports_late_chunking,
+    needs=Need("Contextualized Embeddings (MEAN pooling)", supports_late_chunking),
     example={"inputs": [["Berlin is the capital of Germany.", " It lies on the Spree."]]},
 )

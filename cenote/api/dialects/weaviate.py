@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.dialects.cohere import encode_vectors
-from cenote.api.dialects.dialect import Dialect, Route, has_keys
+from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Route, has_keys
+from cenote.api.dialects.text_requests import make_embed_request, make_truncation, score
 from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
-from cenote.api.raw_scores import score_as
-from cenote.api.replies import ErrorBody, Reply, json_reply
+from cenote.api.replies import ErrorBody, Reply
 from cenote.api.request_context import RequestContext
+from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody, PoolingError
-from cenote.protocol.params import PoolingParams, TokenizationParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest
 
 
 class WeaviateError(msgspec.Struct):
@@ -71,37 +68,27 @@ def encode_string_error(body: ErrorBody, error: PoolingError | None) -> tuple[in
     return body.code, WeaviateError(body.message)
 
 
-async def vectors(body: VectorsBody, context: RequestContext) -> Reply:
-    await context.select_model(None)
+async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
     texts = body.texts if body.texts is not None else [body.text] if body.text is not None else None
     if not texts:
         raise InvalidBody("text or texts is required", param="body.text", kind="missing")
     config = body.config or VectorConfig()
-    request = PoolRequest(
-        task="embed",
-        inputs=texts,
-        params=PoolingParams(dimensions=config.dimensions or None),
-        tokenization=TokenizationParams(truncate_prompt_tokens=-1),
-        input_type=config.task_type or None,
-    )
-    rows = np.stack([to_float32_array(item.data) for item in await context.pool(request)])
-    size = rows.shape[1]
+    truncation, dimensions = make_truncation(True, context), config.dimensions or None
+    request = make_embed_request(texts, truncation, dimensions=dimensions, input_type=config.task_type or None)
+    results = await context.pool(request)
+    first = to_float32_array(results[0].data)
     if body.texts is None:
-        return json_reply(Vectors(size, texts[0], rows[0].tolist()))
-    return json_reply(Vectors(size, vectors=await encode_vectors(rows, "float")))  # type: ignore[arg-type]
+        return Vectors(first.size, texts[0], first.tolist())
+    return Vectors(first.size, vectors=await encode_results(results))  # type: ignore[arg-type]
 
 
-async def rerank(body: WeaviateRerankBody, context: RequestContext) -> Reply:
+async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentScores:
     """Return the scores in the order of the documents."""
-    await context.select_model(None)
     if not body.documents:
         raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
     await context.hold_echo()
-    tokenization = TokenizationParams(truncate_prompt_tokens=-1)
-    request = ScoreRequest(queries=[body.query], documents=body.documents, tokenization=tokenization)
-    results = await score_as(request, None, context)
-    pairs = zip(body.documents, results, strict=True)
-    return json_reply(DocumentScores(body.query, [DocumentScore(text, result.score) for text, result in pairs]))
+    scores = await score(context, [body.query], body.documents, make_truncation(True, context))
+    return DocumentScores(body.query, list(map(DocumentScore, body.documents, scores)))
 
 
 async def ready(http: Request, app_state: AppState) -> Reply:
@@ -109,9 +96,9 @@ async def ready(http: Request, app_state: AppState) -> Reply:
     return Reply(b"", media_type="text/plain")
 
 
-async def meta(http: Request, app_state: AppState) -> Reply:
+async def meta(http: Request, app_state: AppState) -> ContainerMeta:
     model_info = app_state.engine.model_info
-    return json_reply(ContainerMeta(model_info.name, model_info.architecture, model_info.max_model_len))
+    return ContainerMeta(model_info.name, model_info.architecture, model_info.max_model_len)
 
 
 WEAVIATE = Dialect(
@@ -123,8 +110,7 @@ WEAVIATE = Dialect(
             handler=vectors,
             summary="Compute the vector of a text, or of several, for Weaviate's text2vec-transformers",
             reply_type=Vectors,
-            api_name="Embeddings",
-            is_supported=lambda model_info: "embed" in model_info.tasks,
+            needs=EMBEDDINGS,
             example={"text": "Hello, my name is"},
         ),
         Route(
@@ -133,8 +119,7 @@ WEAVIATE = Dialect(
             handler=rerank,
             summary="Score documents for Weaviate's reranker-transformers",
             reply_type=DocumentScores,
-            api_name="Rerank (Score)",
-            is_supported=lambda model_info: bool(model_info.score_types),
+            needs=SCORES,
             body_keys=has_keys("documents", property="string"),
             example={"query": "a bird", "documents": ["a red bird"], "property": ""},
         ),

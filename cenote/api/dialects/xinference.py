@@ -8,15 +8,14 @@ from starlette.requests import Request
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Dialect
 from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import Reply, json_reply
 
 
 class ClusterAuth(msgspec.Struct):
     auth: bool
 
 
-async def cluster_auth(http: Request, app_state: AppState) -> Reply:
-    return json_reply(ClusterAuth(app_state.api_keys.is_required))
+async def cluster_auth(http: Request, app_state: AppState) -> ClusterAuth:
+    return ClusterAuth(app_state.api_keys.is_required)
 
 
 XINFERENCE = Dialect(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-from cenote.api.wire.codec_timing import encode_timing
 from cenote.api.wire.messages import ProcessCall, ProcessResponse, from_json, to_json
 from cenote.protocol.engine import Engine
 from cenote.protocol.requests import PluginRequest, Timing
 
 
 async def run_plugin(engine: Engine, call: ProcessCall) -> ProcessResponse:
-    timing = Timing(received_at=time.monotonic())
+    received_at, timing = time.monotonic(), Timing()
     result = await engine.process(
         PluginRequest(
             data=from_json(call.data),
@@ -23,4 +22,5 @@ async def run_plugin(engine: Engine, call: ProcessCall) -> ProcessResponse:
         )
     )
     counts = result.num_inputs, result.num_tokens, result.num_truncated
-    return ProcessResponse(encode_timing(timing), to_json(result.data), *counts)
+    seconds = timing.mark_delivered() - received_at
+    return ProcessResponse(timing, seconds, to_json(result.data), *counts)

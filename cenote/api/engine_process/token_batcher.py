@@ -106,7 +106,7 @@ class TokenLink:
     def cancel(self, call_id: int) -> None:
         """Drop what has not run of a call."""
         if self.open_calls.pop(call_id, None) is not None:
-            self.batcher.count_cancelled()
+            self.batcher.engine.metrics.on_cancelled()  # before its last inputs arrived
         self.batcher.cancel(self, call_id)
 
     def cancel_all(self) -> None:
@@ -217,10 +217,6 @@ class TokenBatcher:
                 error = PoolingError("the engine process could not run the request")
             for group in groups:
                 group.link.send_errors(group.message.call_ids, error)
-
-    def count_cancelled(self) -> None:
-        """Count a call that was cancelled before its last inputs arrived."""
-        self.engine.metrics.on_cancelled()
 
     def cancel(self, link: TokenLink, call_id: int | None) -> None:
         """Drop the inputs of a call that have not run, or of all calls of a link for None."""

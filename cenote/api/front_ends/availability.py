@@ -65,7 +65,7 @@ class Availability:
         """This front-end has closed its link: it exits."""
         self._set("stopped", "the server has shut down")
 
-    def on_report(self, status: EngineStatus, reason: str) -> None:
+    def on_report(self, status: EngineStatus, reason: str = "") -> None:
         """The supervisor reports why the engine does not answer; the link itself tells when it does."""
         self._reported = status, reason
         if status == "ready" and self.status == "loading":

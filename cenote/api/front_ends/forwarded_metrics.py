@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.control_messages import FrontEndStats, ReplayStats, SupervisorToFrontEnd
+from cenote.api.wire.control_messages import FrontEndStats, SupervisorToFrontEnd
 from cenote.api.wire.messages import MetricsCall
 from cenote.utils.metrics import MetricFamily
 
@@ -23,9 +23,6 @@ class ForwardedMetrics:
         self._replies.append((handler, method, status, seconds))
         if len(self._replies) >= REPLIES_PER_REPORT:
             self._send()
-
-    def observe_replay(self, stats: ReplayStats) -> None:
-        self._channel.send(stats)
 
     async def collect(self) -> list[MetricFamily]:
         self._send()

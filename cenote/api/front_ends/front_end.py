@@ -19,7 +19,6 @@ from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.acceptor import BalancedAcceptor
 from cenote.api.front_ends.connection_counts import CLOSED_COUNT, ConnectionCounts
-from cenote.api.front_ends.forwarded_admin import ForwardedAdmin
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
 from cenote.api.http.acceptor import Acceptor
 from cenote.api.http.connection import HttpConnection
@@ -33,7 +32,6 @@ from cenote.api.wire.control_messages import (
     Drain,
     EngineExited,
     EngineState,
-    FrontEndReady,
     Init,
     LinkLost,
     Listening,
@@ -45,7 +43,7 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.heartbeat import BusyStage, HeartbeatReader, HeartbeatWriter, LoopClock
 from cenote.api.wire.link_sockets import LinkReceiver
-from cenote.api.wire.messages import ArrayBytes, Done
+from cenote.api.wire.messages import ArrayBytes, Done, Message
 from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
 
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ class FrontEndProcess:
         self.failure: BaseException | None = None  # why it cannot serve
         self._unhandled = ""  # why the state of the models is not known any more, until the next report of it
         self.metrics = ForwardedMetrics(self.channel)
-        self.admin = ForwardedAdmin(self.channel)
+        self.admin = self.channel.call  # the supervisor, which owns the models
         self.is_disconnected = False
         self.initialized = asyncio.Event()
 
@@ -134,7 +132,9 @@ class FrontEndProcess:
         for call in self._waiting_calls:
             call(self.engines)
         self._waiting_calls.clear()
-        self._link_receiver = LinkReceiver(self.links, self.engines.add_link, self.on_link_lost)
+        self._link_receiver = LinkReceiver(
+            self.links, self.engines.add_link, lambda engine_id: self.report(LinkLost(engine_id))
+        )
 
     def call_engines(self, call: Callable[[RemoteEngines], None]) -> None:
         """Call now or, before the engines have been made, in the same order then."""
@@ -199,17 +199,8 @@ class FrontEndProcess:
         self.server = FrontEndServer(app_state, self, init.front_end_id)
         self.initialized.set()
 
-    def on_link_lost(self, engine_id: int) -> None:
-        self.channel.send(LinkLost(engine_id))
-
-    def on_poison(self, found: PoisonFound) -> None:
-        self.channel.send(found)
-
-    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
-        await self.admin.change_adapter(engine_id, name, path, in_place)
-
-    def on_settled(self) -> None:
-        self.channel.send(FrontEndReady())
+    def report(self, message: Message) -> None:
+        self.channel.send(message)
 
     def _on_unhandled(self, error: Exception) -> None:
         self._unhandled = f"a message of the supervisor could not be handled ({type(error).__name__}: {error})"

@@ -36,10 +36,6 @@ class FrontEndEngine(TextEngine):
         return "loading" if status == "restarting" and not self.has_model_info else status
 
     @property
-    def status_reason(self) -> str:
-        return self.availability.reason
-
-    @property
     def dead_error(self) -> PoolingError | None:
         return self.availability.dead_error
 

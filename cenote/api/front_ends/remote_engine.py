@@ -20,7 +20,6 @@ from cenote.api.front_ends.replay import EngineLost, ReplayableCall
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.api.front_ends.token_client import TokenCalls, TokenClient
 from cenote.api.wire.channel import Channel, ReplyT
-from cenote.api.wire.codec_timing import set_timing
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
@@ -37,7 +36,6 @@ from cenote.api.wire.messages import (
 )
 from cenote.api.wire.token_messages import RendererInfo, TokenErrors, TokenResults
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, make_exited_error
-from cenote.protocol.engine import EngineStatus
 from cenote.protocol.input_types import compute_inputs_size
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PluginRequest, PoolRequest
@@ -122,10 +120,6 @@ class RemoteEngine(FrontEndEngine):
         """Like `connect`, in a task."""
         self._connecting = asyncio.get_running_loop().create_task(self.connect(sock))
 
-    def set_status(self, status: EngineStatus, reason: str = "") -> None:
-        """Record why the engine does not answer, as the supervisor reports it; the link itself tells when it does."""
-        self.availability.on_report(status, reason)
-
     def on_engine_exited(self, exited: EngineExited) -> None:
         """Take the report of the supervisor on what was on the device; afterwards requests are sent again."""
         numbers_by_call: dict[int, list[int]] = {}
@@ -156,10 +150,6 @@ class RemoteEngine(FrontEndEngine):
             )
         self.on_replay(ReplayStats(self.engine_id, 0, len(suspects), len(poison)))
         self.availability.on_exit(exited.num_exits)
-
-    def start_draining(self) -> None:
-        """Do not wait for another engine process: the server shuts down."""
-        self.availability.start_draining()
 
     def close(self) -> None:
         """End the link; the replicas of a model, which share its renderer, are closed together."""
@@ -235,7 +225,9 @@ class RemoteEngine(FrontEndEngine):
         reply = await self._call(
             ProcessCall(data, request.request_id, request.tokenization, request.scheduling, request.deadline_at)
         )
-        set_timing(request.timing, reply.timing, sent_at)
+        timing, now = request.timing, time.monotonic()
+        timing.add_parallel(reply.timing)
+        timing.answered_at, timing.wire_s = now, max(0.0, now - sent_at - reply.seconds)
         return IOProcessorResult(from_json(reply.data), reply.num_inputs, reply.num_tokens, reply.num_truncated)
 
     async def _call(self, call: Call[ReplyT]) -> ReplyT:

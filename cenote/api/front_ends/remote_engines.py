@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,24 +12,24 @@ from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.served_models import EngineUse, ServedModel
-from cenote.api.wire.control_messages import EngineExited, EngineState, ModelState, ModelStates, PoisonFound
+from cenote.api.wire.control_messages import (
+    ChangeAdapters,
+    EngineExited,
+    EngineState,
+    FrontEndReady,
+    LinkLost,
+    ModelState,
+    ModelStates,
+    PoisonFound,
+    ReplayStats,
+)
 from cenote.api.wire.messages import from_json
 from cenote.protocol.model_info import ModelInfo
 
 
 class EngineReports(Protocol):
-    """What a front-end tells the supervisor about engines."""
-
-    def on_link_lost(self, engine_id: int) -> None: ...
-
-    def on_poison(self, found: PoisonFound) -> None: ...
-
-    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None:
-        """Load an adapter at all replicas of the model of an engine, or unload it (`path` None)."""
-        ...
-
-    def on_settled(self) -> None:
-        """Called when the server becomes ready: every model that it needs answers requests or has failed."""
+    def report(self, message: LinkLost | PoisonFound | ReplayStats | FrontEndReady) -> None:
+        """Tell the supervisor."""
         ...
 
 
@@ -57,7 +56,7 @@ class RemoteEngines:
 
     def set_state(self, state: EngineState) -> None:
         if (engine := self._get_engine(state.engine_id)) is not None:
-            engine.set_status(state.status, state.reason)
+            engine.availability.on_report(state.status, state.reason)
             self._on_changed()
 
     def on_exited(self, exited: EngineExited) -> None:
@@ -97,11 +96,9 @@ class RemoteEngines:
     def start_draining(self) -> None:
         """Do not wait for other engine processes: the server shuts down."""
         self._is_draining = True
-        for engine in self.engines.values():
-            engine.start_draining()
-        for use in self._uses.values():
-            if isinstance(use.engine, ReplicaSet):
-                use.engine.start_draining()
+        replica_sets = [use.engine for use in self._uses.values() if isinstance(use.engine, ReplicaSet)]
+        for engine in (*self.engines.values(), *replica_sets):
+            engine.availability.start_draining()
 
     def close(self) -> None:
         for engine in self.engines.values():
@@ -113,16 +110,16 @@ class RemoteEngines:
             return None
         if (engine := self.engines.get(engine_id)) is None:
             engine = self.engines[engine_id] = RemoteEngine(
-                self._on_changed, lambda: self.reports.on_link_lost(engine_id), engine_id
+                self._on_changed, lambda: self.reports.report(LinkLost(engine_id)), engine_id
             )
             engine.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
-            engine.on_replay = self.app_state.metrics.observe_replay
-            engine.change_adapter = functools.partial(self.reports.change_adapter, engine_id)
-            engine.quarantine.on_poison = lambda digests, reason: self.reports.on_poison(
+            engine.on_replay = self.reports.report
+            engine.change_adapter = lambda *change: self.app_state.admin(ChangeAdapters(engine_id, *change))
+            engine.quarantine.on_poison = lambda digests, reason: self.reports.report(
                 PoisonFound(engine_id, digests, reason)
             )
             if self._is_draining:
-                engine.start_draining()
+                engine.availability.start_draining()
         return engine
 
     def _get_use(self, state: ModelState) -> EngineUse | None:
@@ -149,7 +146,7 @@ class RemoteEngines:
         replicas = ReplicaSet(engines, ReplicaLoads(len(engines), self.app_state.counters, slot))
         replicas.availability.replay_timeout_s = self.app_state.settings.replay_timeout_s
         if self._is_draining:
-            replicas.start_draining()
+            replicas.availability.start_draining()
         return replicas
 
     def _on_changed(self) -> None:
@@ -165,8 +162,8 @@ class RemoteEngines:
         self.app_state.admission = self._base_admission if sole is None or sole.use is None else sole.use.admission
         self._close_released()
         if not self._is_settled and self._wanted and all(map(is_settled, models)):
-            self._is_settled = True
-            self.reports.on_settled()
+            self._is_settled = True  # every model that the server needs answers requests, or has failed
+            self.reports.report(FrontEndReady())
 
     def _close_released(self) -> None:
         for engine_id, released in list(self._releasing.items()):

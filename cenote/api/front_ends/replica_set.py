@@ -59,12 +59,6 @@ class ReplicaSet(FrontEndEngine):
     def has_model_info(self) -> bool:
         return any(replica.has_model_info for replica in self.replicas)
 
-    def start_draining(self) -> None:
-        """Do not wait for another engine process: the server shuts down."""
-        for replica in self.replicas:
-            replica.start_draining()
-        self.availability.start_draining()
-
     def close(self) -> None:
         for replica in self.replicas:
             replica.close()

@@ -42,7 +42,6 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Role
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
-from cenote.protocol.scheduling import Lane
 
 logger = logging.getLogger("cenote")
 
@@ -148,7 +147,8 @@ class TokenClient:
         num_chars += len(selection.prompt or "") * len(request.inputs)
         options = interactive = self.options.find(request, selection, role)
         if may_change_lane(request, num_chars):
-            interactive = self.options.find(with_lane(request, "interactive"), selection, role)
+            scheduling = replace(request.scheduling, lane="interactive")
+            interactive = self.options.find(replace(request, scheduling=scheduling), selection, role)
         try:
             reply = await options.get_reply()
             await interactive.get_reply()
@@ -390,7 +390,3 @@ class TokenClient:
 def may_change_lane(request: PoolRequest, num_chars: int) -> bool:
     """Whether the tokens of a bulk request may be few enough for the other lane."""
     return request.on_tokenized is not None and request.scheduling.lane == "bulk" and num_chars <= MAX_UNSENT_CHARS
-
-
-def with_lane(request: PoolRequest, lane: Lane) -> PoolRequest:
-    return replace(request, scheduling=replace(request.scheduling, lane=lane))

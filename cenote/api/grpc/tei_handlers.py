@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from cenote.api.dialects.tei import compute_predictions, compute_ranks, describe_model_type, pool
+from cenote.api.dialects import tei as dialect
 from cenote.api.dialects.tei_fields import (
     Direction,
     TeiEmbedFields,
@@ -17,7 +17,7 @@ from cenote.api.dialects.tei_fields import (
 from cenote.api.dialects.tei_tokenize import iter_tokens
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
-from cenote.api.raw_scores import score_as
+from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
@@ -42,7 +42,7 @@ TruncatedMessage = (
 async def info(request: tei.InfoRequest, context: RequestContext) -> tei.InfoResponse:
     """Return the model and the limits; 0 stands for limits that there are not."""
     model_info, settings = context.model_info, context.settings
-    (model_type,) = describe_model_type(model_info)
+    (model_type,) = dialect.describe_model_type(model_info)
     return tei.InfoResponse(
         version=__version__,
         model_id=model_info.root,
@@ -92,7 +92,7 @@ async def pool_text(
     )
     inputs: list[Input] = [request.inputs]
     check_not_empty(inputs, "inputs")
-    (result,) = await pool(task, fields, inputs, context, normalize=normalize)
+    (result,) = await dialect.pool(task, fields, inputs, context, normalize=normalize)
     return result
 
 
@@ -118,7 +118,7 @@ async def predict_texts(
         truncate=truncates(request, context),
         truncation_direction=get_direction(request),
     )
-    (predictions,) = await compute_predictions(body, context)
+    (predictions,) = await dialect.predict(body, context)
     return tei.PredictResponse(
         predictions=[tei.Prediction(score=item.score, label=item.label) for item in predictions],
         metadata=make_metadata(context, sum(map(len, texts))),
@@ -135,11 +135,10 @@ async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: Re
     if requests[0].return_text:
         await context.hold_echo()
     scores = await score_messages(requests, context)
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = [message.text if requests[0].return_text else None for message in requests]
     num_chars = sum(len(message.query) + len(message.text) for message in requests)
     return tei.RerankResponse(
-        ranks=[tei.Rank(index=index, text=texts[index], score=scores[index]) for index in order],
+        ranks=[tei.Rank(index=index, text=texts[index], score=scores[index]) for index in rank_best_first(scores)],
         metadata=make_metadata(context, num_chars),
     )
 
@@ -175,7 +174,7 @@ async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.Rer
         truncate=truncates(request, context),
         truncation_direction=get_direction(request),
     )
-    ranks = await compute_ranks(body, context)
+    ranks = await dialect.rerank(body, context)
     return tei.RerankResponse(
         ranks=[tei.Rank(index=rank.index, text=rank.text, score=rank.score) for rank in ranks],
         metadata=make_metadata(context, len(request.query) + sum(map(len, texts))),

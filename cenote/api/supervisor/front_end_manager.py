@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
 from cenote.api.server_context import ServerContext
-from cenote.api.server_metrics import ServerMetrics
 from cenote.api.supervisor.front_end_child import FrontEndChild
+from cenote.api.supervisor.supervisor_metrics import SupervisorMetrics
 from cenote.api.wire.control_messages import (
     AdminCall,
     AllFrontEndsReady,
@@ -45,7 +45,7 @@ class FrontEndManager:
         *,
         add_engine_link: Callable[[int, socket.socket], None],
         answer: Callable[[AdminCall | MetricsCall], Awaitable[Message]],
-        metrics: ServerMetrics,
+        metrics: SupervisorMetrics,
         on_all_ready: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:

@@ -8,13 +8,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from cenote.api.admission.counters import NUM_SLOTS, Counters
-from cenote.api.model_admin import ModelRow
+from cenote.api.model_row import ModelRow
 from cenote.api.supervisor.engine_child import EngineChild
 from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.engine_set import EngineSet
+from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.supervisor.memory_keeper import MemoryKeeper
 from cenote.api.supervisor.replica_plan import plan_replicas
 from cenote.api.supervisor.restart_policy import MAX_RESTART_DELAY_S
@@ -32,26 +33,10 @@ logger = logging.getLogger("cenote")
 DRAIN_TIMEOUT_S = 600.0
 
 
-class FrontEnds(Protocol):
-    """The front-ends of the server, in this process or in others."""
-
-    def connect_engine(self, engine_id: int) -> None: ...
-
-    def set_engine_state(self, state: EngineState) -> None: ...
-
-    def report_exit(self, exited: EngineExited) -> None: ...
-
-    def set_models(self, states: ModelStates) -> None: ...
-
-    async def release_engine(self, engine_id: int) -> None: ...
-
-    def forget_engine(self, engine_id: int) -> None: ...
-
-
 class ModelManager:
-    """Owns the table of models; implements EngineListener and, for the admin routes, most of ModelAdmin."""
+    """Owns the table of models; implements EngineListener, and makes the changes that admins ask for."""
 
-    front_ends: FrontEnds
+    front_ends: FrontEndManager
 
     def __init__(
         self,

@@ -17,9 +17,18 @@ from cenote.api.server_context import ServerContext
 from cenote.api.sockets import make_tls_context
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.supervisor.model_manager import ModelManager
-from cenote.api.supervisor.supervisor_admin import SupervisorAdmin
 from cenote.api.supervisor.supervisor_metrics import SupervisorMetrics
 from cenote.api.tiktoken_file import load_tiktoken_file
+from cenote.api.wire.control_messages import (
+    AdminCall,
+    ChangeAdapters,
+    ListModels,
+    LoadModel,
+    ModelRows,
+    ReloadModel,
+    UnloadModel,
+)
+from cenote.api.wire.messages import Done, Message, MetricsCall, MetricsResponse, from_json
 from cenote.config.model_table import ModelTable
 from cenote.config.server import ServerConfig
 
@@ -74,15 +83,14 @@ class Supervisor:
         counters = Counters(counters_fd, settings.api_server_count, row=None)
         self.context = ServerContext(settings, counters)
         self.models = ModelManager(settings, table, counters, self._on_failed, engine_command)
-        metrics = SupervisorMetrics(self.models)
-        admin = SupervisorAdmin(self.models, metrics, self._begin_shutdown)
+        self.metrics = SupervisorMetrics(self.models)
         self.front_ends = self.models.front_ends = FrontEndManager(
             self.context,
             counters_fd,
             listeners,
             add_engine_link=self._add_engine_link,
-            answer=admin.answer,
-            metrics=metrics,
+            answer=self._answer,
+            metrics=self.metrics,
             on_all_ready=self._on_all_ready,
             on_failed=self._on_failed,
         )
@@ -105,6 +113,26 @@ class Supervisor:
         child = self.models.find_child(engine_id)
         assert child is not None, "links are made for engines that run"
         child.add_link(link, engine_id)
+
+    async def _answer(self, call: AdminCall | MetricsCall) -> Message:
+        """Answer a call of a front-end."""
+        models = self.models
+        if isinstance(call, MetricsCall):
+            return MetricsResponse(await self.metrics.collect())
+        if isinstance(call, ListModels):
+            return ModelRows(await models.list_models())
+        if isinstance(call, LoadModel):
+            return ModelRows([await models.load(call.name, None if call.changes is None else from_json(call.changes))])
+        if isinstance(call, UnloadModel):
+            return ModelRows([await models.unload(call.name)])
+        if isinstance(call, ReloadModel):
+            return ModelRows([await models.reload(call.name, from_json(call.changes))])
+        if isinstance(call, ChangeAdapters):
+            await models.change_adapter(call.engine_id, call.name, call.path, call.in_place)
+        else:
+            logger.info("shutting down: an admin has asked for it")
+            self._begin_shutdown()
+        return Done()
 
     def _on_all_ready(self) -> None:
         if not self._stop_requested.is_set():

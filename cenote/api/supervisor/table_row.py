@@ -8,7 +8,7 @@ import time
 from cenote.api.admission.admission_metrics import count_queued, measure_idle_s
 from cenote.api.admission.counters import Counters
 from cenote.api.admission.engine_speed import EngineSpeed
-from cenote.api.model_admin import ModelRow, describe_model_info
+from cenote.api.model_row import ModelRow, describe_model_info
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.wire.control_messages import ModelState
 from cenote.config.model_table import ModelEntry

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from cenote.api.model_admin import ModelRow
+from cenote.api.model_row import ModelRow
 from cenote.api.wire.messages import Call, Done, JSONBytes, Message, MetricsCall, MetricsResponse, SerializedError
 from cenote.config.server import ServerConfig
 from cenote.protocol.engine import EngineStatus, ModelStatus

@@ -7,11 +7,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import Timing
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.metrics import MetricFamily
 
-# seconds: queue, tokenize, inference, pack, device, deliver, and in the engine process altogether
-TimingTuple = tuple[float, float, float, float, float, float, float]
 ArrayBytes = bytearray | memoryview  # the raw arrays after a message
 Shapes = list[tuple[int, ...]]  # one per result, or a single one that all results have
 JSONBytes = bytes  # any JSON value, encoded; unlike msgpack, its integers have no size limit
@@ -64,7 +63,8 @@ class Done(Message):
 class ProcessResponse(Message):
     """Output of an IO processor plugin."""
 
-    timing: TimingTuple
+    timing: Timing
+    seconds: float  # in the engine process altogether
     data: JSONBytes
     num_inputs: int
     num_tokens: int

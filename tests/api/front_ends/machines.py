@@ -76,7 +76,7 @@ class Machine:
         self.num_exits += 1
         calls, is_isolated, _ = self.table.read()
         self.remote.on_engine_exited(EngineExited(0, self.num_exits, reason, calls, is_isolated, cause))
-        self.remote.set_status("restarting", reason)
+        self.remote.availability.on_report("restarting", reason)
 
     def embed(self, inputs: Sequence[Any], **options: Any) -> asyncio.Task[Any]:
         return embed(self.remote, inputs, **options)

@@ -7,19 +7,14 @@ import asyncio
 from cenote import LLM
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.remote_engines import RemoteEngines
-from cenote.api.wire.control_messages import ModelState, ModelStates, PoisonFound
+from cenote.api.wire.control_messages import ModelState, ModelStates
+from cenote.api.wire.messages import Message
 from cenote.config.server import ServerConfig
 from tests.api.front_ends.remote_link import attach_engine
 
 
 class NoReports:
-    def on_link_lost(self, engine_id: int) -> None: ...
-
-    def on_poison(self, found: PoisonFound) -> None: ...
-
-    async def change_adapter(self, engine_id: int, name: str, path: str | None, in_place: bool) -> None: ...
-
-    def on_settled(self) -> None: ...
+    def report(self, message: Message) -> None: ...
 
 
 def make_loading_state(engine_id: int) -> ModelState:

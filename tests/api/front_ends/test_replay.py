@@ -301,7 +301,7 @@ async def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeE
     async with run_machine(make_engine) as machine:
         hang, call = await machine.hang(7)
         await machine.crash()
-        machine.remote.set_status(status, "5 engine processes failed")
+        machine.remote.availability.on_report(status, "5 engine processes failed")
         for request in (call, machine.embed([[8]])):
             with pytest.raises(EngineStopped, match="5 engine processes failed"):
                 await request
@@ -310,7 +310,7 @@ async def test_requests_fail_at_once_when_no_engine_will_come(make_engine: MakeE
 async def test_requests_fail_at_once_when_the_server_shuts_down_without_an_engine(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         hang, call = await machine.hang(7)
-        machine.remote.start_draining()
+        machine.remote.availability.start_draining()
         await asyncio.sleep(0.01)
         assert not call.done()  # the engine lives
         await machine.crash()

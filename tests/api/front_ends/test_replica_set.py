@@ -87,7 +87,7 @@ def test_a_set_loads_until_an_engine_has_told_its_model_whatever_the_supervisor_
     replicas = [RemoteEngine(engine_id=number) for number in range(2)]
     engine = ReplicaSet(replicas, ReplicaLoads(2, Counters(), 0))
 
-    replicas[0].set_status("ready")
+    replicas[0].availability.on_report("ready")
 
     assert engine.status == "loading"
 
@@ -238,11 +238,11 @@ async def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine
         await replicas.start()
         first, second = replicas.machines
         await first.crash()
-        first.remote.set_status("failed", "5 engine processes failed")
+        first.remote.availability.on_report("failed", "5 engine processes failed")
         assert replicas.engine.status == "ready"
         assert values(await replicas.embed([[100]])) == [[100]]
         await second.crash()
-        second.remote.set_status("failed", "5 engine processes failed")
+        second.remote.availability.on_report("failed", "5 engine processes failed")
         assert replicas.engine.status == "failed"
         with pytest.raises(EngineStopped, match="5 engine processes failed"):
             await replicas.embed([[100]])
@@ -251,7 +251,8 @@ async def test_a_failed_replica_does_not_fail_the_others(make_engine: MakeEngine
 async def test_while_the_server_shuts_down_what_a_killed_replica_had_goes_to_the_other(make_engine: MakeEngine) -> None:
     async with run_replicas(make_engine) as replicas:
         call, first, _ = await replicas.hang()
-        replicas.engine.start_draining()
+        for engine in (replicas.engine, *replicas.engine.replicas):
+            engine.availability.start_draining()
         await first.crash(cause="external")
         assert values(await call) == [[POISON]]
 

@@ -34,12 +34,12 @@ async def test_the_state_is_kept_if_it_is_reported_before_the_end_of_the_link(
     make_engine: MakeEngine, status: EngineStatus, reason: str
 ) -> None:
     async with connect_remote(make_engine()) as (remote, link):
-        remote.set_status("ready")
-        remote.set_status(status, reason)
+        remote.availability.on_report("ready")
+        remote.availability.on_report(status, reason)
         assert remote.status == "ready"
         link.channel.close()
         await wait_until(lambda: remote.status != "ready")
-        assert (remote.status, remote.status_reason) == (status, reason)
+        assert (remote.status, remote.availability.reason) == (status, reason)
 
 
 @pytest.mark.parametrize(("options", "num_computed"), [({}, 4), (SHARED, 2)])
