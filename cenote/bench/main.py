@@ -82,18 +82,6 @@ def _run_serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     return run_serve(args)
 
 
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    from cenote.bench.scaling_flags import add_scaling_flags
-
-    add_scaling_flags(parser)
-
-
-def _run_scaling(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from cenote.bench.scaling import run_scaling
-
-    return run_scaling(args)
-
-
 def _add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="embedding model or reranker (default: the default model)")
     parser.add_argument("--dtype", default="auto", help="dtype of Cenote (default: auto)")
@@ -154,12 +142,6 @@ COMMANDS = {
         "Send requests to servers in interleaved rounds and report throughput, latency and errors.",
         _add_serve,
         _run_serve,
-    ),
-    "scaling": BenchCommand(
-        "measure time and memory for increasing numbers of tokens",
-        "Embed increasing numbers of texts of one length and report whether time is linear and memory constant.",
-        _add_scaling,
-        _run_scaling,
     ),
     "quality": BenchCommand(
         "measure model quality on labelled data sets",
