@@ -34,12 +34,8 @@ def examine(client: HttpClient, model: str | None = None, apis: Sequence[str] | 
     return report
 
 
-def list_apis() -> list[str]:
-    return list(dict.fromkeys(row.api for row in CLIENT_REQUESTS))
-
-
 def check_api_names(apis: Sequence[str]) -> None:
-    known = {api.lower() for api in list_apis()}
+    known = {row.api.lower(): row.api for row in CLIENT_REQUESTS}
     for api in apis:
         if api.lower() not in known:
-            raise UsageError(f"unknown API {api!r}; expected some of: {', '.join(list_apis())}")
+            raise UsageError(f"unknown API {api!r}; expected some of: {', '.join(known.values())}")

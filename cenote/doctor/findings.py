@@ -51,7 +51,8 @@ class Report:
 
     def to_text(self) -> str:
         """Return a table; APIs of which nothing is served are one line together."""
-        absent = sorted({finding.api for finding in self.findings} - {""} - self._served_apis())
+        served = {finding.api for finding in self.findings if finding.status != "absent"}
+        absent = sorted({finding.api for finding in self.findings} - {""} - served)
         rows = [finding for finding in self.findings if finding.api not in absent]
         width = max((len(finding.api) for finding in rows), default=0)
         check_width = max((len(finding.check) for finding in rows), default=0)
@@ -64,6 +65,3 @@ class Report:
         summary = ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
         heading = f"{self.url}, model {self.model}" if self.model else self.url
         return "\n".join([heading, *lines, summary])
-
-    def _served_apis(self) -> set[str]:
-        return {finding.api for finding in self.findings if finding.status != "absent"}
