@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from cenote.explain.http_results import OTHER_STAGE, HttpResults
-from cenote.explain.report import align_table
+from cenote.explain.report import indent
+from cenote.utils.tables import align_columns
 
 # a thread, a device or a machine that is busy for this share of the time is the limit
 SATURATED = 0.85
@@ -75,10 +76,11 @@ def _iter_sections(results: HttpResults, advice: Sequence[str]) -> Iterator[list
         f"{latency.mean:.2f} ms; device {results.device_busy:.0%} busy{batches}",
     ]
     rows = [[stage.name, f"{stage.mean_ms:.3f}", f"{stage.share:.0%}"] for stage in results.stages]
-    table = align_table([["stage", "mean ms", "share"], *rows])
+    table = indent(align_columns([["stage", "mean ms", "share"], *rows], ">"))
     processes = ["process", *(stage.process for stage in results.stages)]
     yield ["Stages of a request", *(f"{row}  {process}" for row, process in zip(table, processes, strict=True))]
-    yield ["Processes", *align_table([["process", "pid", "cores", "event loop", "µs/request"], *_iter_usage(results)])]
+    usage = [["process", "pid", "cores", "event loop", "µs/request"], *_iter_usage(results)]
+    yield ["Processes", *indent(align_columns(usage, ">"))]
     yield ["Advice", *(f"  - {line}" for line in advice)]
 
 
