@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from cenote.cli.engine_requests import get_chunk_size, load_llm, resolve_task, task_options
 from cenote.cli.flags import engine_keywords
@@ -21,21 +21,13 @@ from cenote.ray.row_task import RowTask
 BULK = SchedulingParams(lane="bulk")
 
 
-class RowEngine(Protocol):
-    def run(
-        self, rows: Iterator[InputRow], batch_rows: int, progress: RowProgress, interrupts: InterruptHandler
-    ) -> Iterator[ResultSlice]:
-        """Yield results in the order of the rows."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def open_engine(args: argparse.Namespace, schema: ResultSchema) -> RowEngine:
     return (RayRowEngine if ray_config(args).is_ray else LocalRowEngine)(args, schema)
 
 
 class LocalRowEngine:
+    """Computes in this process; yields results in the order of the rows, as actors do."""
+
     def __init__(self, args: argparse.Namespace, schema: ResultSchema) -> None:
         self.llm = load_llm(args)
         self.schema = schema
@@ -81,6 +73,9 @@ class RayRowEngine:
 
     def close(self) -> None:
         self.pool.close()
+
+
+RowEngine: TypeAlias = LocalRowEngine | RayRowEngine
 
 
 def ray_config(args: argparse.Namespace) -> RayConfig:
