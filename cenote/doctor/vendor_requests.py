@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cenote.doctor import answers as read
 from cenote.doctor.client_request import GOOGLE_KEY, INPUTS, NO_TYPE, ClientRequest, Each, other, vectors
 
@@ -10,7 +12,11 @@ GEMINI_REQUESTS = {"requests": Each("texts", GEMINI_ITEM)}
 GEMINI_TASKS = {"requests": Each("texts", GEMINI_ITEM | {"taskType": 2})}
 GEMINI_PATH = "/models/{model}:batchEmbedContents"
 GEMINI_ENUMS = "?$alt=json;enum-encoding=int"
-GEMINI = {"reader": read.each_at(["embeddings"], ["values"]), "comparison": "nearest", "headers": GOOGLE_KEY}
+GEMINI: dict[str, Any] = {
+    "reader": read.each_at(["embeddings"], ["values"]),
+    "comparison": "nearest",
+    "headers": GOOGLE_KEY,
+}
 VERTEX_PATH = "/v1beta1/publishers/google/models/{model}:predict"
 VOYAGE = INPUTS | {"input_type": None, "truncation": True, "output_dimension": None, "encoding_format": "base64"}
 WEAVIATE = {"text": "$TEXT", "dims": 0, "vector": None, "error": "", "config": {"pooling_strategy": "masked_mean"}}
