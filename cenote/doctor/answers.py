@@ -15,7 +15,6 @@ Vector = NDArray[np.float64]
 Scores = list[tuple[int, float]]  # index of a document and its score, in the order of the reply
 Classes = list[dict[str, float]]  # score by label, for each text
 Decode = Callable[[Any, str], Vector]  # from a value of the reply and its path
-MISSING = object()
 
 
 class AnswerError(Exception):

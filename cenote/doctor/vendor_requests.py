@@ -12,11 +12,8 @@ GEMINI_REQUESTS = {"requests": Each("texts", GEMINI_ITEM)}
 GEMINI_TASKS = {"requests": Each("texts", GEMINI_ITEM | {"taskType": 2})}
 GEMINI_PATH = "/models/{model}:batchEmbedContents"
 GEMINI_ENUMS = "?$alt=json;enum-encoding=int"
-GEMINI: dict[str, Any] = {
-    "reader": read.each_at(["embeddings"], ["values"]),
-    "comparison": "nearest",
-    "headers": GOOGLE_KEY,
-}
+GEMINI: dict[str, Any] = {"comparison": "nearest", "headers": GOOGLE_KEY}
+gemini_values = read.each_at(["embeddings"], ["values"])
 VERTEX_PATH = "/v1beta1/publishers/google/models/{model}:predict"
 VOYAGE = INPUTS | {"input_type": None, "truncation": True, "output_dimension": None, "encoding_format": "base64"}
 WEAVIATE = {"text": "$TEXT", "dims": 0, "vector": None, "error": "", "config": {"pooling_strategy": "masked_mean"}}
@@ -88,11 +85,16 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         read.openai_vectors,
         comparison="nearest",
     ),
-    vectors("Gemini", "google-genai", f"/v1beta{GEMINI_PATH}", GEMINI_REQUESTS, **GEMINI),
+    vectors("Gemini", "google-genai", f"/v1beta{GEMINI_PATH}", GEMINI_REQUESTS, gemini_values, **GEMINI),
     vectors(
-        "Gemini", "langchain-google-genai (taskType: 2)", f"/v1beta{GEMINI_PATH}{GEMINI_ENUMS}", GEMINI_TASKS, **GEMINI
+        "Gemini",
+        "langchain-google-genai (taskType: 2)",
+        f"/v1beta{GEMINI_PATH}{GEMINI_ENUMS}",
+        GEMINI_TASKS,
+        gemini_values,
+        **GEMINI,
     ),
-    vectors("Gemini", "LiteLLM gemini/ (no version)", GEMINI_PATH, GEMINI_REQUESTS, **GEMINI),
+    vectors("Gemini", "LiteLLM gemini/ (no version)", GEMINI_PATH, GEMINI_REQUESTS, gemini_values, **GEMINI),
     vectors(
         "Vertex AI",
         "google-genai (Vertex)",

@@ -29,7 +29,10 @@ def make_http_advice(results: HttpResults) -> list[str]:
         advice.insert(0, f"{results.failed:,} requests failed: the figures are those of the others.")
     largest = max(results.stages, key=lambda stage: stage.mean_ms)
     where = "outside of the stages" if largest.name == OTHER_STAGE else f"in the stage {largest.name}"
-    return [*advice, f"A request spends most of its time {where}: {largest.share:.0%} of {_mean_ms(results)} ms."]
+    return [
+        *advice,
+        f"A request spends most of its time {where}: {largest.share:.0%} of {results.latency_ms.mean:.2f} ms.",
+    ]
 
 
 def _find_limit(results: HttpResults) -> str:
@@ -90,7 +93,3 @@ def _iter_usage(results: HttpResults) -> Iterator[list[str]]:
         yield [each.role, str(each.pid), *figures]
     client_us = 1e6 * results.client_cores / results.requests_per_s
     yield ["client", "-", f"{results.client_cores:.2f}", "-", f"{client_us:,.0f}"]
-
-
-def _mean_ms(results: HttpResults) -> str:
-    return f"{results.latency_ms.mean:.2f}"

@@ -80,11 +80,11 @@ def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
         "own layers TFLOP/s",
     ]
     for reading in findings.readings:
-        memory = [_format_count(reading.memory_light)] if reading.memory_light is not None else []
+        memory = [f"{reading.memory_light:,.0f}"] if reading.memory_light is not None else []
         yield [
             reading.name,
             f"{reading.flops_per_token / 1e6:.3g}",
-            _format_count(reading.light.value),
+            f"{reading.light.value:,.0f}",
             *memory,
             _format_figure(reading.reached, 1.0, ",.0f"),
             f"{100 * reading.of_light.value:.0f} %",
@@ -125,10 +125,6 @@ def _format_advice(each: Advice) -> str:
 def _format_figure(figure: MeasuredValue, unit: float, form: str) -> str:
     value, low, high = (format(number / unit, form) for number in (figure.value, figure.low, figure.high))
     return f"{value} ({low} to {high})"
-
-
-def _format_count(number: float) -> str:
-    return f"{number:,.0f}"
 
 
 def indent(lines: Iterable[str]) -> list[str]:

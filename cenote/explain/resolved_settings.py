@@ -61,7 +61,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         attention=_attention_kernel_name(engine),
         native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
         tiles=tiles,
-        fused=is_fused(engine.model.backbone),
+        fused=find_fused_encoder(engine.model.backbone) is not None,
         is_native=description.entry.is_native,
         budget=engine.core.loop.scheduler.token_budget,
         max_num_seqs=engine.core.loop.scheduler.max_num_seqs,
@@ -88,12 +88,8 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     )
 
 
-def is_fused(backbone: torch.nn.Module) -> bool:
-    """Whether all layers run in one call."""
-    return _fused_encoder(backbone) is not None
-
-
-def _fused_encoder(backbone: torch.nn.Module) -> object | None:
+def find_fused_encoder(backbone: torch.nn.Module) -> object | None:
+    """Return what runs all layers in one call; None if each runs by itself."""
     return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
 
 
@@ -167,7 +163,7 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
     if not mixing.uses_kernel:
         return "own"
     is_plain = mixing.softcap is None and not mixing.has_sinks and not mixing.has_bias
-    if isinstance(encoder := _fused_encoder(engine.model.backbone), FusedEncoder):
+    if isinstance(encoder := find_fused_encoder(engine.model.backbone), FusedEncoder):
         return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
     if not is_plain:
         return "explicit"
