@@ -1,1 +1,1 @@
-"""Benchmarks of speed, scaling and quality, and comparisons with other engines."""
+"""Benchmarks of speed and quality, and comparisons with other engines."""

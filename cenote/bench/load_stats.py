@@ -142,6 +142,10 @@ class Ratio:
         return cls(median(factors), min(factors), max(factors))
 
 
+def format_ratio(ratio: Ratio | None) -> str:
+    return "-" if ratio is None else f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
+
+
 def min_cosine(vectors: Vectors, reference: Vectors) -> float:
     """Return the minimum cosine similarity between rows of [n, d] arrays."""
     if vectors.shape != reference.shape:

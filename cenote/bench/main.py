@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from cenote.bench.process_group import terminate_groups_on_sigterm
 from cenote.utils.arguments import normalize_flag
@@ -13,12 +15,13 @@ from cenote.utils.arguments import normalize_flag
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """Subcommand; `add_flags` and `run` import their modules when called, which keeps startup fast."""
+    """Subcommand; its functions import their modules when called, which keeps startup fast."""
 
     help: str
     description: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.ArgumentParser, argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], int]
+    check_flags: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = lambda parser, args: None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,61 +40,15 @@ def main(arguments: Sequence[str]) -> int:
         if words[:1] == [name]:  # adding the options of other subcommands would import their modules
             command.add_flags(parsers[name])
     args = parser.parse_args(words)
+    command = COMMANDS[args.command]
+    command.check_flags(parsers[args.command], args)
     with terminate_groups_on_sigterm():
-        return COMMANDS[args.command].run(parsers[args.command], args)
+        return command.run(args)
 
 
-def _add_compare(parser: argparse.ArgumentParser) -> None:
-    from cenote.bench.compare.flags import add_compare_flags
-
-    add_compare_flags(parser)
-
-
-def _run_compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from cenote.bench.compare.flags import check_compare_flags
-    from cenote.bench.compare.run import run_compare
-
-    check_compare_flags(args)
-    return run_compare(args)
-
-
-def _add_peers(parser: argparse.ArgumentParser) -> None:
-    from cenote.bench.compare.flags import add_peers_flags
-
-    add_peers_flags(parser)
-
-
-def _run_peers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from cenote.bench.compare.peers import run_peers
-
-    return run_peers(args)
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    from cenote.bench.flags import add_serve_flags
-
-    add_serve_flags(parser)
-
-
-def _run_serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from cenote.bench.flags import check_serve_flags
-
-    check_serve_flags(parser, args)
-    from cenote.bench.serve import run_serve
-
-    return run_serve(args)
-
-
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    from cenote.bench.scaling_flags import add_scaling_flags
-
-    add_scaling_flags(parser)
-
-
-def _run_scaling(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from cenote.bench.scaling import run_scaling
-
-    return run_scaling(args)
+def lazy(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of a module of this package, imported when it is called."""
+    return lambda *args: getattr(import_module(f"cenote.bench.{module}"), function)(*args)
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
@@ -111,13 +68,16 @@ def _add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="do not run Sentence Transformers for comparison")
 
 
-def _run_quality(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def _check_quality(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.retrieval is None and args.pairs is None:
         parser.error(
             "no data set given, and none is bundled or downloaded; pass --retrieval FOLDER (BEIR format: corpus.jsonl, "
             "queries.test.jsonl or queries.jsonl, qrels.test.tsv or qrels/test.tsv, each plain or .gz), "
             "--pairs FILE.tsv (tab-separated columns sentence1, sentence2, score), or both"
         )
+
+
+def _run_quality(args: argparse.Namespace) -> int:
     from cenote.bench.quality import measure_quality
     from cenote.llm import LLM
 
@@ -140,31 +100,27 @@ COMMANDS = {
     "compare": BenchCommand(
         "compare Cenote with other engines",
         "Run every engine on the same texts and weights, one at a time in interleaved rounds, and compare the speed.",
-        _add_compare,
-        _run_compare,
+        lazy("compare.flags", "add_compare_flags"),
+        lazy("compare.run", "run_compare"),
     ),
     "peers": BenchCommand(
         "list or install the other engines for `compare`",
         "List or install the other engines, each in its own virtual environment.",
-        _add_peers,
-        _run_peers,
+        lazy("compare.flags", "add_peers_flags"),
+        lazy("compare.peers", "run_peers"),
     ),
     "serve": BenchCommand(
         "load-test one or more servers",
         "Send requests to servers in interleaved rounds and report throughput, latency and errors.",
-        _add_serve,
-        _run_serve,
-    ),
-    "scaling": BenchCommand(
-        "measure time and memory for increasing numbers of tokens",
-        "Embed increasing numbers of texts of one length and report whether time is linear and memory constant.",
-        _add_scaling,
-        _run_scaling,
+        lazy("flags", "add_serve_flags"),
+        lazy("serve", "run_serve"),
+        lazy("flags", "check_serve_flags"),
     ),
     "quality": BenchCommand(
         "measure model quality on labelled data sets",
         "Measure retrieval (nDCG@10) and similarity (Spearman) of an embedding model, or nDCG@10 of a reranker.",
         _add_quality,
         _run_quality,
+        _check_quality,
     ),
 }

@@ -19,6 +19,7 @@ from cenote.llm import LLM
 FloatMatrix = npt.NDArray[np.float32]
 EmbedFn = Callable[[list[str]], FloatMatrix]
 ScoreFn = Callable[[str, list[str]], FloatMatrix]
+SPLIT = "test"
 NDCG_DEPTH = 10  # rank cutoff
 FLOAT32_KWARGS = {"dtype": "float32"}  # the default is the dtype of the checkpoint
 
@@ -32,18 +33,18 @@ class RetrievalDataset:
     relevant: Mapping[str, Mapping[str, float]]
 
 
-def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None = None) -> RetrievalDataset:
-    """Read corpus.jsonl, queries.<split>.jsonl or queries.jsonl, and qrels.<split>.tsv or qrels/<split>.tsv."""
+def read_retrieval(folder: Path, *, max_queries: int | None = None) -> RetrievalDataset:
+    """Read corpus.jsonl, queries.test.jsonl or queries.jsonl, and qrels.test.tsv or qrels/test.tsv."""
     relevant: dict[str, dict[str, float]] = {}
-    for row in _iter_tsv(_find_file(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")):
+    for row in _iter_tsv(_find_file(folder, f"qrels.{SPLIT}.tsv", f"qrels/{SPLIT}.tsv")):
         relevant.setdefault(row["query-id"], {})[row["corpus-id"]] = float(row["score"])
     named = {
         entry["_id"]: entry["text"]
-        for entry in _iter_jsonl(_find_file(folder, f"queries.{split}.jsonl", "queries.jsonl"))
+        for entry in _iter_jsonl(_find_file(folder, f"queries.{SPLIT}.jsonl", "queries.jsonl"))
     }
     judged = [name for name in named if name in relevant][:max_queries]
     if not judged:
-        raise BadRequest(f"{folder}: none of the {len(named):,} queries has a relevance judgement for split {split!r}")
+        raise BadRequest(f"{folder}: none of the {len(named):,} queries has a relevance judgement for split {SPLIT!r}")
     # title and text are joined, as for the published results
     documents = {
         entry["_id"]: f"{entry.get('title') or ''} {entry['text']}".strip()
@@ -52,11 +53,11 @@ def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None
     return RetrievalDataset({name: named[name] for name in judged}, documents, relevant)
 
 
-def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], list[float]]:
+def read_pairs(file: Path) -> tuple[list[str], list[str], list[float]]:
     """Read text pairs and their gold similarity from columns sentence1, sentence2 and score."""
-    rows = [row for row in _iter_tsv(file) if row.get("split", split) == split]
+    rows = [row for row in _iter_tsv(file) if row.get("split", SPLIT) == SPLIT]
     if not rows:
-        raise BadRequest(f"{file} has no rows of split {split!r}")
+        raise BadRequest(f"{file} has no rows of split {SPLIT!r}")
     if missing := [name for name in ("sentence1", "sentence2", "score") if not rows[0].get(name)]:
         columns = ", ".join(filter(None, rows[0]))
         raise BadRequest(f"{file} has no column {', '.join(missing)}; its columns, separated by tabs, are: {columns}")

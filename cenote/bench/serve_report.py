@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from cenote.bench.load_stats import LoadStats, Percentiles, Ratio
+from cenote.bench.load_stats import LoadStats, Percentiles, Ratio, format_ratio
 from cenote.bench.report import machine_info
+from cenote.utils.tables import align_columns
 
 MAX_CLIENT_CPU = 0.9  # fraction of one core
 MAX_SHOWN_ERRORS = 10
@@ -101,14 +102,7 @@ class ServeReport:
             engine, speed = self.in_process, self.in_process.items_per_s
             cells = ["in-process", "", "", "", f"{speed:,.1f}", f"{speed * engine.tokens / engine.items:,.0f}"]
             rows.append(cells + [""] * (len(rows[0]) - len(cells)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return [
-            "  ".join(
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        return align_columns(rows, ">")
 
     def _format_comparisons(self) -> list[str]:
         lines = []
@@ -116,10 +110,10 @@ class ServeReport:
         for server in self.servers:
             if self.is_open and (ratio := server.first_has_shorter_p99) is not None:
                 lines.append(
-                    f"p99 latency of {first.name} is lower than that of {server.name} by {_format_ratio(ratio)}"
+                    f"p99 latency of {first.name} is lower than that of {server.name} by {format_ratio(ratio)}"
                 )
             if not self.is_open and (ratio := server.first_is_faster) is not None:
-                lines.append(f"{first.name} is faster than {server.name} by {_format_ratio(ratio)}")
+                lines.append(f"{first.name} is faster than {server.name} by {format_ratio(ratio)}")
             if (ratio := server.share_of_in_process) is not None:
                 cosine = "unknown" if server.least_cosine is None else f"{server.least_cosine:.6f}"
                 lines.append(
@@ -146,10 +140,6 @@ def _format_row(server: ServerResult) -> list[str]:
 
 def _format_percentiles(percentiles: Percentiles | None) -> list[str]:
     return ["-"] * 5 if percentiles is None else [f"{value:,.2f}" for value in asdict(percentiles).values()]
-
-
-def _format_ratio(ratio: Ratio) -> str:
-    return f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
 
 
 def _format_remarks(server: ServerResult, *, is_open: bool, num_clients: int = 1) -> Sequence[str]:

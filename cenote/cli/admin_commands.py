@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from cenote.cli.admin_client import DEFAULT_URL, KEY_VARIABLES
-from cenote.cli.flags import add_engine_flags, engine_keywords
+from cenote.cli.flags import add_engine_flags, add_model_argument, make_engine_config
 from cenote.cli.parser import CommandParser
-from cenote.utils.argparse_utils import option_errors
 
 STOP_TIMEOUT_S = 60.0
 
@@ -109,22 +108,14 @@ def pull(argv: Sequence[str]) -> int:
         "An interrupted download is continued.",
         ["cenote pull BAAI/bge-m3", "cenote pull BAAI/bge-m3 --revision main --json", "cenote pull FOLDER"],
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
-    )
+    add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
     from cenote.cli.pull import pull_model
-    from cenote.config.engine import EngineConfig
 
-    with option_errors():
-        config = EngineConfig.from_kwargs(**engine_keywords(args))
-    return pull_model(config, as_json=args.json)
+    return pull_model(make_engine_config(args), as_json=args.json)
 
 
 def _add_server_flags(parser: CommandParser) -> None:

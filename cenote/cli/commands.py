@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from cenote.cli.flags import add_engine_flags
+from cenote.cli.flags import add_engine_flags, add_model_argument, engine_keywords, make_engine_config
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
@@ -90,12 +90,7 @@ def inspect(argv: Sequence[str]) -> int:
         "Show the resolved model settings and the file or option each comes from.",
         ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN", "cenote inspect --json"],
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
-    )
+    add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print value and source of every setting as JSON")
     parser.add_argument(
         "--checksums", action="store_true", help="print the SHA-256 of every file with weights too, which reads them"
@@ -103,13 +98,9 @@ def inspect(argv: Sequence[str]) -> int:
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
-    from cenote.cli.flags import engine_keywords
-    from cenote.cli.inspect import inspect_model, inspect_model_as_json
-    from cenote.config.engine import EngineConfig
+    from cenote.cli.inspect import inspect_model
 
-    with option_errors():
-        config = EngineConfig.from_kwargs(**engine_keywords(args))
-    return (inspect_model_as_json if args.json else inspect_model)(config, with_checksums=args.checksums)
+    return inspect_model(make_engine_config(args), as_json=args.json, with_checksums=args.checksums)
 
 
 def explain(argv: Sequence[str]) -> int:
@@ -130,12 +121,7 @@ def explain(argv: Sequence[str]) -> int:
         help="start the server and measure where the time of a request goes; takes the options of cenote serve, and "
         "others of its own: cenote explain --http --help",
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="folder, hub name or s3://bucket/path; if unset, a bundled model",
-    )
+    add_model_argument(parser)
     lengths = "length in tokens of the texts to measure with; may be repeated (default: 16 50 128 512)"
     parser.add_argument("--length", type=parse_positive_int, action="append", default=[], metavar="N", help=lengths)
     parser.add_argument(
@@ -150,7 +136,6 @@ def explain(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
 
     from cenote.cli.explain import explain_model
-    from cenote.cli.flags import engine_keywords
 
     return explain_model(engine_keywords(args), lengths=args.length, seconds=args.seconds, json_output=args.json)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from cenote.cli.admin_client import DEFAULT_URL, find_api_key
 from cenote.cli.parser import CommandParser
 from cenote.utils.argparse_utils import UsageError
+from cenote.utils.http_client import HttpClient, ServerUnreachable
 from cenote.utils.progress import print_note
 
 EXIT_FAILED, EXIT_UNREACHABLE = 1, 2
@@ -23,8 +24,6 @@ def doctor(argv: Sequence[str]) -> int:
         parser.error("--compare, --record and --replay exclude each other")
     if args.compare and args.url:
         parser.error("--compare takes both URLs itself")
-
-    from cenote.utils.http_client import ServerUnreachable
 
     try:
         return run(args)
@@ -94,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
 
 def examine_server(args: argparse.Namespace) -> int:
     from cenote.doctor.examination import examine
-    from cenote.utils.http_client import HttpClient
 
     apis = [name.strip() for name in args.apis.split(",") if name.strip()] if args.apis else None
     with HttpClient(args.url or DEFAULT_URL, api_key(args)) as client:
@@ -105,7 +103,6 @@ def examine_server(args: argparse.Namespace) -> int:
 
 def compare_servers(args: argparse.Namespace) -> int:
     from cenote.doctor.comparison import compare
-    from cenote.utils.http_client import HttpClient
 
     one, other = (HttpClient(url, api_key(args)) for url in args.compare)
     texts = read_texts(args.texts) if args.texts else None
@@ -117,7 +114,6 @@ def compare_servers(args: argparse.Namespace) -> int:
 
 def record_traffic(args: argparse.Namespace) -> int:
     from cenote.doctor.recording import record
-    from cenote.utils.http_client import HttpClient
 
     with HttpClient(args.url or DEFAULT_URL) as client:
         client.get("/")  # fail now rather than at the first request
@@ -127,7 +123,6 @@ def record_traffic(args: argparse.Namespace) -> int:
 
 def replay_traffic(args: argparse.Namespace) -> int:
     from cenote.doctor.replay import replay
-    from cenote.utils.http_client import HttpClient
 
     with HttpClient(args.url or DEFAULT_URL, api_key(args)) as client:
         report = replay(client, Path(args.replay))

@@ -1,28 +1,26 @@
-"""Build the model, input sources and engine requests of the commands on texts from arguments."""
+"""Build the model, the input sources and the options of a task of the commands on texts from arguments."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from cenote.cli.flags import engine_keywords
-from cenote.errors import PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.result_slice import ResultSchema
-from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, RowSource
-from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, split_document
-from cenote.protocol.params import PoolingParams, Task, TokenizationParams
-from cenote.protocol.requests import PoolRequest, ScoreRequest
-from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
-from cenote.protocol.scheduling import SchedulingParams
+from cenote.files.sources import STDIN, ArgumentSource, FileSource, RowSource
+from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE
+from cenote.protocol.params import PoolingParams
+from cenote.ray.row_task import SCHEMAS
 from cenote.utils.argparse_utils import UsageError, option_errors
 
-BULK = SchedulingParams(lane="bulk")
-ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
-RowSender: TypeAlias = (
-    "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | EntityResult | PoolingError]]"
+# arguments that are keyword arguments of the method of LLM under the same name
+TASK_OPTIONS = (
+    *("prompt", "prompt_name", "score_type", "instruction"),
+    *("aggregation_strategy", "ignore_labels", "stride", "labels", "threshold"),
 )
 
 
@@ -33,44 +31,15 @@ def load_llm(args: argparse.Namespace) -> Any:
         return LLM(**engine_keywords(args))
 
 
-def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
-    """Return the function that sends rows to the engine; a row that fails has its error in the list of results."""
-    params, tokenization = make_pooling_params(args), make_tokenization_params(args)
-    if args.command == "score":
-
-        def score(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[ScoreResult | PoolingError]:
-            queries, documents = [row.texts[0] for row in rows], [row.texts[1] for row in rows]
-            request = ScoreRequest(
-                queries=queries,
-                documents=documents,
-                score_type=args.score_type,
-                instruction=args.instruction,
-                params=params,
-                tokenization=tokenization,
-                scheduling=BULK,
-                return_exceptions=True,
-            )
-            return cast("Sequence[ScoreResult | PoolingError]", llm.engine.score_sync(request))
-
-        return score
-
-    chunk_size = get_chunk_size(args)
-
-    def pool(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
-        texts = [row.texts[0] for row in rows]
-        request = PoolRequest(
-            task=cast(Task, resolve_task(args)),
-            inputs=texts if chunk_size is None else [split_document(text, chunk_size) for text in texts],
-            params=params,
-            tokenization=tokenization,
-            prompt=args.prompt,
-            prompt_name=args.prompt_name,
-            scheduling=BULK,
-            return_exceptions=True,
-        )
-        return cast("Sequence[PoolResult | PoolingError]", llm.engine.pool_sync(request, on_progress))
-
-    return pool
+def task_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a command as keyword arguments of the method of LLM."""
+    truncation = {name: getattr(args, name) for name in ("truncate_prompt_tokens", "truncation_side")}
+    options = {
+        "pooling_params": make_pooling_params(args),
+        "tokenization_kwargs": {name: value for name, value in truncation.items() if value is not None} or None,
+        **{name: getattr(args, name, None) for name in TASK_OPTIONS},
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def make_pooling_params(args: argparse.Namespace) -> PoolingParams | None:
@@ -89,29 +58,18 @@ def get_chunk_size(args: argparse.Namespace) -> int | None:
     return None
 
 
-def make_tokenization_params(args: argparse.Namespace) -> TokenizationParams:
-    return TokenizationParams(truncate_prompt_tokens=args.truncate_prompt_tokens, truncation_side=args.truncation_side)
-
-
 def resolve_task(args: argparse.Namespace) -> str:
     return str(args.task if args.command == "encode" else args.command)
 
 
 def make_schema(args: argparse.Namespace) -> ResultSchema:
     has_ids = args.id_column is not None
-    if args.command == "classify":
-        return ResultSchema("probs", has_labels=True, has_ids=has_ids)
     if args.command == "entities":
         return ResultSchema("entities", kind="entities", has_ids=has_ids)
-    if args.command == "score":
-        return ResultSchema("score", kind="number", has_ids=has_ids)
-    if args.command == "encode" and args.task == "sparse_embed":
-        return ResultSchema("data", kind="sparse", has_ids=has_ids)
-    if args.command == "encode":
-        return ResultSchema("data", kind="tokens" if args.task.startswith("token") else "vector", has_ids=has_ids)
     if (chunk_size := get_chunk_size(args)) is not None:
         return ResultSchema("embeddings", kind="tokens", has_ids=has_ids, chunk_size=chunk_size)
-    return ResultSchema("embedding", has_ids=has_ids)
+    schema = replace(SCHEMAS[resolve_task(args)], has_ids=has_ids)
+    return replace(schema, name="data", has_labels=False) if args.command == "encode" else schema
 
 
 def make_column_options(args: argparse.Namespace) -> ColumnOptions:

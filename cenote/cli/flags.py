@@ -11,6 +11,12 @@ from cenote.config.engine import EngineConfig
 from cenote.config.flags import add_deprecated_pooler_flag, add_flags
 from cenote.config.options import option_fields
 from cenote.config.pooler import PoolerConfig
+from cenote.utils.argparse_utils import option_errors
+
+
+def add_model_argument(parser: CommandParser) -> None:
+    text = "folder, hub name or s3://bucket/path; if unset, a bundled model"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
 
 
 def add_engine_flags(parser: CommandParser, *, without: tuple[str, ...] = ()) -> None:
@@ -27,3 +33,8 @@ def engine_keywords(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options of the command line as keyword arguments of `LLM`."""
     names = {option.name for option in option_fields(EngineConfig)}
     return {name: value for name, value in vars(args).items() if name in names}
+
+
+def make_engine_config(args: argparse.Namespace) -> EngineConfig:
+    with option_errors():
+        return EngineConfig.from_kwargs(**engine_keywords(args))

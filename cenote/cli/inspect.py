@@ -10,15 +10,13 @@ from cenote.config.engine import EngineConfig
 MAX_COLUMN = 80  # longer values, such as doubts, do not make all rows as long as themselves
 
 
-def inspect_model(config: EngineConfig, *, with_checksums: bool = False) -> int:
-    rows = [setting.format_row() for setting in resolve_settings(config, with_checksums=with_checksums)]
+def inspect_model(config: EngineConfig, *, as_json: bool, with_checksums: bool) -> int:
+    settings = resolve_settings(config, with_checksums=with_checksums)
+    if as_json:
+        print(json.dumps(settings_to_json(settings), indent=2, ensure_ascii=False))
+        return 0
+    rows = [setting.format_row() for setting in settings]
     widths = [max(len(row[column]) for row in rows if len(row[column]) <= MAX_COLUMN) for column in (0, 1)]
     for name, value, source in rows:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {f'from {source}' if source else ''}".rstrip())
-    return 0
-
-
-def inspect_model_as_json(config: EngineConfig, *, with_checksums: bool = False) -> int:
-    settings = resolve_settings(config, with_checksums=with_checksums)
-    print(json.dumps(settings_to_json(settings), indent=2, ensure_ascii=False))
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cenote.utils.tables import align_columns
+
 UNKNOWN = "-"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -46,9 +48,7 @@ def format_models(models: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of the table, then the errors of models that have one."""
     rows = [tuple(title for title, _, _ in COLUMNS)]
     rows += [tuple(_format_cell(model.get(field), form) for _, field, form in COLUMNS) for model in models]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines + [f"{model['name']}: {model['error']}" for model in models if model.get("error")]
+    return align_columns(rows) + [f"{model['name']}: {model['error']}" for model in models if model.get("error")]
 
 
 def _format_cell(value: Any, form: Callable[[Any], str]) -> str:

@@ -17,6 +17,7 @@ from cenote.models.recommended_models import (
     select_models,
 )
 from cenote.models.supported_models import SupportedModel, iter_supported_models
+from cenote.utils.tables import align_columns
 
 PAGE_HEADER = """\
 # Models
@@ -122,13 +123,9 @@ def _describe_outputs(model: CheckedModel) -> str:
 
 def format_table(rows: Sequence[SupportedModel]) -> str:
     cells = [(row.name, ", ".join(_tasks_of_model(row)), row.models) for row in rows]
-    widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
-    return "".join(
-        f"{name:<{widths[0]}}  {tasks:<{widths[1]}}  {models}".rstrip() + "\n" for name, tasks, models in cells
-    )
+    return "".join(f"{line}\n" for line in align_columns(cells))
 
 
 def _tasks_of_model(row: SupportedModel) -> tuple[str, ...]:
-    return TASKS_BY_KIND[
-        "embed" if row.kind == "causal" else row.kind
-    ]  # a language model is converted to an embedder unless its files say otherwise
+    # a language model is converted to an embedder unless its files say otherwise
+    return TASKS_BY_KIND["embed" if row.kind == "causal" else row.kind]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from cenote.cli.engine_requests import load_llm, make_pooling_params, make_source, make_tokenization_params
+from cenote.cli.engine_requests import load_llm, make_source, task_options
 from cenote.cli.interrupts import add_resume_note
 from cenote.cli.terminal import shorten
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.sources import STDIN, ArgumentSource, InputRow
 from cenote.files.writers import encode_json, encode_numbers
-from cenote.protocol.requests import ScoreRequest
+from cenote.ray.row_task import RowTask
 from cenote.utils.argparse_utils import UsageError
 from cenote.utils.durable_files import replace_durably
 from cenote.utils.progress import print_note
@@ -63,18 +63,10 @@ def _score_documents(args: argparse.Namespace, query: str, rows: list[InputRow])
     positions = [position for position, row in enumerate(rows) if row.error is None]
     if not positions:
         return {}
-    request = ScoreRequest(
-        queries=[query],
-        documents=[rows[position].texts[0] for position in positions],
-        score_type=args.score_type,
-        instruction=args.instruction,
-        params=make_pooling_params(args),
-        tokenization=make_tokenization_params(args),
-        return_exceptions=True,
-    )
     scores: dict[int, float] = {}
     with closing(load_llm(args)) as llm:
-        results = llm.engine.score_sync(request)
+        documents = [rows[position].texts[0] for position in positions]
+        results = RowTask("score", task_options(args)).score_pairs(llm, [query], documents)
     for position, result in zip(positions, results, strict=True):
         if isinstance(result, EngineStopped):
             raise result

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from cenote.cli.engine_requests import make_column_options, resolve_task
+from cenote.cli.engine_requests import make_column_options, resolve_task, task_options
 from cenote.cli.flags import engine_keywords
 from cenote.cli.interrupts import add_resume_note
-from cenote.cli.row_engines import ray_config, task_options
+from cenote.cli.row_engines import ray_config
 from cenote.cli.terminal import RowProgress
 from cenote.utils.argparse_utils import UsageError
 from cenote.utils.progress import print_note

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 Scores = list[tuple[int, float]]  # index of a document and its score, in the order of the reply
 Classes = list[dict[str, float]]  # score by label, for each text
-MISSING = object()
+Decode = Callable[[Any, str], Vector]  # from a value of the reply and its path
 
 
 class AnswerError(Exception):
@@ -113,41 +113,28 @@ def openai_rows(reply: Any) -> list[Any]:
 
 def openai_vectors(reply: Any) -> list[Vector]:
     expect(reply, int, "usage", "prompt_tokens")
-    return [to_vector(row, f"data[{i}].embedding") for i, row in enumerate(openai_rows(reply))]
+    return openai_float_vectors(reply)
 
 
-def openai_float_vectors(reply: Any) -> list[Vector]:
-    """As `openai_vectors`, for APIs whose usage has only `total_tokens`."""
-    return [to_vector(row, f"data[{i}].embedding") for i, row in enumerate(openai_rows(reply))]
+def openai_rows_as(decode: Decode) -> Callable[[Any], list[Vector]]:
+    """Return a reader of an OpenAI reply whose embeddings are encoded in another way, or whose usage has less."""
+    return lambda reply: [decode(row, f"data[{i}].embedding") for i, row in enumerate(openai_rows(reply))]
 
 
-def openai_base64(reply: Any) -> list[Vector]:
-    return [from_base64(row, f"data[{i}].embedding") for i, row in enumerate(openai_rows(reply))]
+openai_float_vectors = openai_rows_as(to_vector)  # as `openai_vectors`, for APIs whose usage has only `total_tokens`
+openai_base64 = openai_rows_as(from_base64)
+openai_base64_int8 = openai_rows_as(lambda row, where: from_base64(row, where, "i1"))
+openai_base64_ubinary = openai_rows_as(lambda row, where: bits_of(from_base64(row, where, "u1")))
+openai_ubinary = openai_rows_as(lambda row, where: bits_of(to_vector(row, where)))
+openai_binary = openai_rows_as(lambda row, where: bits_of(to_vector(row, where), offset=128))
 
 
-def openai_base64_int8(reply: Any) -> list[Vector]:
-    return [from_base64(row, f"data[{i}].embedding", "i1") for i, row in enumerate(openai_rows(reply))]
-
-
-def openai_base64_ubinary(reply: Any) -> list[Vector]:
-    rows = openai_rows(reply)
-    return [bits_of(from_base64(row, f"data[{i}].embedding", "u1")) for i, row in enumerate(rows)]
-
-
-def openai_ubinary(reply: Any) -> list[Vector]:
-    return [bits_of(to_vector(row, f"data[{i}].embedding")) for i, row in enumerate(openai_rows(reply))]
-
-
-def openai_binary(reply: Any) -> list[Vector]:
-    return [bits_of(to_vector(row, f"data[{i}].embedding"), offset=128) for i, row in enumerate(openai_rows(reply))]
-
-
-def rows_at(*path: str) -> Callable[[Any], list[Vector]]:
+def rows_at(*path: str, decode: Decode = to_vector) -> Callable[[Any], list[Vector]]:
     """Return a reader of an array of vectors at a path."""
 
     def read(reply: Any) -> list[Vector]:
         where = format_path(path)
-        return [to_vector(row, f"{where}[{i}]") for i, row in enumerate(get_list(reply, *path))]
+        return [decode(row, f"{where}[{i}]") for i, row in enumerate(get_list(reply, *path))]
 
     return read
 
@@ -168,35 +155,30 @@ def each_at(path: Sequence[str], inner: Sequence[str | int]) -> Callable[[Any], 
     return read
 
 
+COHERE_DECODERS: dict[str, Decode] = {
+    "base64": from_base64,
+    "uint8": lambda row, where: to_vector(row, where) - 127.5,
+    "binary": lambda row, where: bits_of(to_vector(row, where), offset=128),
+    "ubinary": lambda row, where: bits_of(to_vector(row, where)),
+}
+
+
 def cohere_type(name: str) -> Callable[[Any], list[Vector]]:
     """Return a reader of one of the `embedding_types` of Cohere."""
-
-    def read(reply: Any) -> list[Vector]:
-        rows = get_list(reply, "embeddings", name)
-        where = f"embeddings.{name}"
-        if name == "base64":
-            return [from_base64(row, f"{where}[{i}]") for i, row in enumerate(rows)]
-        vectors = [to_vector(row, f"{where}[{i}]") for i, row in enumerate(rows)]
-        if name == "uint8":
-            return [vector - 127.5 for vector in vectors]
-        if name in ("binary", "ubinary"):
-            return [bits_of(vector, offset=128 if name == "binary" else 0) for vector in vectors]
-        return vectors
-
-    return read
+    return rows_at("embeddings", name, decode=COHERE_DECODERS.get(name, to_vector))
 
 
 # scores
 
 
-def ranked(path: Sequence[str], score: str, index: str = "index") -> Callable[[Any], Scores]:
+def ranked(path: Sequence[str], score: str) -> Callable[[Any], Scores]:
     """Return a reader of an array of objects with an index and a score, best first."""
 
     def read(reply: Any) -> Scores:
         items = get_list(reply, *path)
-        where = format_path(path) if path else "the reply"
+        where = format_path(path)
         return [
-            (expect(item, int, index), to_score(get(item, score), f"{where}[{i}].{score}"))
+            (expect(item, int, "index"), to_score(get(item, score), f"{where}[{i}].{score}"))
             for i, item in enumerate(items)
         ]
 
@@ -208,7 +190,7 @@ def scores_at(path: Sequence[str], *inner: str) -> Callable[[Any], Scores]:
 
     def read(reply: Any) -> Scores:
         items = get_list(reply, *path)
-        where = format_path(path) if path else "the reply"
+        where = format_path(path)
         return [(i, to_score(get(item, *inner), f"{where}[{i}]")) for i, item in enumerate(items)]
 
     return read

@@ -107,6 +107,7 @@ def other(api: str, client: str, path: str, body: Any, reader: Callable[[Any], A
     return ClientRequest(api, client, path, body, "other", reader, **more)
 
 
+INPUTS: dict[str, Any] = {"model": "$MODEL", "input": "$TEXTS"}  # as the clients of OpenAI and many others send them
 NO_TYPE: dict[str, str] = {}  # clients that send JSON without Content-Type
 AZURE_KEY = {**JSON_HEADERS, "api-key": "$KEY"}
 GOOGLE_KEY = {**JSON_HEADERS, "x-goog-api-key": "$KEY"}

@@ -20,7 +20,6 @@ from cenote.doctor.vector_checks import cosine
 from cenote.errors import PoolingError
 from cenote.utils.http_client import HttpClient
 
-SAME_COSINE = 0.999
 SAME_TAU = 0.95
 TOP_K = 5
 

@@ -3,58 +3,32 @@
 from __future__ import annotations
 
 from cenote.doctor import answers as read
-from cenote.doctor.client_request import AZURE_KEY, NO_TYPE, ClientRequest, other, vectors
+from cenote.doctor.client_request import AZURE_KEY, INPUTS, NO_TYPE, ClientRequest, other, vectors
 
+AZURE_PATH = "/openai/deployments/{model}/embeddings?api-version=2024-10-21"
 NULLS = {"options": {"mirostat": None, "num_ctx": None, "temperature": None, "stop": None}, "keep_alive": None}
+DOCUMENTS = {"model": "$MODEL", "texts": "$TEXTS", "input_type": "search_document"}
+FLOATS, BASE64 = INPUTS | {"encoding_format": "float"}, INPUTS | {"encoding_format": "base64"}
 OPENAI_VECTORS: tuple[ClientRequest, ...] = (
+    vectors("OpenAI", "openai, float", "/v1/embeddings", FLOATS, read.openai_vectors),
+    vectors("OpenAI", "openai, base64 (default of the SDK)", "/v1/embeddings", BASE64, read.openai_base64),
     vectors(
-        "OpenAI",
-        "openai, float",
-        "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", "encoding_format": "float"},
-        read.openai_vectors,
-    ),
-    vectors(
-        "OpenAI",
-        "openai, base64 (default of the SDK)",
-        "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", "encoding_format": "base64"},
-        read.openai_base64,
-    ),
-    vectors(
-        "OpenAI",
-        "openai, one string",
-        "/v1/embeddings",
-        {"input": "$TEXT", "model": "$MODEL"},
-        read.openai_vectors,
-        num_inputs=1,
+        "OpenAI", "openai, one string", "/v1/embeddings", INPUTS | {"input": "$TEXT"}, read.openai_vectors, num_inputs=1
     ),
     vectors(
         "OpenAI",
         "dspy (encoding_format: null)",
         "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", "encoding_format": None},
+        INPUTS | {"encoding_format": None},
         read.openai_vectors,
     ),
-    vectors(
-        "OpenAI",
-        "requests, base URL with a slash",
-        "//v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL"},
-        read.openai_vectors,
-    ),
-    vectors(
-        "OpenAI",
-        "Infinity clients without /v1",
-        "/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL"},
-        read.openai_vectors,
-    ),
+    vectors("OpenAI", "requests, base URL with a slash", "//v1/embeddings", INPUTS, read.openai_vectors),
+    vectors("OpenAI", "Infinity clients without /v1", "/embeddings", INPUTS, read.openai_vectors),
     other("OpenAI", "openai, models.list", "/v1/models", None, read.has(("data", 0, "id"), ("data", 0, "object"))),
     vectors(
         "Azure OpenAI",
         "AzureOpenAI",
-        "/openai/deployments/{model}/embeddings?api-version=2024-10-21",
+        AZURE_PATH,
         {"input": "$TEXTS", "encoding_format": "float"},
         read.openai_vectors,
         headers=AZURE_KEY,
@@ -98,19 +72,12 @@ TEI_VECTORS: tuple[ClientRequest, ...] = (
     other("TEI", "info", "/info", None, read.has(("model_id",), ("max_input_length",))),
 )
 OLLAMA_VECTORS: tuple[ClientRequest, ...] = (
-    vectors(
-        "Ollama",
-        "ollama",
-        "/api/embed",
-        {"model": "$MODEL", "input": "$TEXTS"},
-        read.rows_at("embeddings"),
-        is_unit=True,
-    ),
+    vectors("Ollama", "ollama", "/api/embed", INPUTS, read.rows_at("embeddings"), is_unit=True),
     vectors(
         "Ollama",
         "langchain-ollama (options of nulls)",
         "/api/embed",
-        {"model": "$MODEL", "input": "$TEXTS", "truncate": None, **NULLS},
+        INPUTS | {"truncate": None} | NULLS,
         read.rows_at("embeddings"),
         is_unit=True,
         headers=NO_TYPE,
@@ -127,22 +94,23 @@ OLLAMA_VECTORS: tuple[ClientRequest, ...] = (
     other("Ollama", "ollama list", "/api/tags", None, read.has(("models", 0, "name"), ("models", 0, "details"))),
     other("Ollama", "ollama show", "/api/show", {"model": "$MODEL"}, read.has(("details",), ("model_info",))),
 )
-COHERE_VECTORS: tuple[ClientRequest, ...] = tuple(
-    vectors(
-        "Cohere",
-        f"cohere v2, {name}",
-        "/v2/embed",
-        {"model": "$MODEL", "texts": "$TEXTS", "input_type": "search_document", "embedding_types": [name]},
-        read.cohere_type(name),
-        comparison="nearest",
-    )
-    for name in ("float", "int8", "uint8", "binary", "ubinary", "base64")
-) + (
+COHERE_VECTORS: tuple[ClientRequest, ...] = (
+    *(
+        vectors(
+            "Cohere",
+            f"cohere v2, {name}",
+            "/v2/embed",
+            DOCUMENTS | {"embedding_types": [name]},
+            read.cohere_type(name),
+            comparison="nearest",
+        )
+        for name in ("float", "int8", "uint8", "binary", "ubinary", "base64")
+    ),
     vectors(
         "Cohere",
         "cohere v1",
         "/v1/embed",
-        {"model": "$MODEL", "texts": "$TEXTS", "input_type": "search_document", "truncate": "END"},
+        DOCUMENTS | {"truncate": "END"},
         read.rows_at("embeddings"),
         comparison="nearest",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cenote.doctor.answers import AnswerError, expect, get
+from cenote.doctor.answers import AnswerError, anything, expect
 from cenote.doctor.client_checks import ServedRequests
 from cenote.doctor.client_request import ClientRequest, Each
 from cenote.doctor.client_requests import CLIENT_REQUESTS
@@ -168,9 +168,5 @@ def check_api_key(server: Server, served: ServedRequests, report: Report) -> Non
     if reply.status not in (401, 403):
         report.add(request.api, "API key", "warn", f"a request without the key returns {reply.status}")
         return
-    problem = find_error_problem(request.api, "no API key", reply, ERROR_FORMATS.get(request.api, has_any_message))
+    problem = find_error_problem(request.api, "no API key", reply, ERROR_FORMATS.get(request.api, anything))
     report.add_result(request.api, "API key", problem)
-
-
-def has_any_message(body: Any) -> None:
-    get(body)

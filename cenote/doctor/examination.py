@@ -20,7 +20,9 @@ from cenote.utils.http_client import HttpClient
 def examine(client: HttpClient, model: str | None = None, apis: Sequence[str] | None = None) -> Report:
     """Send the requests of all known clients and check the replies."""
     if apis is not None:
-        check_api_names(apis)
+        known = {row.api.lower(): row.api for row in CLIENT_REQUESTS}
+        if unknown := [api for api in apis if api.lower() not in known]:
+            raise UsageError(f"unknown API {unknown[0]!r}; expected some of: {', '.join(known.values())}")
         apis = [api.lower() for api in apis]
     server = Server.connect(client, model)
     report = Report(client.url, server.model)
@@ -32,14 +34,3 @@ def examine(client: HttpClient, model: str | None = None, apis: Sequence[str] | 
     check_errors(server, served, report)
     measure_latency(server, served, report)
     return report
-
-
-def list_apis() -> list[str]:
-    return list(dict.fromkeys(row.api for row in CLIENT_REQUESTS))
-
-
-def check_api_names(apis: Sequence[str]) -> None:
-    known = {api.lower() for api in list_apis()}
-    for api in apis:
-        if api.lower() not in known:
-            raise UsageError(f"unknown API {api!r}; expected some of: {', '.join(list_apis())}")

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from cenote.utils.tables import align_columns
+
 # fail: a client gets a wrong or unreadable reply; warn: differs from what most servers do; absent: not served
 Status = Literal["ok", "fail", "warn", "absent"]
 ORDER: tuple[Status, ...] = ("fail", "warn", "ok", "absent")
@@ -51,19 +53,13 @@ class Report:
 
     def to_text(self) -> str:
         """Return a table; APIs of which nothing is served are one line together."""
-        absent = sorted({finding.api for finding in self.findings} - {""} - self._served_apis())
+        served = {finding.api for finding in self.findings if finding.status != "absent"}
+        absent = sorted({finding.api for finding in self.findings} - {""} - served)
         rows = [finding for finding in self.findings if finding.api not in absent]
-        width = max((len(finding.api) for finding in rows), default=0)
-        check_width = max((len(finding.check) for finding in rows), default=0)
-        lines = [
-            f"{row.status:<6}  {row.api:<{width}}  {row.check:<{check_width}}  {row.message}".rstrip() for row in rows
-        ]
+        lines = align_columns([(f"{row.status:<6}", row.api, row.check, row.message) for row in rows])
         if absent:
             lines.append(f"absent  {', '.join(absent)}")
         counts = Counter(finding.status for finding in self.findings)
         summary = ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
         heading = f"{self.url}, model {self.model}" if self.model else self.url
         return "\n".join([heading, *lines, summary])
-
-    def _served_apis(self) -> set[str]:
-        return {finding.api for finding in self.findings if finding.status != "absent"}

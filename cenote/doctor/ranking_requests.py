@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from cenote.doctor import answers as read
-from cenote.doctor.client_request import NO_TYPE, ClientRequest, Each, classes, other, scores
+from cenote.doctor.client_request import INPUTS, NO_TYPE, ClientRequest, Each, classes, other, scores
 
-QUERY_AND_DOCUMENTS = {"query": "$QUERY", "documents": "$DOCUMENTS"}
+DOCUMENTS = {"model": "$MODEL", "query": "$QUERY", "documents": "$DOCUMENTS"}
+OBJECTS = Each("documents", {"text": "$ITEM"})
+PASSAGES = {"model": "$MODEL", "query": {"text": "$QUERY"}, "passages": OBJECTS}
+MIXEDBREAD_INPUTS = {"model": "$MODEL", "query": "$QUERY", "input": "$DOCUMENTS", "top_k": 4}
+TEI_TEXTS = {"query": "$QUERY", "texts": "$DOCUMENTS"}
+relevance = read.ranked(["results"], "relevance_score")
 RERANK: tuple[ClientRequest, ...] = (
-    scores(
-        "vLLM",
-        "requests, /rerank",
-        "/rerank",
-        {"model": "$MODEL", **QUERY_AND_DOCUMENTS},
-        read.ranked(["results"], "relevance_score"),
-    ),
+    scores("vLLM", "requests, /rerank", "/rerank", DOCUMENTS, relevance),
     scores(
         "vLLM",
         "requests, /score",
@@ -22,88 +21,59 @@ RERANK: tuple[ClientRequest, ...] = (
         read.scores_at(["data"], "score"),
         is_ranked=False,
     ),
-    scores(
-        "Cohere",
-        "cohere v2",
-        "/v2/rerank",
-        {"model": "$MODEL", **QUERY_AND_DOCUMENTS, "top_n": 4},
-        read.ranked(["results"], "relevance_score"),
-    ),
-    scores(
-        "Cohere",
-        "cohere v1, objects",
-        "/v1/rerank",
-        {"model": "$MODEL", "query": "$QUERY", "documents": Each("documents", {"text": "$ITEM"})},
-        read.ranked(["results"], "relevance_score"),
-    ),
-    scores(
-        "Jina",
-        "langchain JinaRerank",
-        "/v1/rerank",
-        {"model": "$MODEL", **QUERY_AND_DOCUMENTS, "top_n": 4, "return_documents": True},
-        read.ranked(["results"], "relevance_score"),
-    ),
+    scores("Cohere", "cohere v2", "/v2/rerank", DOCUMENTS | {"top_n": 4}, relevance),
+    scores("Cohere", "cohere v1, objects", "/v1/rerank", DOCUMENTS | {"documents": OBJECTS}, relevance),
+    scores("Jina", "langchain JinaRerank", "/v1/rerank", DOCUMENTS | {"top_n": 4, "return_documents": True}, relevance),
     scores(
         "Voyage",
         "voyageai rerank",
         "/v1/rerank",
-        {"model": "$MODEL", **QUERY_AND_DOCUMENTS, "top_k": None, "truncation": True},
+        DOCUMENTS | {"top_k": None, "truncation": True},
         read.ranked(["data"], "relevance_score"),
     ),
     scores(
         "Infinity",
         "langchain InfinityRerank (raw_scores: false)",
         "/rerank",
-        {"model": "$MODEL", **QUERY_AND_DOCUMENTS, "raw_scores": False, "return_documents": False},
-        read.ranked(["results"], "relevance_score"),
+        DOCUMENTS | {"raw_scores": False, "return_documents": False},
+        relevance,
         is_probability=True,
     ),
     scores(
         "TEI",
         "haystack TEIRanker",
         "/rerank",
-        {"query": "$QUERY", "texts": "$DOCUMENTS", "raw_scores": False},
+        TEI_TEXTS | {"raw_scores": False},
         read.ranked([], "score"),
         is_probability=True,
     ),
-    scores(
-        "TEI",
-        "pymilvus TEI (return_text)",
-        "/rerank",
-        {"query": "$QUERY", "texts": "$DOCUMENTS", "return_text": True},
-        read.ranked([], "score"),
-    ),
+    scores("TEI", "pymilvus TEI (return_text)", "/rerank", TEI_TEXTS | {"return_text": True}, read.ranked([], "score")),
     scores(
         "NVIDIA NIM",
         "langchain-nvidia NVIDIARerank",
         "/v1/ranking",
-        {
-            "model": "$MODEL",
-            "query": {"text": "$QUERY"},
-            "passages": Each("documents", {"text": "$ITEM"}),
-            "truncate": "END",
-        },
+        PASSAGES | {"truncate": "END"},
         read.ranked(["rankings"], "logit"),
     ),
     scores(
         "NVIDIA NIM",
         "LiteLLM nvidia_nim/",
         "/v1/retrieval/{model}/reranking",
-        {"model": "$MODEL", "query": {"text": "$QUERY"}, "passages": Each("documents", {"text": "$ITEM"}), "top_k": 4},
+        PASSAGES | {"top_k": 4},
         read.ranked(["rankings"], "logit"),
     ),
     scores(
         "Mixedbread",
         "rerankers mixedbread",
         "/v1/reranking",
-        {"model": "$MODEL", "query": "$QUERY", "input": "$DOCUMENTS", "top_k": 4, "return_input": False},
+        MIXEDBREAD_INPUTS | {"return_input": False},
         read.ranked(["data"], "score"),
     ),
     other(
         "Mixedbread",
         "mixedbread-ai-provider (needs completion_tokens)",
         "/v1/reranking",
-        {"model": "$MODEL", "query": "$QUERY", "input": "$DOCUMENTS", "top_k": 4},
+        MIXEDBREAD_INPUTS,
         read.has(("data", 0, "score"), ("usage", "completion_tokens")),
     ),
     scores(
@@ -125,33 +95,15 @@ RERANK: tuple[ClientRequest, ...] = (
     ),
 )
 CLASSIFY: tuple[ClientRequest, ...] = (
-    classes("vLLM", "requests, /classify", "/classify", {"model": "$MODEL", "input": "$TEXTS"}, read.vllm_classes),
-    classes(
-        "TEI",
-        "requests, /predict",
-        "/predict",
-        {"inputs": Each("texts", ["$ITEM"])},
-        read.nested_classes(),
-    ),
+    classes("vLLM", "requests, /classify", "/classify", INPUTS, read.vllm_classes),
+    classes("TEI", "requests, /predict", "/predict", {"inputs": Each("texts", ["$ITEM"])}, read.nested_classes()),
     classes("TEI", "requests, one text", "/predict", {"inputs": "$TEXT"}, read.flat_classes, num_inputs=1),
     classes(
         "TEI", "huggingface_hub text_classification", "/", {"inputs": "$TEXT"}, read.nested_classes(), num_inputs=1
     ),
-    classes(
-        "Infinity",
-        "infinity_client",
-        "/classify",
-        {"model": "$MODEL", "input": "$TEXTS", "raw_scores": False},
-        read.nested_classes("data"),
-    ),
+    classes("Infinity", "infinity_client", "/classify", INPUTS | {"raw_scores": False}, read.nested_classes("data")),
     classes("Cohere", "cohere v1", "/v1/classify", {"model": "$MODEL", "inputs": "$TEXTS"}, read.cohere_classes),
-    classes(
-        "OpenAI",
-        "openai moderations",
-        "/v1/moderations",
-        {"model": "$MODEL", "input": "$TEXTS"},
-        read.moderation_classes,
-    ),
+    classes("OpenAI", "openai moderations", "/v1/moderations", INPUTS, read.moderation_classes),
 )
 HEALTH: tuple[ClientRequest, ...] = (
     other("vLLM", "health", "/health", None, read.anything, is_json=False),

@@ -73,7 +73,7 @@ def add_finding(case: TruncationCase, request: ClientRequest, server: Server, re
         report.add(case.api, check, "warn" if is_wrong else "ok", message)
     elif case.expected == "refused":
         report.add(case.api, check, "fail", f"{subject} is truncated, although the request forbids it")
-    elif case.expected == "refused or reported" and not is_reported(reply, server):
+    elif case.expected == "refused or reported" and not how_reported(reply, server):
         message = f"truncated silently: {subject} has the same vector with two different ends, and nothing says so"
         report.add(case.api, check, "fail", message)
     else:
@@ -95,10 +95,6 @@ def find_outcome(case: TruncationCase, request: ClientRequest, server: Server) -
         if float(np.abs(vectors[0] - vectors[1]).max()) <= SAME_VECTOR:
             return "truncated", reply, num_words
     return "read", reply, num_words
-
-
-def is_reported(reply: HttpReply, server: Server) -> bool:
-    return bool(how_reported(reply, server))
 
 
 def how_reported(reply: HttpReply, server: Server) -> str:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from cenote.doctor import answers as read
-from cenote.doctor.client_request import GOOGLE_KEY, NO_TYPE, ClientRequest, Each, other, vectors
+from typing import Any
 
-GEMINI_CONTENT = {"role": "user", "parts": [{"text": "$ITEM"}]}
-GEMINI_REQUESTS = Each("texts", {"model": "models/$MODEL", "content": GEMINI_CONTENT})
-VOYAGE_NULLS = {"input_type": None, "truncation": True, "output_dimension": None}
+from cenote.doctor import answers as read
+from cenote.doctor.client_request import GOOGLE_KEY, INPUTS, NO_TYPE, ClientRequest, Each, other, vectors
+
+GEMINI_ITEM = {"model": "models/$MODEL", "content": {"role": "user", "parts": [{"text": "$ITEM"}]}}
+GEMINI_REQUESTS = {"requests": Each("texts", GEMINI_ITEM)}
+GEMINI_TASKS = {"requests": Each("texts", GEMINI_ITEM | {"taskType": 2})}
+GEMINI_PATH = "/models/{model}:batchEmbedContents"
+GEMINI_ENUMS = "?$alt=json;enum-encoding=int"
+GEMINI: dict[str, Any] = {"comparison": "nearest", "headers": GOOGLE_KEY}
+gemini_values = read.each_at(["embeddings"], ["values"])
+VERTEX_PATH = "/v1beta1/publishers/google/models/{model}:predict"
+VOYAGE = INPUTS | {"input_type": None, "truncation": True, "output_dimension": None, "encoding_format": "base64"}
+WEAVIATE = {"text": "$TEXT", "dims": 0, "vector": None, "error": "", "config": {"pooling_strategy": "masked_mean"}}
+NIM = INPUTS | {"encoding_format": "float", "input_type": "passage", "truncate": "NONE"}
+MESSAGES = Each("texts", [{"role": "user", "content": [{"type": "text", "text": "$ITEM"}]}])
 VENDOR_VECTORS: tuple[ClientRequest, ...] = (
-    vectors(
-        "Voyage",
-        "voyageai, float",
-        "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "float", "encoding_format": "base64"},
-        read.openai_base64,
-    ),
+    vectors("Voyage", "voyageai, float", "/v1/embeddings", VOYAGE | {"output_dtype": "float"}, read.openai_base64),
     vectors(
         "Voyage",
         "voyageai, int8",
         "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "int8", "encoding_format": "base64"},
+        VOYAGE | {"output_dtype": "int8"},
         read.openai_base64_int8,
         comparison="int8",
     ),
@@ -28,7 +33,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Voyage",
         "voyageai, ubinary",
         "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", **VOYAGE_NULLS, "output_dtype": "ubinary", "encoding_format": "base64"},
+        VOYAGE | {"output_dtype": "ubinary"},
         read.openai_base64_ubinary,
         comparison="bits",
     ),
@@ -36,7 +41,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Voyage",
         "LiteLLM voyage/ (no Content-Type)",
         "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL"},
+        INPUTS,
         read.openai_float_vectors,
         headers=NO_TYPE,
     ),
@@ -44,7 +49,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Jina",
         "Jina, objects with text",
         "/v1/embeddings",
-        {"model": "$MODEL", "input": Each("texts", {"text": "$ITEM"}), "normalized": True},
+        INPUTS | {"input": Each("texts", {"text": "$ITEM"}), "normalized": True},
         read.openai_float_vectors,
         is_unit=True,
     ),
@@ -52,7 +57,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Jina",
         "LightRAG (task: text-matching)",
         "/v1/embeddings",
-        {"model": "$MODEL", "input": "$TEXTS", "task": "text-matching"},
+        INPUTS | {"task": "text-matching"},
         read.openai_float_vectors,
         comparison="nearest",
     ),
@@ -60,7 +65,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Jina",
         "chromadb Jina, ubinary",
         "/v1/embeddings",
-        {"model": "$MODEL", "input": "$TEXTS", "embedding_type": "ubinary"},
+        INPUTS | {"embedding_type": "ubinary"},
         read.openai_ubinary,
         comparison="bits",
     ),
@@ -68,7 +73,7 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "Jina",
         "llama-index Jina, binary",
         "/v1/embeddings",
-        {"model": "$MODEL", "input": "$TEXTS", "encoding_type": "binary"},
+        INPUTS | {"encoding_type": "binary"},
         read.openai_binary,
         comparison="bits",
     ),
@@ -76,54 +81,31 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         "NVIDIA NIM",
         "langchain-nvidia NVIDIAEmbeddings",
         "/v1/embeddings",
-        {"input": "$TEXTS", "model": "$MODEL", "encoding_format": "float", "input_type": "passage", "truncate": "NONE"},
+        NIM,
         read.openai_vectors,
         comparison="nearest",
     ),
-    vectors(
-        "Gemini",
-        "google-genai",
-        "/v1beta/models/{model}:batchEmbedContents",
-        {"requests": GEMINI_REQUESTS},
-        read.each_at(["embeddings"], ["values"]),
-        comparison="nearest",
-        headers=GOOGLE_KEY,
-    ),
+    vectors("Gemini", "google-genai", f"/v1beta{GEMINI_PATH}", GEMINI_REQUESTS, gemini_values, **GEMINI),
     vectors(
         "Gemini",
         "langchain-google-genai (taskType: 2)",
-        "/v1beta/models/{model}:batchEmbedContents?$alt=json;enum-encoding=int",
-        {"requests": Each("texts", {"model": "models/$MODEL", "content": GEMINI_CONTENT, "taskType": 2})},
-        read.each_at(["embeddings"], ["values"]),
-        comparison="nearest",
-        headers=GOOGLE_KEY,
+        f"/v1beta{GEMINI_PATH}{GEMINI_ENUMS}",
+        GEMINI_TASKS,
+        gemini_values,
+        **GEMINI,
     ),
-    vectors(
-        "Gemini",
-        "LiteLLM gemini/ (no version)",
-        "/models/{model}:batchEmbedContents",
-        {"requests": GEMINI_REQUESTS},
-        read.each_at(["embeddings"], ["values"]),
-        comparison="nearest",
-        headers=GOOGLE_KEY,
-    ),
+    vectors("Gemini", "LiteLLM gemini/ (no version)", GEMINI_PATH, GEMINI_REQUESTS, gemini_values, **GEMINI),
     vectors(
         "Vertex AI",
         "google-genai (Vertex)",
-        "/v1beta1/publishers/google/models/{model}:predict",
+        VERTEX_PATH,
         {"instances": Each("texts", {"content": "$ITEM"}), "parameters": {"autoTruncate": True}},
         read.each_at(["predictions"], ["embeddings", "values"]),
         comparison="nearest",
         headers=GOOGLE_KEY,
     ),
     vectors(
-        "Weaviate",
-        "text2vec-transformers",
-        "/vectors",
-        {"text": "$TEXT", "dims": 0, "vector": None, "error": "", "config": {"pooling_strategy": "masked_mean"}},
-        read.row_at("vector"),
-        headers=NO_TYPE,
-        num_inputs=1,
+        "Weaviate", "text2vec-transformers", "/vectors", WEAVIATE, read.row_at("vector"), headers=NO_TYPE, num_inputs=1
     ),
     vectors(
         "llama.cpp",
@@ -142,30 +124,15 @@ VENDOR_VECTORS: tuple[ClientRequest, ...] = (
         read.rows_at("embeddings"),
         comparison="direction",
     ),
-    vectors(
-        "TextEmbed",
-        "langchain TextEmbed",
-        "/v1/embedding",
-        {"input": "$TEXTS", "model": "$MODEL"},
-        read.openai_float_vectors,
-    ),
+    vectors("TextEmbed", "langchain TextEmbed", "/v1/embedding", INPUTS, read.openai_float_vectors),
     vectors(
         "vLLM",
         "mteb (messages of one text)",
         "/v1/embeddings",
-        {
-            "model": "$MODEL",
-            "messages": Each("texts", [{"role": "user", "content": [{"type": "text", "text": "$ITEM"}]}]),
-        },
+        {"model": "$MODEL", "messages": MESSAGES},
         read.openai_vectors,
         comparison="nearest",
     ),
-    vectors(
-        "vLLM",
-        "requests, /pooling",
-        "/pooling",
-        {"model": "$MODEL", "input": "$TEXTS", "task": "embed"},
-        read.each_at(["data"], ["data"]),
-    ),
+    vectors("vLLM", "requests, /pooling", "/pooling", INPUTS | {"task": "embed"}, read.each_at(["data"], ["data"])),
     other("vLLM", "tokenize", "/tokenize", {"model": "$MODEL", "prompt": "$TEXT"}, read.has(("tokens", 0), ("count",))),
 )

@@ -105,7 +105,7 @@ class PoolingEngine(LocalEngine):
         self.adapters = AdapterManager(model.adapters, self.metrics)
         self.admission = Admission(description, config, self.scoring_model, self.adapters)
         if executor is None:
-            executor = make_executor(model, self.renderer.vocab_size)
+            executor = make_executor(model, self.renderer_settings.vocab_size)
             if config.self_check:
                 SelfCheck(model, self.model_info, self.admission, self.renderer, executor, self.tasks).run()
         self.core = EngineCore(
@@ -114,8 +114,8 @@ class PoolingEngine(LocalEngine):
             executor,
             self.adapters,
             self.metrics,
-            vocab_size=self.renderer.vocab_size,
-            min_tokens=0 if self.renderer.accepts_empty else 1,
+            vocab_size=self.renderer_settings.vocab_size,
+            min_tokens=0 if self.renderer_settings.accepts_empty else 1,
             on_exit=self._on_thread_exit,
         )
         self.tokenizer_worker = TokenizerWorker(self.renderer, self.core, self._on_thread_exit, self.busy_stages)
@@ -165,7 +165,7 @@ class PoolingEngine(LocalEngine):
 
     def make_model_tokenizer(self) -> ModelTokenizer:
         """Return a copy of the tokenizer for programs and plugins."""
-        return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer.chat_settings)
+        return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer_settings.chat_settings)
 
     def add_adapter(self, name: str, path: str) -> None:
         """Load an adapter from a folder or the hub, unless one of that name is loaded."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from cenote.explain.http_results import OTHER_STAGE, HttpResults
-from cenote.explain.report import align_table
+from cenote.explain.report import indent
+from cenote.utils.tables import align_columns
 
 # a thread, a device or a machine that is busy for this share of the time is the limit
 SATURATED = 0.85
@@ -28,7 +29,10 @@ def make_http_advice(results: HttpResults) -> list[str]:
         advice.insert(0, f"{results.failed:,} requests failed: the figures are those of the others.")
     largest = max(results.stages, key=lambda stage: stage.mean_ms)
     where = "outside of the stages" if largest.name == OTHER_STAGE else f"in the stage {largest.name}"
-    return [*advice, f"A request spends most of its time {where}: {largest.share:.0%} of {_mean_ms(results)} ms."]
+    return [
+        *advice,
+        f"A request spends most of its time {where}: {largest.share:.0%} of {results.latency_ms.mean:.2f} ms.",
+    ]
 
 
 def _find_limit(results: HttpResults) -> str:
@@ -75,10 +79,11 @@ def _iter_sections(results: HttpResults, advice: Sequence[str]) -> Iterator[list
         f"{latency.mean:.2f} ms; device {results.device_busy:.0%} busy{batches}",
     ]
     rows = [[stage.name, f"{stage.mean_ms:.3f}", f"{stage.share:.0%}"] for stage in results.stages]
-    table = align_table([["stage", "mean ms", "share"], *rows])
+    table = indent(align_columns([["stage", "mean ms", "share"], *rows], ">"))
     processes = ["process", *(stage.process for stage in results.stages)]
     yield ["Stages of a request", *(f"{row}  {process}" for row, process in zip(table, processes, strict=True))]
-    yield ["Processes", *align_table([["process", "pid", "cores", "event loop", "µs/request"], *_iter_usage(results)])]
+    usage = [["process", "pid", "cores", "event loop", "µs/request"], *_iter_usage(results)]
+    yield ["Processes", *indent(align_columns(usage, ">"))]
     yield ["Advice", *(f"  - {line}" for line in advice)]
 
 
@@ -88,7 +93,3 @@ def _iter_usage(results: HttpResults) -> Iterator[list[str]]:
         yield [each.role, str(each.pid), *figures]
     client_us = 1e6 * results.client_cores / results.requests_per_s
     yield ["client", "-", f"{results.client_cores:.2f}", "-", f"{client_us:,.0f}"]
-
-
-def _mean_ms(results: HttpResults) -> str:
-    return f"{results.latency_ms.mean:.2f}"

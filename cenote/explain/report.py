@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from cenote.explain.advice import Advice
-from cenote.explain.results import TIME_PARTS, ExplainResults, HardwareInfo, WorkloadResult
+from cenote.explain.results import TIME_PARTS, ExplainResults, HardwareInfo
 from cenote.explain.timing import MeasuredValue
+from cenote.utils.tables import align_columns
 
 
 def to_json(results: ExplainResults, advice: Sequence[Advice]) -> str:
@@ -31,9 +32,9 @@ def _iter_sections(findings: ExplainResults, advice: Sequence[Advice]) -> Iterat
         f"{findings.model}, task {findings.task}; {findings.rounds} rounds in {findings.seconds:.0f} s. "
         "Figures are medians, with the least and the most in brackets."
     ]
-    yield ["Machine", *_align_columns(list(_iter_hardware(findings)))]
-    yield ["Settings", *_align_columns([(each.name, each.value, each.reason) for each in findings.settings])]
-    yield [_speed_of_light_title(findings), *align_table(list(_iter_speeds(findings)))]
+    yield ["Machine", *indent(align_columns(list(_iter_hardware(findings))))]
+    yield ["Settings", *indent(align_columns([(each.name, each.value, each.reason) for each in findings.settings]))]
+    yield [_speed_of_light_title(findings), *indent(align_columns(list(_iter_speeds(findings)), ">"))]
     yield [*_iter_time_shares(findings)]
     yield ["Advice", *([_format_advice(each) for each in advice] or ["  none"])]
 
@@ -79,11 +80,11 @@ def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
         "own layers TFLOP/s",
     ]
     for reading in findings.readings:
-        memory = [_format_count(reading.memory_light)] if reading.memory_light is not None else []
+        memory = [f"{reading.memory_light:,.0f}"] if reading.memory_light is not None else []
         yield [
             reading.name,
             f"{reading.flops_per_token / 1e6:.3g}",
-            _format_count(reading.light.value),
+            f"{reading.light.value:,.0f}",
             *memory,
             _format_figure(reading.reached, 1.0, ",.0f"),
             f"{100 * reading.of_light.value:.0f} %",
@@ -93,15 +94,11 @@ def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
 
 def _iter_time_shares(findings: ExplainResults) -> Iterator[str]:
     yield "Share of time, each part measured alone"
-    yield from align_table(
-        [
-            ["texts of", *(name.split(",")[0] for name in TIME_PARTS.values()), "model/run"],
-            *(
-                [reading.name, *_format_shares(reading), f"{reading.model_time.value:.2f}"]
-                for reading in findings.readings
-            ),
-        ]
-    )
+    rows = [["texts of", *(name.split(",")[0] for name in TIME_PARTS.values()), "model/run"]]
+    for reading in findings.readings:
+        shares = [f"{100 * reading.shares[name]:.0f} %" for name in TIME_PARTS]
+        rows.append([reading.name, *shares, f"{reading.model_time.value:.2f}"])
+    yield from indent(align_columns(rows, ">"))
     yield f"  norms: also activations and all other parts of the backbone. {_summarize_bottleneck(findings)}"
     smallest = min(reading.batch_tokens for reading in findings.readings)
     if smallest < findings.chosen.budget // 2:
@@ -120,10 +117,6 @@ def _summarize_bottleneck(findings: ExplainResults) -> str:
     return words
 
 
-def _format_shares(reading: WorkloadResult) -> list[str]:
-    return [f"{100 * reading.shares[name]:.0f} %" for name in TIME_PARTS]
-
-
 def _format_advice(each: Advice) -> str:
     gain = "" if each.gain is None else f" (about {100 * each.gain:.0f} % more tokens/s)"
     return f"  - {each.text}{gain}"
@@ -134,19 +127,5 @@ def _format_figure(figure: MeasuredValue, unit: float, form: str) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _format_count(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(word.ljust(widths[at]) for at, word in enumerate(row)).rstrip() for row in rows]
-
-
-def align_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(f"{word:{'<' if at == 0 else '>'}{widths[at]}}" for at, word in enumerate(row)) for row in rows
-    ]
+def indent(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -61,7 +61,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         attention=_attention_kernel_name(engine),
         native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
         tiles=tiles,
-        fused=is_fused(engine.model.backbone),
+        fused=find_fused_encoder(engine.model.backbone) is not None,
         is_native=description.entry.is_native,
         budget=engine.core.loop.scheduler.token_budget,
         max_num_seqs=engine.core.loop.scheduler.max_num_seqs,
@@ -88,12 +88,8 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     )
 
 
-def is_fused(backbone: torch.nn.Module) -> bool:
-    """Whether all layers run in one call."""
-    return _fused_encoder(backbone) is not None
-
-
-def _fused_encoder(backbone: torch.nn.Module) -> object | None:
+def find_fused_encoder(backbone: torch.nn.Module) -> object | None:
+    """Return what runs all layers in one call; None if each runs by itself."""
     return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
 
 
@@ -112,43 +108,43 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
     if resolved.device == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS")
         yield Setting(
-            name="threads",
-            value=str(resolved.threads),
-            reason=f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores available to this process",
+            "threads",
+            str(resolved.threads),
+            f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores available to this process",
         )
-        yield Setting(name="native code", value=resolved.native, reason=_native_reason(resolved))
+        yield Setting("native code", resolved.native, _native_reason(resolved))
     if engine.model.products is not None:
-        yield Setting(name="products", value=str(engine.model.products), reason=_products_reason(engine))
+        yield Setting("products", str(engine.model.products), _products_reason(engine))
     if resolved.fused:
-        yield Setting(name="layers", value="all in one call", reason="encoder supported by the native code")
+        yield Setting("layers", "all in one call", "encoder supported by the native code")
     yield _linear_setting(engine, resolved)
     reason = _attention_reason(resolved, _first_attention(engine))
     yield Setting(
-        name="attention",
-        value=f"{resolved.attention}: {KERNEL_DESCRIPTIONS.get(resolved.attention, '')}",
-        reason=reason,
+        "attention",
+        f"{resolved.attention}: {KERNEL_DESCRIPTIONS.get(resolved.attention, '')}",
+        reason,
     )
     asked = config.quantization is not None
     yield Setting(
-        name="quantization",
-        value=resolved.quantization or "none",
-        reason=f"from {description.quantization.source}" if asked else "not set (--quantization)",
+        "quantization",
+        resolved.quantization or "none",
+        f"from {description.quantization.source}" if asked else "not set (--quantization)",
     )
     yield _deterministic_setting(engine)
     if resolved.device == "cuda":
         yield _cuda_graph_setting(engine)
     given = config.max_num_batched_tokens is not None
     reason = "--max-num-batched-tokens" if given else f"default for {resolved.device}"
-    yield Setting(name="tokens per batch", value=f"at most {resolved.budget}", reason=reason)
-    yield Setting(name="sequences per batch", value=f"at most {resolved.max_num_seqs}", reason="--max-num-seqs")
+    yield Setting("tokens per batch", f"at most {resolved.budget}", reason)
+    yield Setting("sequences per batch", f"at most {resolved.max_num_seqs}", "--max-num-seqs")
     yield _tokenizer_setting(engine)
     if description.late_interaction is not None:
         summary = description.late_interaction.summary
-        yield Setting(name="late interaction", value=summary.value, reason=f"from {summary.source}")
+        yield Setting("late interaction", summary.value, f"from {summary.source}")
 
 
 def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> Setting:
-    return Setting(name=name, value=str(decision.value).removeprefix("torch."), reason=f"from {decision.source}")
+    return Setting(name, str(decision.value).removeprefix("torch."), f"from {decision.source}")
 
 
 def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
@@ -167,7 +163,7 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
     if not mixing.uses_kernel:
         return "own"
     is_plain = mixing.softcap is None and not mixing.has_sinks and not mixing.has_bias
-    if isinstance(encoder := _fused_encoder(engine.model.backbone), FusedEncoder):
+    if isinstance(encoder := find_fused_encoder(engine.model.backbone), FusedEncoder):
         return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
     if not is_plain:
         return "explicit"
@@ -214,26 +210,26 @@ def _native_reason(chosen: ResolvedSettings) -> str:
 
 def _deterministic_setting(engine: PoolingEngine) -> Setting:
     if not engine.model.description.deterministic:
-        return Setting(name="deterministic", value="no", reason="not set (--deterministic)")
+        return Setting("deterministic", "no", "not set (--deterministic)")
     value = "in batches" if engine.model.is_batch_invariant else "each sequence runs alone"
-    return Setting(name="deterministic", value=value, reason="--deterministic, layers of this model")
+    return Setting("deterministic", value, "--deterministic, layers of this model")
 
 
 def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
     from cenote.engine.execution.cuda_graphs import get_max_tokens, supports_cuda_graphs
 
     if engine.model.description.deterministic:
-        return Setting(name="CUDA graphs", value="none", reason="--deterministic")
+        return Setting("CUDA graphs", "none", "--deterministic")
     if supports_cuda_graphs(engine.model.backbone):
         max_tokens = get_max_tokens(engine.model.backbone)
-        return Setting(name="CUDA graphs", value=f"up to {max_tokens} tokens", reason="no host synchronization")
-    return Setting(name="CUDA graphs", value="none", reason="layers or dtype of this model")
+        return Setting("CUDA graphs", f"up to {max_tokens} tokens", "no host synchronization")
+    return Setting("CUDA graphs", "none", "layers or dtype of this model")
 
 
 def _tokenizer_setting(engine: PoolingEngine) -> Setting:
     native = engine.tokenizer.native
     value = "the tokenizers library" if native.encoder is None else "native code"
-    return Setting(name="tokenizer", value=value, reason=native.reason)
+    return Setting("tokenizer", value, native.reason)
 
 
 def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> Setting:
@@ -241,4 +237,4 @@ def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> Setting:
     size = description.architecture.backbone.hidden_size
     kind = type(make_linear_factory(engine).make_layer(size, size)).__name__
     reason = f"{chosen.quantization or chosen.dtype} on {chosen.device}"
-    return Setting(name="linear layers", value=LINEAR_DESCRIPTIONS.get(kind, kind), reason=reason)
+    return Setting("linear layers", LINEAR_DESCRIPTIONS.get(kind, kind), reason)

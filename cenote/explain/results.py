@@ -33,7 +33,7 @@ class HardwareInfo:
     from_device: MeasuredValue | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """A resolved setting and its reason."""
 

@@ -13,7 +13,7 @@ from cenote.engine.engine import PoolingEngine
 from cenote.errors import PoolingError
 from cenote.explain.flops import ModelFlops
 from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_attention_benchmark
-from cenote.explain.resolved_settings import is_fused
+from cenote.explain.resolved_settings import find_fused_encoder
 from cenote.explain.results import TIME_PARTS, WorkloadResult
 from cenote.explain.timing import MeasuredValue, time_call
 from cenote.explain.workload import ProbeWorkload, split_into_batches
@@ -178,7 +178,7 @@ class WorkloadProbe:
         engine, dtype = self.engine, self.matmuls.dtype
         states = [run_backbone(engine, batch) for batch in self.batches]
         # fused layers process a few rows at a time through all layers
-        at_once = fused_block_rows(is_fused(engine.model.backbone))
+        at_once = fused_block_rows(find_fused_encoder(engine.model.backbone) is not None)
         attention = [
             make_attention_benchmark(
                 self.model_flops.attentions, self._make_batches(lengths, at_once), dtype, self.device

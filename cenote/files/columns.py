@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cenote.errors import BadRequest
+from cenote.utils.text import list_first
 
 COMMON_TEXT_COLUMNS = ("text", "input", "content", "sentence", "prompt")
 COMMON_PAIR_COLUMNS = (("text_1", "text_2"), ("query", "document"), ("sentence1", "sentence2"))
@@ -34,7 +35,7 @@ def choose_columns(
     """Select columns among `names`. `is_complete`: no row has other columns, so a requested one must be in `names`."""
     requested = [*(options.texts or ()), *([options.id] if options.id else [])]
     if is_complete and (missing := [name for name in requested if name not in names]):
-        raise BadRequest(f"unknown column {missing[0]!r}; available: {_shorten_names(names)}")
+        raise BadRequest(f"unknown column {missing[0]!r}; available: {list_first(names, 20) or 'none'}")
     return Columns(options.texts or _guess_columns(options, names, with_strings), options.id)
 
 
@@ -47,14 +48,14 @@ def _guess_columns(options: ColumnOptions, names: Sequence[str], with_strings: S
     if len(remaining) == (2 if options.is_pairs else 1):
         return remaining
     fix = "use --columns FIRST,SECOND" if options.is_pairs else "use --column NAME"
-    raise BadRequest(f"cannot detect the column with the text; {fix}; available: {_shorten_names(names)}")
+    raise BadRequest(f"cannot detect the column with the text; {fix}; available: {list_first(names, 20) or 'none'}")
 
 
 def extract(columns: Columns, record: Mapping[str, object]) -> tuple[tuple[str, ...], object]:
     """Return the texts and the id of a record; raise BadRequest if a column is missing or not a string."""
     for name in (*columns.texts, *([columns.id] if columns.id else [])):
         if name not in record:
-            raise BadRequest(f"unknown column {name!r}; available: {_shorten_names(list(record))}")
+            raise BadRequest(f"unknown column {name!r}; available: {list_first(list(record), 20) or 'none'}")
     texts = []
     for name in columns.texts:
         value = record[name]
@@ -66,8 +67,3 @@ def extract(columns: Columns, record: Mapping[str, object]) -> tuple[tuple[str, 
 
 def _describe_value(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]}"
-
-
-def _shorten_names(names: Sequence[str]) -> str:
-    shown = ", ".join(str(name) for name in names[:20]) or "none"
-    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown

@@ -12,14 +12,14 @@ from cenote.files.parquet_input import import_pyarrow
 from cenote.files.partial_file import PartialFile, remove_path
 from cenote.files.result_slice import EMPTY_SLICE, ResultSchema, ResultSlice
 from cenote.files.result_table import make_table, make_vector_array
-from cenote.files.writers import ResumePoint
+from cenote.files.writers import ResumePoint, Writer
 from cenote.utils.durable_files import replace_durably
 
 # rows per row group, and per slice after merging; a row group is held in memory
 GROUP_ROWS, GROUP_ROWS_OF_TOKENS = 4096, 256
 
 
-class ParquetWriter:
+class ParquetWriter(Writer):
     """Write slices into the folder FILE.part/, each named by its first row, and merge them into FILE at the end."""
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, TypeAlias
 
 from cenote.errors import BadRequest
 from cenote.files.columns import ColumnOptions, Columns, extract
@@ -35,18 +35,6 @@ class InputRow:
     file: str | None = None  # of inputs with several files
 
 
-class RowSource(Protocol):
-    """A source of rows."""
-
-    can_resume: bool
-
-    def rows(self) -> Generator[InputRow, None, None]: ...
-
-    def count(self) -> int | None: ...
-
-    def identity(self) -> object: ...
-
-
 class ArgumentSource:
     """Texts given as arguments."""
 
@@ -58,7 +46,7 @@ class ArgumentSource:
     def rows(self) -> Generator[InputRow, None, None]:
         return (_validate_row(InputRow(index, texts)) for index, texts in enumerate(self.texts))
 
-    def count(self) -> int | None:
+    def count(self) -> int:
         return len(self.texts)
 
     def identity(self) -> object:
@@ -96,6 +84,9 @@ class FileSource:
             return STDIN
         status = Path(self.path).stat()
         return {"path": str(Path(self.path).resolve()), "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+
+
+RowSource: TypeAlias = ArgumentSource | FileSource
 
 
 class AdaptiveSlices:

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -42,45 +42,35 @@ class NpyCounts(msgspec.Struct):
         return HEADER_BYTES + self.num_rows * self.width * 4
 
 
-class Writer(Protocol):
-    """Writes results in row order; files keep all complete rows of an earlier run."""
+class Writer:
+    """Writes results in row order; those of files keep all complete rows of an earlier run."""
 
-    def resume(self) -> ResumePoint: ...
+    def resume(self) -> ResumePoint:
+        return ResumePoint()
 
     def open(self) -> None: ...
 
-    def write(self, results: ResultSlice) -> None: ...
+    def write(self, results: ResultSlice) -> None:
+        raise NotImplementedError
 
     def finish(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class StreamWriter:
+class StreamWriter(Writer):
     """Write JSON lines to a stream."""
 
     def __init__(self, stream: IO[bytes], schema: ResultSchema) -> None:
         self.stream = stream
         self.schema = schema
 
-    def resume(self) -> ResumePoint:
-        return ResumePoint()
-
-    def open(self) -> None:
-        pass
-
     def write(self, results: ResultSlice) -> None:
         self.stream.write(format_json_lines(results, self.schema))
         self.stream.flush()
 
-    def finish(self) -> None:
-        pass
 
-    def close(self) -> None:
-        pass
-
-
-class JsonLinesWriter:
+class JsonLinesWriter(Writer):
     """Write JSON lines to FILE.part, renamed to FILE when complete."""
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:
@@ -112,7 +102,7 @@ class JsonLinesWriter:
         self.partial_file.close()
 
 
-class NpyWriter:
+class NpyWriter(Writer):
     """Write a float32 matrix; row i is index i of the input, NaN for failed and blank rows.
 
     Errors go to FILE.errors.jsonl. FILE.part.counts says how much of FILE.part and its errors is complete: the header

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
-from cenote.inputs.chat import ChatSettings, render_conversation
+from cenote.inputs.chat import render_conversation
 from cenote.inputs.chunked_document import plan_document
 from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
 from cenote.inputs.decoder_pairs import DecoderPairs
 from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
-from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
 from cenote.inputs.limits import Limits
 from cenote.inputs.listwise_prompt import DOCUMENT_TOKEN, QUERY_TOKEN, render_listwise_prompt
 from cenote.inputs.pairs import render_pair
@@ -26,7 +25,6 @@ from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
 from cenote.inputs.template_truncation import TemplatedTexts
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_array
-from cenote.models.text_format import PairLengths, TextFormat
 from cenote.protocol.images import ProcessedImage
 from cenote.protocol.input_types import (
     ChunkedDocument,
@@ -38,14 +36,14 @@ from cenote.protocol.input_types import (
     MultimodalPair,
     MultimodalPrompt,
     PromptEmbeds,
-    ScoreTemplate,
     TensorInput,
     TextPair,
 )
-from cenote.protocol.params import Role, TokenizationParams
+from cenote.protocol.params import TokenizationParams
 
 if TYPE_CHECKING:  # imports Pillow, which models of texts do without
     from cenote.inputs.images.multimodal_processor import MultimodalProcessor
+    from cenote.inputs.renderer_settings import RendererSettings
 
 # vLLM plugins send this token id together with tensors
 TENSOR_INPUT_TOKEN_ID = 1
@@ -70,48 +68,23 @@ class InputPlanner:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        *,
-        vocab_size: int,
-        hidden_size: int,
-        has_pair_separator: bool = True,
-        score_template: ScoreTemplate | None = None,
-        pair_lengths: PairLengths | None = None,
-        pair_suffix_ids: Sequence[int] = (),
-        enable_prompt_embeds: bool = False,
-        exclude_prompt: bool = False,
-        chat_settings: ChatSettings | None = None,
-        role_formats: Mapping[Role, RoleFormat] | None = None,
-        instruction_mask: InstructionMask | PromptEnd | None = None,
-        padded_length: int | None = None,
-        accepts_empty: bool = False,
-        text_format: TextFormat | None = None,
+        settings: RendererSettings,
         multimodal: MultimodalProcessor | None = None,
         check_tensors: Callable[[Mapping[str, Any]], None] | None = None,
-        architecture: str = "this model",
     ) -> None:
+        """`multimodal`: made of the settings of that name, with a loader. `check_tensors`: in the engine's process."""
         self.tokenizer = tokenizer
+        self.settings = settings
+        self.multimodal = multimodal
+        self.check_tensors = check_tensors
         self.sequence_builder = SequenceBuilder(tokenizer)
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.has_pair_separator = has_pair_separator
-        self.score_template = score_template  # for pairs without a template of the request
-        self.pair_suffix_ids = np.array(pair_suffix_ids, dtype=np.int32)  # appended to a rendered score template
-        self.enable_prompt_embeds = enable_prompt_embeds
-        self.exclude_prompt = exclude_prompt
-        self.chat_settings = chat_settings or ChatSettings()
-        # of models whose encoder reads the document, and whose decoder the query
+        special_tokens = settings.chat_settings.special_tokens
+        self.pair_suffix_ids = np.array(settings.pair_suffix_ids, dtype=np.int32)
+        self.pair_format = make_pair_format(settings.score_template, special_tokens)
+        self.instruction_mask = settings.make_instruction_mask(tokenizer)
         self.decoder_pairs = (
-            None if pair_lengths is None else DecoderPairs(tokenizer, pair_lengths, self.chat_settings.special_tokens)
+            None if settings.pair_lengths is None else DecoderPairs(tokenizer, settings.pair_lengths, special_tokens)
         )
-        self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
-        self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
-        self.instruction_mask = instruction_mask  # of models that read where a part of the prompt ends
-        self.accepts_empty = accepts_empty  # an input without tokens has the result zero
-        self.padded_length = padded_length  # of models trained on padded texts, unless a request sets another
-        self.text_format = text_format  # of models whose code writes texts into a format of its own
-        self.multimodal = multimodal  # None: text only
-        self.check_tensors = check_tensors  # set for models whose only input is tensors
-        self.architecture = architecture  # model name in error messages
 
     @property
     def text_model(self) -> str | None:
@@ -122,7 +95,7 @@ class InputPlanner:
         """Add the texts of an input to `texts` and return the function that builds the input from their ids."""
         if isinstance(item, InvalidInput):
             raise item.error
-        if isinstance(item, TensorInput) or self.check_tensors is not None:
+        if isinstance(item, TensorInput) or self.settings.reads_tensors:
             tokenized = self._build_tensors(item)
             return lambda ids: tokenized
         item, images = self._split_images(item)
@@ -130,7 +103,8 @@ class InputPlanner:
             return self._plan_multimodal(item, images, options, texts)
         if (text_model := self.text_model) is not None:
             raise Unsupported(
-                f"{self.architecture} reads images only; embed texts with {text_model}, which has the same vector space"
+                f"{self.settings.architecture} reads images only; embed texts with {text_model}, which has the same "
+                "vector space"
             )
         if isinstance(item, str) and options.role_format is not None:
             return self._plan_role(item, options.role_format, options, texts)
@@ -145,16 +119,16 @@ class InputPlanner:
             return self._plan_document(item, options, texts)
         if isinstance(item, TextPair) and self.decoder_pairs is not None:
             return self.decoder_pairs.plan(
-                item, self.score_template, options.tokenization, options.limits, options.max_tokens, texts
+                item, self.settings.score_template, options.tokenization, options.limits, options.max_tokens, texts
             )
-        if isinstance(item, TextPair) and (item.template is not None or self.score_template is not None):
+        if isinstance(item, TextPair) and (item.template is not None or self.settings.score_template is not None):
             return self._plan_pair_template(item, options, texts)
-        if isinstance(item, TextPair) and not self.has_pair_separator:
+        if isinstance(item, TextPair) and not self.settings.has_pair_separator:
             item = render_pair(item)
         elif isinstance(item, Conversation):
-            if self.chat_settings.is_plain_text(item):
+            if self.settings.chat_settings.is_plain_text(item):
                 options = options._replace(tokenization=replace(options.tokenization, add_special_tokens=True))
-            item = render_conversation(item, self.chat_settings)
+            item = render_conversation(item, self.settings.chat_settings)
             options = options._replace(prompt=None)  # prompts are for texts; a conversation has its template
         if isinstance(item, str):
             return self._plan_text(item, options, texts)
@@ -178,13 +152,13 @@ class InputPlanner:
 
     def _plan_text(self, item: str, options: RenderOptions, texts: TextSet) -> BuildFn:
         tokenization, max_tokens, prompt = options.tokenization, options.max_tokens, options.prompt
-        if self.text_format is not None and tokenization.add_special_tokens:
-            full_text = self.text_format.apply(item, prompt)
+        if self.settings.text_format is not None and tokenization.add_special_tokens:
+            full_text = self.settings.text_format.apply(item, prompt)
         else:
             full_text = prompt + item if prompt else item
         text = self.sequence_builder.crop_text(full_text, tokenization, options.limits, max_tokens)
         texts[text] = None
-        excluded_prompt = prompt if self.exclude_prompt else None
+        excluded_prompt = prompt if self.settings.exclude_prompt else None
         if excluded_prompt:
             texts[excluded_prompt] = None
         is_exact = len(text) == len(full_text)
@@ -193,14 +167,14 @@ class InputPlanner:
         )
 
     def _plan_document(self, document: ChunkedDocument, options: RenderOptions, texts: TextSet) -> BuildFn:
-        if self.text_format is not None and options.tokenization.add_special_tokens:
+        if self.settings.text_format is not None and options.tokenization.add_special_tokens:
             raise Unsupported(
-                f"late_chunking is not supported: {self.architecture} writes every text into a format of its own; "
-                "embed the chunks one by one",
+                f"late_chunking is not supported: {self.settings.architecture} writes every text into a format of its "
+                "own; embed the chunks one by one",
                 param="late_chunking",
             )
         args = (options.tokenization, options.limits, options.max_tokens, options.prompt, texts)
-        return plan_document(self.sequence_builder, document, *args, exclude_prompt=self.exclude_prompt)
+        return plan_document(self.sequence_builder, document, *args, exclude_prompt=self.settings.exclude_prompt)
 
     def _split_images(self, item: Input) -> tuple[Input, Sequence[ProcessedImage]]:
         """Return the input without its images, and its processed images."""
@@ -209,7 +183,7 @@ class InputPlanner:
         if isinstance(item, Conversation | TextPair):
             return item, item.images
         if isinstance(item, ContentParts):  # only for text models: a multimodal processor has converted them otherwise
-            return join_text_parts(item.content, item.param_path, self.architecture), ()
+            return join_text_parts(item.content, item.param_path, self.settings.architecture), ()
         if not isinstance(item, MultimodalPrompt | MultimodalPair):
             return item, ()
         if self.multimodal is None or isinstance(item, MultimodalPair):
@@ -223,7 +197,7 @@ class InputPlanner:
         assert self.multimodal is not None, "only a multimodal processor makes processed images"
         multimodal, processor = self.multimodal, self.multimodal.image_processor
         if processor.spec.single_modality_name is not None:
-            text = render_conversation(item, self.chat_settings) if isinstance(item, Conversation) else item
+            text = render_conversation(item, self.settings.chat_settings) if isinstance(item, Conversation) else item
             multimodal.check_single_modality(text if isinstance(text, str) else list(text), len(images))  # type: ignore[arg-type]
             return lambda ids: multimodal.build_image_only(images[0])
         max_tokens = options.max_tokens
@@ -237,7 +211,7 @@ class InputPlanner:
                 )
             max_tokens = budget
         # prompts of such a model are for texts without images
-        if processor.spec.image_prompt is not None and self.text_format is None:
+        if processor.spec.image_prompt is not None and self.settings.text_format is None:
             options = options._replace(prompt=None)
         tokenization = replace(options.tokenization, pad_prompt_tokens=None)
         if processor.spec.has_special_tokens:
@@ -263,7 +237,7 @@ class InputPlanner:
 
     def _plan_pair_template(self, pair: TextPair, options: RenderOptions, texts: TextSet) -> BuildFn:
         tokenization, max_tokens = options.tokenization, options.max_tokens
-        default_template = None if pair.template is not None else self.score_template
+        default_template = None if pair.template is not None else self.settings.score_template
         if default_template is not None and not default_template.add_special_tokens:
             tokenization = replace(tokenization, add_special_tokens=False)
         formatted = self._split_formatted(pair)
@@ -273,7 +247,7 @@ class InputPlanner:
                 text = formatted.join(query, documents[0])
             else:
                 new_pair = replace(pair, query=query, document=documents[0])
-                text = render_pair(new_pair, self.chat_settings.special_tokens, default_template)
+                text = render_pair(new_pair, self.settings.chat_settings.special_tokens, default_template)
             if self.multimodal is not None and pair.images:
                 return self.multimodal.image_processor.normalize_placeholders(text)
             return text
@@ -339,29 +313,32 @@ class InputPlanner:
         ids = to_id_array(token_ids)
         if isinstance(token_ids, list | tuple) and bool in set(map(type, token_ids)):
             raise BadRequest("Token prompt should be a list of integers", param="input")
-        check_token_ids(ids, self.vocab_size)
+        check_token_ids(ids, self.settings.vocab_size)
         return ids.astype(np.int32)
 
     def _build_embeds(self, item: PromptEmbeds) -> TokenizedInput:
-        if not self.enable_prompt_embeds:
+        if not self.settings.enable_prompt_embeds:
             raise Unsupported("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", param="prompt_embeds")
         shape = tuple(item.embeds.shape)
-        if len(shape) != 2 or shape[1] != self.hidden_size:
-            raise BadRequest(f"prompt_embeds has shape {shape}; this model expects [tokens, {self.hidden_size}]")
+        if len(shape) != 2 or shape[1] != self.settings.hidden_size:
+            raise BadRequest(
+                f"prompt_embeds has shape {shape}; this model expects [tokens, {self.settings.hidden_size}]"
+            )
         ids = np.zeros(shape[0], dtype=np.int32)
         return TokenizedInput(ids, len(ids), len(ids), inputs_embeds=item.embeds)
 
     def _build_tensors(self, item: Input) -> TokenizedInput:
-        if self.check_tensors is None:
+        if not self.settings.reads_tensors:
             raise Unsupported(
-                f"multi_modal_data.image has named tensors, but {self.architecture} reads tokens; tensors are "
+                f"multi_modal_data.image has named tensors, but {self.settings.architecture} reads tokens; tensors are "
                 "for models with an IO processor plugin",
                 param="multi_modal_data",
             )
         if not isinstance(item, TensorInput):
             raise Unsupported(
-                f"{self.architecture} does not read text: its inputs are tensors, which its IO processor plugin makes "
-                "from `data`"
+                f"{self.settings.architecture} does not read text: its inputs are tensors, which its IO processor "
+                "plugin makes from `data`"
             )
-        self.check_tensors(item.tensors)
+        if self.check_tensors is not None:
+            self.check_tensors(item.tensors)
         return TokenizedInput(np.array([TENSOR_INPUT_TOKEN_ID], dtype=np.int32), 1, 1, inputs_embeds=item.tensors)

@@ -45,9 +45,9 @@ class Renderer(InputPlanner):
         role: Role | None = None,
     ) -> RenderResult:
         """Render all inputs; the result of an input that fails is its error."""
-        role_format = self.role_formats.get(role or "document") if tokenization.add_special_tokens else None
-        if self.padded_length is not None and tokenization.pad_prompt_tokens is None:
-            tokenization = replace(tokenization, pad_prompt_tokens=min(self.padded_length, limits.max_tokens))
+        role_format = self.settings.role_formats.get(role or "document") if tokenization.add_special_tokens else None
+        if self.settings.padded_length is not None and tokenization.pad_prompt_tokens is None:
+            tokenization = replace(tokenization, pad_prompt_tokens=min(self.settings.padded_length, limits.max_tokens))
         try:
             max_tokens = resolve_truncation_length(tokenization, limits)
             if (padded := resolve_padding_length(tokenization, limits)) != tokenization.pad_prompt_tokens:
@@ -79,20 +79,20 @@ class Renderer(InputPlanner):
             return None
         if tokenization.pad_prompt_tokens is not None or self.instruction_mask is not None:
             return None
-        if self.check_tensors is not None or self.text_model is not None or self.decoder_pairs is not None:
+        if self.settings.reads_tensors or self.text_model is not None or self.decoder_pairs is not None:
             return None
         bulk = BulkRenderer(self.tokenizer, tokenization, limits, options.max_tokens)
         types = set(map(type, inputs))
         rendered: TokenizedInputs | None = None
         if types == {str}:
-            if options.role_format is None and self.text_format is None:
-                rendered = bulk.render_texts(inputs, options.prompt, exclude_prompt=self.exclude_prompt)
+            if options.role_format is None and self.settings.text_format is None:
+                rendered = bulk.render_texts(inputs, options.prompt, exclude_prompt=self.settings.exclude_prompt)
         elif types == {TextPair}:
-            has_template = self.score_template is not None or any(pair.template is not None for pair in inputs)
-            if self.has_pair_separator and not has_template and not any(pair.images for pair in inputs):
+            has_template = self.settings.score_template is not None or any(pair.template is not None for pair in inputs)
+            if self.settings.has_pair_separator and not has_template and not any(pair.images for pair in inputs):
                 rendered = bulk.render_pairs(inputs)
         else:
-            rendered = bulk.render_token_ids(inputs, self.vocab_size)
+            rendered = bulk.render_token_ids(inputs, self.settings.vocab_size)
         # inputs that are empty, too long or out of vocabulary are rendered individually, which raises their errors
         if rendered is None:
             return None
@@ -100,12 +100,11 @@ class Renderer(InputPlanner):
             shortest = longest = len(rendered.token_ids)
         else:
             shortest, longest = rendered.lengths.min(), rendered.lengths.max()
-        if not shortest and not self.accepts_empty:
+        if not shortest and not self.settings.accepts_empty:
             return None
         too_long = limits.is_bounded and longest > limits.max_tokens
-        out_of_vocab = (
-            self.tokenizer.max_token_id >= self.vocab_size and rendered.token_ids.max(initial=0) >= self.vocab_size
-        )
+        vocab_size = self.settings.vocab_size
+        out_of_vocab = self.tokenizer.max_token_id >= vocab_size and rendered.token_ids.max(initial=0) >= vocab_size
         return None if too_long or out_of_vocab else rendered
 
     def _render_individually(
@@ -129,13 +128,14 @@ class Renderer(InputPlanner):
     def _check_is_pair(self, item: Input) -> None:
         if self.decoder_pairs is not None and not isinstance(item, TextPair | MultimodalPair | InvalidInput):
             raise Unsupported(
-                f"{self.architecture} scores a document, which its encoder reads, for a query, which its decoder "
-                "reads; send both to score or rerank"
+                f"{self.settings.architecture} scores a document, which its encoder reads, for a query, which its "
+                "decoder reads; send both to score or rerank"
             )
 
     def _build_input(
         self, build: BuildFn, ids_by_text: dict[str, TokenIds], limits: Limits
     ) -> TokenizedInput | PoolingError:
+        vocab_size = self.settings.vocab_size
         try:
             tokenized = build(ids_by_text)
             self._check_length(tokenized, limits)
@@ -144,12 +144,10 @@ class Renderer(InputPlanner):
                 tokenized.num_unpooled = mask.count_masked_tokens(tokenized.token_ids)
         except Exception as error:
             return _to_input_error(error)
-        if (
-            self.tokenizer.max_token_id >= self.vocab_size
-            and (max_id := int(tokenized.token_ids.max(initial=0))) >= self.vocab_size
-        ):
+        is_possible = self.tokenizer.max_token_id >= vocab_size
+        if is_possible and (max_id := int(tokenized.token_ids.max(initial=0))) >= vocab_size:
             return BadRequest(
-                f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {self.vocab_size - 1}; "
+                f"Token id {max_id} is out of vocabulary: the model's embedding table ends at {vocab_size - 1}; "
                 f"{TEXTS_ADVICE}"
             )
         return tokenized
@@ -160,7 +158,7 @@ class Renderer(InputPlanner):
                 return  # the vision tower fixes the length of an image; text limits do not apply
             if limits.is_chunked:  # only texts are chunked, an input with images is never split
                 limits = Limits(self.multimodal.image_processor.max_tokens)
-        if len(tokenized.token_ids) or not self.accepts_empty:
+        if len(tokenized.token_ids) or not self.settings.accepts_empty:
             check_length(len(tokenized.token_ids), limits)
 
 

@@ -5,17 +5,15 @@ The engine sends them to its front-ends, which then tokenize with the same code 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import tokenizers
 
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.colbert_format import RoleFormat
-from cenote.inputs.images.multimodal_processor import MultimodalProcessor, MultimodalSettings
+from cenote.inputs.images.multimodal_processor import MultimodalSettings
 from cenote.inputs.instruction_mask import InstructionMask, PromptEnd
-from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.models.text_format import PairLengths, TextFormat
 from cenote.protocol.input_types import ScoreTemplate
@@ -45,57 +43,30 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererSettings:
-    """The arguments of a Renderer; see InputPlanner for their meaning."""
+    """How a model reads its inputs."""
 
     vocab_size: int
     hidden_size: int
     has_pair_separator: bool = True
-    score_template: ScoreTemplate | None = None
-    pair_lengths: PairLengths | None = None
-    pair_suffix_ids: tuple[int, ...] = ()
+    score_template: ScoreTemplate | None = None  # for pairs without a template of the request
+    pair_lengths: PairLengths | None = None  # of models whose encoder reads the document, and whose decoder the query
+    pair_suffix_ids: tuple[int, ...] = ()  # appended to a rendered score template
     enable_prompt_embeds: bool = False
     exclude_prompt: bool = False
     chat_settings: ChatSettings = field(default_factory=ChatSettings)
-    role_formats: Mapping[Role, RoleFormat] = field(default_factory=dict)
+    role_formats: Mapping[Role, RoleFormat] = field(default_factory=dict)  # of queries and of documents, if they differ
     pooling_start_token: str | None = None  # of an InstructionMask
     bos_token_id: int | None = None
     prompt_end: str | None = None  # of a PromptEnd
-    padded_length: int | None = None
-    accepts_empty: bool = False
-    text_format: TextFormat | None = None
-    architecture: str = "this model"
+    padded_length: int | None = None  # of models trained on padded texts, unless a request sets another
+    accepts_empty: bool = False  # an input without tokens has the result zero
+    text_format: TextFormat | None = None  # of models whose code writes texts into a format of its own
+    architecture: str = "this model"  # named in errors
     multimodal: MultimodalSettings | None = None  # None: text only
     reads_tensors: bool = False  # and nothing else
 
-    def make_renderer(
-        self,
-        tokenizer: Tokenizer,
-        multimodal: MultimodalProcessor | None = None,
-        check_tensors: Callable[[Mapping[str, Any]], None] = lambda tensors: None,
-    ) -> Renderer:
-        """Return the renderer; `multimodal`: made of the settings of that name, with a loader."""
-        return Renderer(
-            tokenizer,
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            has_pair_separator=self.has_pair_separator,
-            score_template=self.score_template,
-            pair_lengths=self.pair_lengths,
-            pair_suffix_ids=self.pair_suffix_ids,
-            enable_prompt_embeds=self.enable_prompt_embeds,
-            exclude_prompt=self.exclude_prompt,
-            chat_settings=self.chat_settings,
-            role_formats=self.role_formats,
-            instruction_mask=self._make_instruction_mask(tokenizer),
-            padded_length=self.padded_length,
-            accepts_empty=self.accepts_empty,
-            text_format=self.text_format,
-            architecture=self.architecture,
-            multimodal=multimodal,
-            check_tensors=check_tensors if self.reads_tensors else None,
-        )
-
-    def _make_instruction_mask(self, tokenizer: Tokenizer) -> InstructionMask | PromptEnd | None:
+    def make_instruction_mask(self, tokenizer: Tokenizer) -> InstructionMask | PromptEnd | None:
+        """Return what finds the end of the part of a prompt that is not pooled; None for most models."""
         if self.prompt_end is not None:
             return PromptEnd(tokenizer, self.prompt_end)
         if self.pooling_start_token is None:

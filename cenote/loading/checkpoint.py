@@ -15,6 +15,7 @@ from cenote.loading.default_model import SHORT_NAME, find_packaged
 from cenote.loading.object_store import S3_SCHEME, download_from_s3
 from cenote.loading.other_formats import check_file, check_folder
 from cenote.utils.progress import get_line_class, shows_bars
+from cenote.utils.text import list_first
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -188,9 +189,8 @@ def _require_config(checkpoint: Checkpoint) -> Checkpoint:
     names = ("config.json", "modules.json", ADAPTER_CONFIG, GLINER_CONFIG)
     if all(checkpoint.find_file(file) is None for file in names):
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
-        listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(
-            f"{checkpoint.folder} is not a model folder: no config.json, found {listed or 'nothing'}; "
+            f"{checkpoint.folder} is not a model folder: no config.json, found {list_first(found, 5) or 'nothing'}; "
             "expected config.json, tokenizer.json and model.safetensors"
         )
     return checkpoint

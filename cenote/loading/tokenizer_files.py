@@ -102,7 +102,7 @@ def load_tokenizer_files(
     with wrap_tokenizer_errors(path or checkpoint.folder):
         if built is None and class_name is not None:
             add_class_template(tokenizer, class_name, names)
-        _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
+        _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.recipe.adds_bos)
     if text_suffix is not None:
         _append_suffix(tokenizer, text_suffix, str(checkpoint.folder))
 

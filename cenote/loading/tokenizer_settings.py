@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from cenote.loading.added_tokens import DEFAULT_TOKENS
-from cenote.loading.legacy_tokenizers.byte_level import QWEN_SPLIT_PATTERN
+from cenote.loading.legacy_tokenizers.byte_level import split_as_qwen
 from cenote.loading.legacy_tokenizers.chinese import use_jieba
 from cenote.loading.legacy_tokenizers.source import (
     TokenizerSettings,
+    albert_steps,
     set_bert_template,
     set_roberta_template,
     set_template,
@@ -110,16 +111,8 @@ def _apply_byte_level(tokenizer: Tokenizer, settings: TokenizerSettings) -> None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
 
 
-def _apply_qwen2(tokenizer: Tokenizer, settings: TokenizerSettings, pattern: str = QWEN_SPLIT_PATTERN) -> None:
-    adds_space = settings.get("add_prefix_space") or False  # published as null, too
-    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    rest = pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=False)
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
-
-
 def _apply_qwen3_5(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
-    _apply_qwen2(tokenizer, settings, QWEN3_5_SPLIT_PATTERN)
+    split_as_qwen(tokenizer, settings, QWEN3_5_SPLIT_PATTERN)
 
 
 def _apply_words(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
@@ -134,11 +127,7 @@ def _apply_t5(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
 
 
 def _apply_albert(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
-    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not settings.get("keep_accents", False):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if settings.get("do_lower_case", True):
-        steps.append(normalizers.Lowercase())
+    steps = albert_steps(settings, lower_case=True)
     tokenizer.normalizer = normalizers.Sequence([*steps, *_charsmap(tokenizer)])
     tokenizer.pre_tokenizer = _split_words(adds_space=settings.get("add_prefix_space", True))
 
@@ -190,7 +179,7 @@ CLASSES: Mapping[str, ClassSettings] = {
     "RoFormerTokenizer": ClassSettings("WordPiece", _BERT_KEYS, use_jieba),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer"), _BYTE_LEVEL),
     **dict.fromkeys(("DebertaTokenizer", "GPT2Tokenizer"), _BYTE_LEVEL),
-    "Qwen2Tokenizer": ClassSettings("BPE", ("add_prefix_space",), _apply_qwen2),
+    "Qwen2Tokenizer": ClassSettings("BPE", ("add_prefix_space",), split_as_qwen),
     "Qwen3_5Tokenizer": ClassSettings("BPE", ("add_prefix_space",), _apply_qwen3_5),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), _WORDS),
     "T5Tokenizer": ClassSettings("Unigram", (), _apply_t5),

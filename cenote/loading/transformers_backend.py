@@ -20,6 +20,7 @@ from cenote.models.registry import ArchitectureEntry, CheckpointKind, kind_from_
 from cenote.packed_batch import PackedBatch
 from cenote.utils.install_commands import install_command
 from cenote.utils.progress import shows_bars
+from cenote.utils.text import list_first
 
 logger = logging.getLogger("cenote")
 
@@ -149,10 +150,9 @@ def _check_complete(checkpoint: Checkpoint, report: Any, version: str, *, unused
     mismatched = sorted(str(item[0]) for item in report["mismatched_keys"])
     for problem, names in (("are missing", missing), ("have other shapes", mismatched)):
         if names:
-            listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             raise LoadError(
-                f"{checkpoint.encoder_path}: weights {problem} in the checkpoint: {listed}; Transformers {version} "
-                "would use random ones. Download the model again, or set architectures with hf_overrides"
+                f"{checkpoint.encoder_path}: weights {problem} in the checkpoint: {list_first(names, 4)}; Transformers "
+                f"{version} would use random ones. Download the model again, or set architectures with hf_overrides"
             )
 
 

@@ -16,6 +16,7 @@ from cenote.layers.sharding import Shard
 from cenote.loading.shard_reader import read_shard
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.weight_table import DerivedWeight, WeightTable, transpose
+from cenote.utils.text import list_first
 
 # buffers stored by older versions of Transformers; they are computed from the config
 NON_WEIGHT_PATTERNS = ("*position_ids", "*rotary_emb.inv_freq")
@@ -166,9 +167,9 @@ class WeightLoader:
         unread = [name for name in self.weights.names() if name in self._unread and not self._matches(name, ignored)]
         problems = []
         if self._missing:
-            problems.append(f"missing in the checkpoint: {_shorten_list(self._missing)}")
+            problems.append(f"missing in the checkpoint: {list_first(self._missing, 5)}")
         if unread:
-            problems.append(f"unexpected in the checkpoint: {_shorten_list(unread)}")
+            problems.append(f"unexpected in the checkpoint: {list_first(unread, 5)}")
         if problems:
             raise LoadError(f"{self.weights.source}: {'; '.join(problems)}")
 
@@ -238,7 +239,7 @@ def _select_table(
         return best
     first = next(iter(_source_names(tables[0]))).replace("*", "0")
     tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)
-    raise LoadError(f"{weights.source}: the checkpoint has no {tried}; found {_shorten_list(weights.names())}")
+    raise LoadError(f"{weights.source}: the checkpoint has no {tried}; found {list_first(weights.names(), 5)}")
 
 
 def _has_any(weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> bool:
@@ -304,7 +305,3 @@ def concat_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if not all(shape and shape[1:] == first[1:] for shape in shapes):
         return ()
     return (sum(shape[0] for shape in shapes), *first[1:])
-
-
-def _shorten_list(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -110,17 +110,15 @@ def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm:
     return Backbone(spec, partial(ClsPatchEmbedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
-def clip_weights(
-    prefix: str = "encoder.", stored_prefix: str = "vision_model.", *, final_norm: bool = True
-) -> WeightTable:
-    """Return the weight table of `clip_encoder` for a module prefix and a prefix in the checkpoint."""
+def clip_weights(stored_prefix: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
+    """Return the weight table of `clip_encoder`, the `encoder` of a tower, for a prefix in the checkpoint."""
     return {
-        f"{prefix}embed.first": f"{stored_prefix}embeddings.class_embedding",
-        f"{prefix}embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
-        f"{prefix}embed.positions": f"{stored_prefix}embeddings.position_embedding",
-        f"{prefix}embed.norm": f"{stored_prefix}pre_layrnorm",  # sic, in the checkpoint
-        **block_weights(prefix, stored_prefix),
-        **({f"{prefix}norm": f"{stored_prefix}post_layernorm"} if final_norm else {}),
+        "encoder.embed.first": f"{stored_prefix}embeddings.class_embedding",
+        "encoder.embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
+        "encoder.embed.positions": f"{stored_prefix}embeddings.position_embedding",
+        "encoder.embed.norm": f"{stored_prefix}pre_layrnorm",  # sic, in the checkpoint
+        **block_weights("encoder.", stored_prefix),
+        **({"encoder.norm": f"{stored_prefix}post_layernorm"} if final_norm else {}),
     }
 
 

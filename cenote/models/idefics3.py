@@ -30,7 +30,7 @@ def idefics3(config: HFConfig) -> Architecture:
         vision=VisionSpec(
             make_tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=False, merge_size=factor),
             weights={
-                **siglip_weights(stored_prefix="vision_model."),
+                **siglip_weights(),
                 "projection": "connector.modality_projection.proj",
             },
             num_layers=vision.num_hidden_layers,

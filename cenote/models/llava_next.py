@@ -93,7 +93,7 @@ def unused_layers_above(depth: int, vision: HFConfig, prefix: str) -> tuple[str,
 
 def _vision_weights(stored_prefix: str) -> dict[str, Any]:
     return {
-        **clip_weights(stored_prefix=stored_prefix, final_norm=False),
+        **clip_weights(stored_prefix, final_norm=False),
         "projector.up": "multi_modal_projector.linear_1",
         "projector.down": "multi_modal_projector.linear_2",
         "new_line": "image_newline",

@@ -88,4 +88,4 @@ def colmodernvbert(config: HFConfig) -> Architecture:
 
 
 def _vision_weights(tower: str, connector: str) -> WeightTable:
-    return {**siglip_weights(stored_prefix=tower), "projection": connector}
+    return {**siglip_weights(tower), "projection": connector}

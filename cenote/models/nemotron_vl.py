@@ -83,7 +83,7 @@ class NemotronVisionTower(VisionTower):
 
 def _vision_weights(stored_prefix: str) -> WeightTable:
     return {
-        **siglip_weights(stored_prefix=stored_prefix),
+        **siglip_weights(stored_prefix),
         "norm": "mlp1.0",
         "projector.up": "mlp1.1",
         "projector.down": "mlp1.3",

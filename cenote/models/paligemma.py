@@ -92,4 +92,4 @@ def original_colpali(config: HFConfig) -> Architecture:
 
 
 def _vision_weights(stored_prefix: str) -> WeightTable:
-    return {**siglip_weights(stored_prefix=stored_prefix), "projection": "multi_modal_projector.linear"}
+    return {**siglip_weights(stored_prefix), "projection": "multi_modal_projector.linear"}

@@ -57,7 +57,7 @@ def phi3v(config: HFConfig) -> Architecture:
         vision=VisionSpec(
             make_tower=lambda: Phi3VisionTower(vision, text.backbone.hidden_size, depth),
             weights={
-                **clip_weights(stored_prefix=prefix, final_norm=False),
+                **clip_weights(prefix, final_norm=False),
                 "between": DerivedWeight(("sub_GN", "glb_GN"), _stack),
                 "projector.up": "img_projection.0",
                 "projector.down": "img_projection.2",

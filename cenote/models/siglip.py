@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,46 +120,37 @@ def siglip_encoder(
     *,
     num_patches: int | None = None,
     patch_embedding: Callable[..., nn.Module] = FixedPatchEmbedding,
-    final_norm: bool = True,
-    **overrides: Any,
 ) -> Backbone:
     """Build the vision transformer; each image or tile is a sequence of patches."""
     num_positions = num_patches or (config.image_size // config.patch_size) ** 2
-    spec = BackboneSpec(
-        vocab_size=1,
-        num_learned_positions=num_positions,
-        has_final_norm=final_norm,
-        **(common_spec_fields(config) | overrides),
-    )
+    spec = BackboneSpec(vocab_size=1, num_learned_positions=num_positions, **common_spec_fields(config))
     return Backbone(spec, partial(patch_embedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
-def siglip_weights(
-    prefix: str = "encoder.", stored_prefix: str = "vision_model.", *, final_norm: bool = True
-) -> WeightTable:
-    """Return the weight table of `siglip_encoder` for a module prefix and a prefix in the checkpoint."""
+def siglip_weights(stored_prefix: str = "vision_model.") -> WeightTable:
+    """Return the weight table of `siglip_encoder`, the `encoder` of a tower, for a prefix in the checkpoint."""
     return {
-        f"{prefix}embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
-        f"{prefix}embed.positions": f"{stored_prefix}embeddings.position_embedding",
-        **block_weights(prefix, stored_prefix),
-        **({f"{prefix}norm": f"{stored_prefix}post_layernorm"} if final_norm else {}),
+        "encoder.embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
+        "encoder.embed.positions": f"{stored_prefix}embeddings.position_embedding",
+        **block_weights("encoder.", stored_prefix),
+        "encoder.norm": f"{stored_prefix}post_layernorm",
     }
 
 
-def pooling_weights(prefix: str = "pool.", stored_prefix: str = "vision_model.head.") -> WeightTable:
+def pooling_weights() -> WeightTable:
     """Return the weight table of the attention pooling head, whose QKV matrices are stored as one."""
     table: dict[str, str | list[str] | DerivedWeight] = {
-        f"{prefix}probe": DerivedWeight((f"{stored_prefix}probe",), torch.flatten),
-        f"{prefix}out": f"{stored_prefix}attention.out_proj",
-        f"{prefix}norm": f"{stored_prefix}layernorm",
-        f"{prefix}mlp.up": f"{stored_prefix}mlp.fc1",
-        f"{prefix}mlp.down": f"{stored_prefix}mlp.fc2",
+        "pool.probe": DerivedWeight(("vision_model.head.probe",), torch.flatten),
+        "pool.out": "vision_model.head.attention.out_proj",
+        "pool.norm": "vision_model.head.layernorm",
+        "pool.mlp.up": "vision_model.head.mlp.fc1",
+        "pool.mlp.down": "vision_model.head.mlp.fc2",
     }
     for kind in ("weight", "bias"):
-        stored = (f"{stored_prefix}attention.in_proj_{kind}",)
+        stored = (f"vision_model.head.attention.in_proj_{kind}",)
         table |= {
-            f"{prefix}query.{kind}": DerivedWeight(stored, _query_rows),
-            f"{prefix}key_value.{kind}": DerivedWeight(stored, _key_value_rows),
+            f"pool.query.{kind}": DerivedWeight(stored, _query_rows),
+            f"pool.key_value.{kind}": DerivedWeight(stored, _key_value_rows),
         }
     return table
 

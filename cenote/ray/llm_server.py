@@ -78,11 +78,7 @@ class CenoteLLMServer:
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         yield make_error(GENERATIVE, "BadRequestError", 400)
 
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        yield make_error(GENERATIVE, "BadRequestError", 400)
-
-    async def transcriptions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        yield make_error(GENERATIVE, "BadRequestError", 400)
+    completions = transcriptions = chat
 
     async def llm_config(self) -> Any:
         return self._llm_config
@@ -93,8 +89,7 @@ class CenoteLLMServer:
     async def start_profile(self) -> None:
         raise Unsupported(NO_PROFILES)
 
-    async def stop_profile(self) -> None:
-        raise Unsupported(NO_PROFILES)
+    stop_profile = start_profile
 
     async def sleep(self, **kwargs: Any) -> None:
         raise Unsupported(NO_SLEEP)
@@ -105,14 +100,12 @@ class CenoteLLMServer:
     async def is_sleeping(self) -> bool:
         return False
 
-    async def pause(self, **kwargs: Any) -> None:
-        raise Unsupported(NO_SLEEP)
+    pause = sleep
 
     async def resume(self, **kwargs: Any) -> None:
         """The engine never pauses."""
 
-    async def is_paused(self) -> bool:
-        return False
+    is_paused = is_sleeping
 
     async def _call(self, path: str, request: Any, response_type: str) -> Any:
         """Send a request through our routes, so that limits, errors and metrics are those of HTTP requests."""

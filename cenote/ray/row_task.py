@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
 from cenote.files.result_slice import ResultSchema
 from cenote.protocol.params import Task
+from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult
+from cenote.protocol.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
@@ -46,6 +48,7 @@ SCHEMAS = {
 TASKS = tuple(OPTIONS)
 PAIR_TASKS = ("score", "rerank")  # two columns per row
 
+Request = TypeVar("Request", PoolRequest, ScoreRequest)
 Prompts: TypeAlias = "tuple[Any, ...]"  # of one row: a prompt, or a query and what it is compared with
 
 
@@ -64,6 +67,7 @@ RowResult: TypeAlias = "PoolResult | ScoreResult | EntityResult | RankResult"
 class RowTask:
     task: str
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the method of LLM
+    scheduling: SchedulingParams | None = None  # None: as the methods of LLM
 
     def __post_init__(self) -> None:
         if self.task not in OPTIONS:
@@ -84,15 +88,25 @@ class RowTask:
             llm.engine.admission.check_task(cast(Task, self.task))
 
     def run(self, llm: LLM, rows: Sequence[Prompts]) -> list[RowResult | PoolingError]:
-        """Return a result or an error for each row."""
-        run_all: Callable[..., Sequence[RowResult | PoolingError]] = self._pool
-        if self.task in PAIR_TASKS:
-            run_all = self._score if self.task == "score" else self._rerank
-        elif self.task == "entities":
-            run_all = self._entities
-        return isolate_failures(lambda some: run_all(llm, some), rows) if rows else []
+        """Return a result or an error for each row, also where something is wrong with all of them."""
+        return isolate_failures(lambda some: self.compute(llm, some), rows) if rows else []
 
-    def _pool(self, llm: LLM, rows: Sequence[Prompts]) -> Sequence[PoolResult | PoolingError]:
+    def compute(
+        self, llm: LLM, rows: Sequence[Prompts], on_progress: Callable[[Any], None] | None = None
+    ) -> Sequence[RowResult | PoolingError]:
+        """Return a result or an error for each row; raise what is wrong with all of them, or with one of entities.
+
+        `on_progress` is called with the state of a pooling request.
+        """
+        if self.task == "score":
+            return self.score_pairs(llm, [query for query, _ in rows], [document for _, document in rows])
+        if self.task == "rerank":
+            return self._rerank(llm, rows)
+        return self._entities(llm, rows) if self.task == "entities" else self._pool(llm, rows, on_progress)
+
+    def _pool(
+        self, llm: LLM, rows: Sequence[Prompts], on_progress: Callable[[Any], None] | None
+    ) -> Sequence[PoolResult | PoolingError]:
         from cenote.engine.offline_requests import make_pool_request
 
         selection = {name: self.options.get(name) for name in (*PROMPT_OPTIONS, "role")}
@@ -105,28 +119,26 @@ class RowTask:
             return_exceptions=True,
             **selection,
         )
-        return llm.engine.pool_sync(request)
-
-    def _score(self, llm: LLM, rows: Sequence[Prompts]) -> Sequence[ScoreResult | PoolingError]:
-        return self._score_pairs(llm, [query for query, _ in rows], [document for _, document in rows])
+        return llm.engine.pool_sync(self._schedule(request), on_progress)
 
     def _rerank(self, llm: LLM, rows: Sequence[Prompts]) -> Sequence[RankResult | PoolingError]:
         if llm.engine.scoring_model.score_types[0] == "listwise":  # a prompt holds all documents of one query
-            return [self._rank(self._score_pairs(llm, [query], documents)) for query, documents in rows]
+            return [self._rank(self.score_pairs(llm, [query], documents)) for query, documents in rows]
         queries = [query for query, documents in rows for _ in documents]
-        scores = iter(self._score_pairs(llm, queries, [item for _, documents in rows for item in documents]))
+        scores = iter(self.score_pairs(llm, queries, [item for _, documents in rows for item in documents]))
         return [self._rank([next(scores) for _ in documents]) for _, documents in rows]
 
-    def _score_pairs(
+    def score_pairs(
         self, llm: LLM, queries: Sequence[Any], documents: Sequence[Any]
     ) -> Sequence[ScoreResult | PoolingError]:
+        """Score each document for the query of the same place, or all of them for the only query."""
         from cenote.engine.offline_requests import make_score_request
 
         if not documents:
             return []
         args = [self.options.get(name) for name in SCORE_OPTIONS]
         request = make_score_request(llm.engine, list(queries), list(documents), *args)
-        return llm.engine.score_sync(replace(request, return_exceptions=True))
+        return llm.engine.score_sync(replace(self._schedule(request), return_exceptions=True))
 
     def _rank(self, results: Sequence[ScoreResult | PoolingError]) -> RankResult | PoolingError:
         scores: list[float] = []
@@ -152,6 +164,9 @@ class RowTask:
             **{name: self.options.get(name, default) for name, default in ENTITY_DEFAULTS.items()},
         )
         return llm.engine.entities_sync(request)
+
+    def _schedule(self, request: Request) -> Request:
+        return request if self.scheduling is None else replace(request, scheduling=self.scheduling)
 
 
 def isolate_failures(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -28,6 +29,9 @@ def vector(text: str) -> list[float]:
 
 @dataclass
 class FakeEngine:
+    admission = SimpleNamespace(check_task=lambda task: None)  # the model has every task
+    model_info = SimpleNamespace(supports_images=False)
+
     requests: list[Any] = field(default_factory=list)
     on_call: Callable[[int], None] = lambda number: None
 

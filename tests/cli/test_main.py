@@ -142,7 +142,6 @@ def test_inspect_receives_the_engine_config(cenote_command: Command, monkeypatch
     configs: list[EngineConfig] = []
     module = ModuleType("cenote.cli.inspect")
     module.inspect_model = lambda config, **_: configs.append(config) or 5  # type: ignore[attr-defined]
-    module.inspect_model_as_json = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cenote.cli.inspect", module)
 
     assert cenote_command("inspect", "some/model", "--pooler-config.pooling_type", "MEAN").status == 5

@@ -74,7 +74,7 @@ def make_results(*readings: WorkloadResult, **chosen: Any) -> ExplainResults:
             copy=constant_figure(1e10),
         ),
         chosen=replace(RESOLVED, **chosen),
-        settings=(Setting(name="device", value="cpu", reason="from what this machine has"),),
+        settings=(Setting("device", "cpu", "from what this machine has"),),
         readings=readings or (make_workload_result(),),
         tokenizer=constant_figure(1e6),
         per_input=constant_figure(1e-5),

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.params import TruncationSide
 
@@ -52,4 +53,4 @@ def wordpiece(default_folder: Path) -> Tokenizer:
 
 @pytest.fixture
 def renderer(wordpiece: Tokenizer) -> Renderer:
-    return Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    return Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384))

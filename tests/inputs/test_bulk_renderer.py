@@ -14,6 +14,7 @@ import pytest
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import RenderResult, TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.input_types import TextPair
@@ -64,7 +65,7 @@ def tokenizer(request: pytest.FixtureRequest, default_folder: Path) -> Tokenizer
 def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
     tokenizer: Tokenizer, kind: str, tokenization: dict[str, Any]
 ) -> None:
-    renderer = Renderer(tokenizer, vocab_size=30522, hidden_size=384, exclude_prompt=True)
+    renderer = Renderer(tokenizer, RendererSettings(vocab_size=30522, hidden_size=384, exclude_prompt=True))
     rng = random.Random(0)
     for prompt in (None, "query: ", None, "a river "):
         inputs, limits = make_random_inputs(kind, rng), Limits(rng.choice([12, 64]))
@@ -82,8 +83,8 @@ def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
 def test_a_single_text_gives_the_same_result_as_rendering_individually(
     tokenizer: Tokenizer, tokenization: dict[str, Any]
 ) -> None:
-    renderer = Renderer(tokenizer, vocab_size=30522, hidden_size=384, exclude_prompt=True)
-    plain = Renderer(tokenizer, vocab_size=30522, hidden_size=384)
+    renderer = Renderer(tokenizer, RendererSettings(vocab_size=30522, hidden_size=384, exclude_prompt=True))
+    plain = Renderer(tokenizer, RendererSettings(vocab_size=30522, hidden_size=384))
     rng = random.Random(0)
     for prompt in (None, "query: "):
         texts = ["", "a", "\ud800", "river " * 1000, *make_random_inputs("texts", rng)]

@@ -14,6 +14,7 @@ from cenote.inputs.chat import CONTINUATION_MARKER, ChatSettings, render_convers
 from cenote.inputs.content_parts import IMAGE_PARTS, UNSUPPORTED_PARTS
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.checkpoint import Checkpoint
@@ -112,7 +113,9 @@ def assert_same(
     """Assert that text and token ids of a conversation equal those of Transformers."""
     kwargs = options.pop("kwargs", {})
     settings = ChatSettings(tokenizer_template=files.chat_template, special_tokens=files.special_tokens)
-    renderer = Renderer(wrap_tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat_settings=settings)
+    renderer = Renderer(
+        wrap_tokenizer(files.tokenizer), RendererSettings(vocab_size=10**6, hidden_size=8, chat_settings=settings)
+    )
     conversation = Conversation(messages, template, kwargs, **options)
     their_options = {"chat_template": template, **options, **kwargs}
 
@@ -399,9 +402,9 @@ def test_a_message_containing_the_marker_is_continued_at_its_end() -> None:
 def test_a_conversation_is_rendered_among_other_inputs(wordpiece: Tokenizer) -> None:
     renderer = Renderer(
         wordpiece,
-        vocab_size=30522,
-        hidden_size=8,
-        chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE),
+        RendererSettings(
+            vocab_size=30522, hidden_size=8, chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE)
+        ),
     )
     chat = Conversation([{"role": "a", "content": "b c"}])
     inputs = ["d", chat, Conversation([]), Conversation([{"role": "a", "content": "\ud800"}]), [7]]
@@ -424,9 +427,9 @@ def test_a_conversation_is_rendered_among_other_inputs(wordpiece: Tokenizer) -> 
 def test_a_conversation_that_is_too_long_is_refused_like_a_text(wordpiece: Tokenizer) -> None:
     renderer = Renderer(
         wordpiece,
-        vocab_size=30522,
-        hidden_size=8,
-        chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE),
+        RendererSettings(
+            vocab_size=30522, hidden_size=8, chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE)
+        ),
     )
 
     (result,) = renderer.render([Conversation([{"role": "u", "content": "x " * 30}])], TokenizationParams(), Limits(16))

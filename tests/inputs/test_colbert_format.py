@@ -12,6 +12,7 @@ from cenote.errors import PoolingError
 from cenote.inputs.colbert_format import QueryExpansion, RoleFormat
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.input_types import Input
@@ -30,7 +31,7 @@ ROLE_FORMATS: Mapping[Role, RoleFormat] = {
 
 @pytest.fixture
 def renderer(wordpiece: Tokenizer) -> Renderer:
-    return Renderer(wordpiece, vocab_size=30522, hidden_size=384, role_formats=ROLE_FORMATS)
+    return Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, role_formats=ROLE_FORMATS))
 
 
 def render_one(
@@ -58,7 +59,9 @@ def test_a_query_gets_its_marker_and_expansion_tokens_it_does_not_attend_to(rend
 
 def test_expansion_tokens_can_be_attended_to(wordpiece: Tokenizer) -> None:
     role_format = RoleFormat(expansion=QueryExpansion(MASK, 8, is_attended=True))
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, role_formats={"query": role_format})
+    renderer = Renderer(
+        wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, role_formats={"query": role_format})
+    )
 
     assert render_one(renderer, "a", "query").attended_len is None
 
@@ -86,7 +89,7 @@ def test_a_text_without_a_role_is_a_document(renderer: Renderer) -> None:
 
 
 def test_a_model_without_role_formats_treats_all_roles_the_same(wordpiece: Tokenizer) -> None:
-    plain = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    plain = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384))
 
     assert render_ids(plain, "a b", "query") == render_ids(plain, "a b", "document") == [CLS, A, B, SEP]
 

@@ -16,6 +16,7 @@ from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.limits import Limits, split_budget
 from cenote.inputs.pairs import render_pair, truncate_ids
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ def test_a_template_gets_the_callers_kwargs() -> None:
 
 def test_a_template_gets_the_special_tokens(wordpiece: Tokenizer) -> None:
     settings = ChatSettings(special_tokens={"sep_token": "[SEP]"})
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, chat_settings=settings)
+    renderer = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, chat_settings=settings))
     pair = TextPair("a", "b", "{{ messages[0].content }}{{ sep_token }}{{ messages[1].content }}")
 
     assert renderer.tokenize(pair, add_special_tokens=False) == [1037, 102, 1038]
@@ -104,8 +105,10 @@ def test_reserved_template_kwargs_are_refused(name: str) -> None:
 
 
 def test_a_joined_text_is_tokenized_with_special_tokens(wordpiece: Tokenizer) -> None:
-    without_separator = Renderer(wordpiece, vocab_size=30522, hidden_size=384, has_pair_separator=False)
-    with_separator = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    without_separator = Renderer(
+        wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, has_pair_separator=False)
+    )
+    with_separator = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384))
     pairs = [TextPair("a ", "b"), TextPair("a", "b", "{{ messages[0].content }} {{ messages[1].content }}")]
 
     for renderer, pair in ((without_separator, pairs[0]), (without_separator, pairs[1]), (with_separator, pairs[1])):

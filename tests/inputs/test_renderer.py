@@ -14,6 +14,7 @@ from tokenizers.normalizers import BertNormalizer
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.input_types import Input, PromptEmbeds, TextPair
@@ -65,7 +66,7 @@ def test_text_is_lowercased_before_tokenization(
 ) -> None:
     raw = tokenizers.Tokenizer.from_str(wordpiece.raw.to_str())
     raw.normalizer = BertNormalizer(lowercase=False)
-    renderer = Renderer(Tokenizer(raw, lower_case=lower_case), vocab_size=30522, hidden_size=384)
+    renderer = Renderer(Tokenizer(raw, lower_case=lower_case), RendererSettings(vocab_size=30522, hidden_size=384))
 
     assert render_ids(renderer, "A", do_lower_case=requested) == [CLS, expected, SEP]
 
@@ -99,7 +100,7 @@ def test_a_text_is_truncated_as_requested(
 
 def test_truncation_on_the_tokenizers_default_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
     left_truncating = Tokenizer(wordpiece.raw, truncation_side="left")
-    renderer = Renderer(left_truncating, vocab_size=30522, hidden_size=384)
+    renderer = Renderer(left_truncating, RendererSettings(vocab_size=30522, hidden_size=384))
 
     assert render_ids(renderer, "a b c d e f", truncate_prompt_tokens=5) == [CLS, *LETTERS[3:6], SEP]
     assert render_ids(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2) == [3, 4]
@@ -175,7 +176,7 @@ def test_padding_beyond_the_model_length_is_refused(renderer: Renderer) -> None:
 
 
 def test_padding_needs_a_padding_token(wordpiece: Tokenizer) -> None:
-    without_padding = Renderer(Tokenizer(wordpiece.raw), vocab_size=30522, hidden_size=384)
+    without_padding = Renderer(Tokenizer(wordpiece.raw), RendererSettings(vocab_size=30522, hidden_size=384))
 
     with pytest.raises(Unsupported, match="no padding token"):
         render_one(without_padding, "a", pad_prompt_tokens=5)
@@ -350,7 +351,7 @@ def test_an_empty_text_without_special_tokens_is_refused(renderer: Renderer) -> 
 
 
 def test_a_token_id_beyond_the_models_embedding_table_fails_its_input(wordpiece: Tokenizer) -> None:
-    small = Renderer(wordpiece, vocab_size=1038, hidden_size=384)
+    small = Renderer(wordpiece, RendererSettings(vocab_size=1038, hidden_size=384))
 
     assert render_ids(small, "a") == [CLS, LETTERS[0], SEP]
     with pytest.raises(
@@ -368,7 +369,7 @@ def test_prompt_embeds_need_the_option(renderer: Renderer) -> None:
 
 
 def test_prompt_embeds_must_have_the_hidden_size(wordpiece: Tokenizer) -> None:
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, enable_prompt_embeds=True)
+    renderer = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, enable_prompt_embeds=True))
 
     assert len(render_one(renderer, PromptEmbeds(torch.zeros(3, 384))).token_ids) == 3
     for shape in ((3, 383), (384,), (1, 3, 384)):
@@ -392,8 +393,8 @@ def test_a_prompt_is_put_before_texts_only(renderer: Renderer) -> None:
     ]
 
 
-def test_an_excluded_prompt_is_not_pooled_nor_is_the_special_token_before_it(renderer: Renderer) -> None:
-    renderer.exclude_prompt = True
+def test_an_excluded_prompt_is_not_pooled_nor_is_the_special_token_before_it(wordpiece: Tokenizer) -> None:
+    renderer = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384, exclude_prompt=True))
 
     assert render_one(renderer, "c", prompt="a b ").num_unpooled == 3
     assert render_one(renderer, "c", prompt="a b ", add_special_tokens=False).num_unpooled == 2
@@ -440,7 +441,7 @@ def test_unusual_text_is_tokenized_as_by_the_library(renderer: Renderer, text: s
 
 
 def test_a_repeated_text_is_tokenized_once(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    renderer = Renderer(wordpiece, RendererSettings(vocab_size=30522, hidden_size=384))
     encoded: list[str] = []
     encode = wordpiece.encode
     monkeypatch.setattr(wordpiece, "encode", lambda texts, **kwargs: encoded.extend(texts) or encode(texts, **kwargs))

@@ -14,6 +14,7 @@ from cenote.errors import BadRequest
 from cenote.inputs import tokenizer as subject
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.protocol.input_types import TextPair
@@ -49,7 +50,7 @@ def truncating(raw: tokenizers.Tokenizer, max_length: int, side: str) -> Iterato
 
 
 def render(raw: tokenizers.Tokenizer, item: str | TextPair, side: Any = "right", **tokenization: Any) -> TokenizedInput:
-    renderer = Renderer(wrap_tokenizer(raw, side), vocab_size=10**6, hidden_size=8)
+    renderer = Renderer(wrap_tokenizer(raw, side), RendererSettings(vocab_size=10**6, hidden_size=8))
     (tokenized,) = renderer.render([item], TokenizationParams(**tokenization), Limits(10**6))
     assert isinstance(tokenized, TokenizedInput)
     return tokenized

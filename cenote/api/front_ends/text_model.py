@@ -74,11 +74,11 @@ def make_renderer(info: RouteInfo, loaders: list[MediaLoader]) -> Renderer:
     tokenizer = tokenizer_settings.make_tokenizer(load_tokenizer(info))
     settings = msgspec.json.decode(info.renderer_settings, type=RendererSettings)
     if settings.multimodal is None:
-        return settings.make_renderer(tokenizer)
+        return Renderer(tokenizer, settings)
     from cenote.inputs.media.loader import MediaLoader  # with Pillow, which models of texts do without
 
     loaders.append(MediaLoader(settings.multimodal.media))
-    return settings.make_renderer(tokenizer, settings.multimodal.make_processor(tokenizer, loaders[-1]))
+    return Renderer(tokenizer, settings, settings.multimodal.make_processor(tokenizer, loaders[-1]))
 
 
 def load_tokenizer(info: RouteInfo) -> tokenizers.Tokenizer:

@@ -56,11 +56,6 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
     add_peers_dir(how)
 
 
-def check_compare_flags(args: argparse.Namespace) -> None:
-    if args.rounds is None:
-        args.rounds = QUICK_ROUNDS if args.quick else ROUNDS
-
-
 def add_peers_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "install"))
     parser.add_argument(

@@ -15,7 +15,7 @@ import uvloop
 from cenote.bench.backends import BACKENDS, InvalidReply
 from cenote.bench.compare.engines import CENOTE, ENGINES, REFERENCE_ENGINE, PeerEngine
 from cenote.bench.compare.models import ComparedModel
-from cenote.bench.compare.progress import format_duration
+from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
 from cenote.bench.compare.rounds import SETTLE_S, format_seconds
 from cenote.bench.compare.worker import COMMON_ENVIRONMENT, OutputRows, WorkerFailed, WorkerProcess
@@ -103,8 +103,7 @@ def run_http(
             except LoadError as error:
                 if engine.name == CENOTE:
                     raise
-                report.left_out.append(f"{engine.name} on {kind.name}: {error.message}")
-                print_note(f"  left out: {report.left_out[-1]}")
+                leave_out(report.left_out, f"{engine.name} on {kind.name}: {error.message}")
                 continue
             server = PeerServer(engine, spawned, LoadTarget(engine.name, spawned.address, settings))
             runner.run(server.target.fetch_model())
@@ -190,8 +189,7 @@ def run_server_rounds(
             finally:
                 server.spawned.group.pause()
             if failures := compute_load_stats([done]).errors:
-                left_out.append(f"{server.engine.name} on {kind.name}: requests failed: {failures[0].error}")
-                print_note(f"  left out: {left_out[-1]}")
+                leave_out(left_out, f"{server.engine.name} on {kind.name}: requests failed: {failures[0].error}")
                 outcome.rows.remove(row)
             elif number:
                 row.seconds.append(done.seconds)

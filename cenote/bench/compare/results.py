@@ -11,10 +11,11 @@ from typing import Any
 from cenote.bench.compare.engines import CENOTE, ENGINES, REFERENCE_ENGINE, SCORE, TOKEN_CLASSIFY
 from cenote.bench.compare.worker import OutputRows
 from cenote.bench.compare.workload_specs import PreparedWorkload
-from cenote.bench.load_stats import Ratio, min_cosine
+from cenote.bench.load_stats import Ratio, format_ratio, min_cosine
 from cenote.bench.report import machine_info
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.kernel_level import find_kernel_level
+from cenote.utils.tables import align_columns
 
 SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction
 
@@ -144,16 +145,8 @@ def format_workload(outcome: WorkloadOutcome) -> list[str]:
                 str(row.settings.get("threads") or "-"),
             ]
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [f"{kind.name}: {kind.summary}; {outcome.model}", f"  {outcome.workload.description}"]
-    for line in cells:
-        padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        lines.append("  " + "  ".join([line[0].ljust(widths[0]), *padded[1:]]))
-    return lines
-
-
-def format_ratio(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
+    table = [outcome.workload.description, *align_columns(cells, ">")]
+    return [f"{kind.name}: {kind.summary}; {outcome.model}", *(f"  {line}" for line in table)]
 
 
 def compute_agreement(task: str, rows: OutputRows, reference: OutputRows) -> float | None:

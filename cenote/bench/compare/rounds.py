@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
-from cenote.bench.compare.progress import format_duration
+from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_agreement
 from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import PreparedWorkload
@@ -87,8 +87,7 @@ def warm_up(engines: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out
         except WorkerFailed as error:
             if name == CENOTE:
                 raise
-            left_out.append(f"{name} on {kind.name}: {error.message}")
-            print_note(f"  left out: {left_out[-1]}")
+            leave_out(left_out, f"{name} on {kind.name}: {error.message}")
             continue
         seconds += time.monotonic() - began
         outcome.rows.append(running.make_result())

@@ -22,10 +22,11 @@ from cenote.bench.compare.engines import (
     split_by_emulated,
 )
 from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_command, install_environment
+from cenote.bench.compare.flags import QUICK_ROUNDS, ROUNDS
 from cenote.bench.compare.http import run_http
 from cenote.bench.compare.models import ComparedModel, export_model, prepare_model
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.progress import format_duration
+from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import CompareReport
 from cenote.bench.compare.rounds import RunningEngine, measure_rounds
 from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
@@ -40,6 +41,7 @@ def run_compare(args: argparse.Namespace) -> int:
     root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
     engines, kinds = select_engines(args.peers), select_workloads(args.workloads)
     began = time.monotonic()
+    args.rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
     report = CompareReport(args.rounds)
     if args.peers is None:
         has_bfloat16 = torch.cuda.is_available() or cpu_features().has_bfloat16
@@ -136,8 +138,7 @@ def run_in_process_group(
             except WorkerFailed as error:
                 if engine.name == CENOTE:
                     raise
-                report.left_out.append(f"{engine.name} on {task}: {error.message}")
-                print_note(f"  left out: {report.left_out[-1]}")
+                leave_out(report.left_out, f"{engine.name} on {task}: {error.message}")
         outcomes = measure_rounds(running, works, model.title, rounds=args.rounds, left_out=report.left_out)
     report.outcomes += outcomes
 

@@ -166,9 +166,8 @@ def make_renderer_settings(
 def make_renderer(
     model: LoadedModel, settings: RendererSettings, tokenizer: Tokenizer, multimodal: MultimodalProcessor | None
 ) -> Renderer:
-    if isinstance(model.backbone, TensorModel):
-        return settings.make_renderer(tokenizer, check_tensors=model.backbone.check)
-    return settings.make_renderer(tokenizer, multimodal)
+    check_tensors = model.backbone.check if isinstance(model.backbone, TensorModel) else None
+    return Renderer(tokenizer, settings, multimodal, check_tensors)
 
 
 def _get_vocab_size(model: LoadedModel) -> int:

@@ -92,7 +92,7 @@ class ScoringService:
         def join(item: ScoreInput) -> str:
             if isinstance(item, str):
                 return item
-            return join_text_parts(item.content, item.param_path, self.renderer.architecture)
+            return join_text_parts(item.content, item.param_path, self.renderer.settings.architecture)
 
         return replace(
             request, queries=[join(query) for query in request.queries], documents=list(map(join, request.documents))

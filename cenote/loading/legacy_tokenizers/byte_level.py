@@ -11,12 +11,8 @@ from tokenizers.models import BPE
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import check_not_empty
 from cenote.loading.legacy_tokenizers.source import (
-    BERT_NAMES,
-    ROBERTA_NAMES,
-    LegacyTokenizer,
+    TokenizerSettings,
     TokenizerSource,
-    set_bert_template,
-    set_roberta_template,
     set_template,
     wrap_tokenizer_errors,
 )
@@ -29,50 +25,44 @@ QWEN_SPLIT_PATTERN = (
 )
 
 
-def build_gpt2(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer = _build_byte_level(source)
+def build_byte_level(source: TokenizerSource, path: Path) -> Tokenizer:
+    tokenizer = Tokenizer(_read_bpe(source))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(source.settings))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def build_gpt2(source: TokenizerSource, path: Path) -> Tokenizer:
+    tokenizer = build_byte_level(source, path)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    return LegacyTokenizer(tokenizer, GPT2_NAMES | source.special_tokens)
+    return tokenizer
 
 
-def build_qwen2(source: TokenizerSource) -> LegacyTokenizer:
-    built = build_gpt2(source)
-    words = pre_tokenizers.Split(Regex(QWEN_SPLIT_PATTERN), behavior="isolated")
-    rest = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(source), use_regex=False)
-    built.tokenizer.normalizer = normalizers.NFC()
-    built.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
-    return built
+def build_qwen2(source: TokenizerSource, path: Path) -> Tokenizer:
+    tokenizer = build_gpt2(source, path)
+    split_as_qwen(tokenizer, source.settings)
+    return tokenizer
 
 
-def build_roberta(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer, names = _build_byte_level(source), ROBERTA_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
-        set_roberta_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+def split_as_qwen(tokenizer: Tokenizer, settings: TokenizerSettings, pattern: str = QWEN_SPLIT_PATTERN) -> None:
+    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    rest = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(settings), use_regex=False)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
 
 
-def build_deberta(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer, names = _build_byte_level(source), BERT_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
-        set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
-
-
-def build_herbert(source: TokenizerSource) -> LegacyTokenizer:
-    names = ROBERTA_NAMES | source.special_tokens
-    tokenizer = Tokenizer(_read_bpe(source, unk_token=names["unk_token"], end_of_word_suffix="</w>"))
+def build_herbert(source: TokenizerSource, path: Path) -> Tokenizer:
+    tokenizer = Tokenizer(_read_bpe(source, unk_token=source.special_tokens["unk_token"], end_of_word_suffix="</w>"))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
-    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
-        set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+    return tokenizer
 
 
-def build_clip(source: TokenizerSource) -> LegacyTokenizer:
-    names = CLIP_NAMES | source.special_tokens
+def build_clip(source: TokenizerSource, path: Path) -> Tokenizer:
+    names = source.special_tokens
     tokenizer = Tokenizer(_read_bpe(source, unk_token=names["unk_token"], end_of_word_suffix="</w>"))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
@@ -81,32 +71,22 @@ def build_clip(source: TokenizerSource) -> LegacyTokenizer:
     rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
     tokenizer.decoder = decoders.ByteLevel()
-    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
-        start, end = names["bos_token"], names["eos_token"]
-        set_template(tokenizer, f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", start, end)
-    return LegacyTokenizer(tokenizer, names)
-
-
-def _build_byte_level(source: TokenizerSource) -> Tokenizer:
-    tokenizer = Tokenizer(_read_bpe(source))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(source))
-    tokenizer.decoder = decoders.ByteLevel()
+    start, end = names["bos_token"], names["eos_token"]
+    set_template(tokenizer, f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", start, end)
     return tokenizer
 
 
-def _adds_prefix_space(source: TokenizerSource) -> bool:
-    return bool(source.settings.get("add_prefix_space", False))
+def _adds_prefix_space(settings: TokenizerSettings) -> bool:
+    return bool(settings.get("add_prefix_space", False))  # published as null, too
 
 
 def _read_bpe(source: TokenizerSource, **options: str) -> BPE:
-    path = source.require_vocabulary("vocab.json")
     vocab = source.checkpoint.read_json_object("vocab.json")
     merges = source.checkpoint.require_file("merges.txt")
-    with wrap_tokenizer_errors(path):
-        check_not_empty(merges)
-        lines = merges.read_text(encoding="utf-8").split("\n")
-        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        _check_merges(vocab, pairs, merges)
+    check_not_empty(merges)
+    lines = merges.read_text(encoding="utf-8").split("\n")
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    _check_merges(vocab, pairs, merges)
     with wrap_tokenizer_errors(merges):
         return BPE(vocab, [(pair[0], pair[1]) for pair in pairs], **options)
 

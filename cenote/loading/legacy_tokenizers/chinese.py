@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TypeAlias
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from cenote.errors import LoadError
-from cenote.loading.legacy_tokenizers.source import BERT_NAMES, LegacyTokenizer, TokenizerSource, set_bert_template
+from cenote.loading.legacy_tokenizers.source import TokenizerSource
 from cenote.loading.legacy_tokenizers.wordpiece import bert_normalizer, build_wordpiece
 from cenote.utils.install_commands import install_command
 
@@ -25,11 +26,10 @@ SPACED_CHARACTERS = normalizers.BertNormalizer(
 )
 
 
-def build_roformer(source: TokenizerSource) -> LegacyTokenizer:
-    tokenizer, names = build_wordpiece(source, BERT_NAMES | source.special_tokens)
+def build_roformer(source: TokenizerSource, path: Path) -> Tokenizer:
+    tokenizer = build_wordpiece(source, path)
     use_jieba(tokenizer, source.settings)
-    set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+    return tokenizer
 
 
 def use_jieba(tokenizer: Tokenizer, settings: Mapping[str, object]) -> None:

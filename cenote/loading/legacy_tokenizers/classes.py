@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# classes that say nothing about the vocabulary
-GENERIC_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend")
+from cenote.loading.tokenizer_class import GENERIC_CLASSES
 
 # tokenizer class -> values of model_type in config.json, for checkpoints that name no class
 MODEL_TYPES = {
@@ -42,7 +41,7 @@ def find_tokenizer_class(settings: Mapping[str, Any], config: Mapping[str, Any])
     """Return the class named by tokenizer_config.json, else by config.json, else the one of its model_type."""
     for file, values in (("tokenizer_config.json", settings), ("config.json", config)):
         name = values.get("tokenizer_class")
-        if isinstance(name, str) and name and name not in GENERIC_CLASSES:
+        if isinstance(name, str) and name and name not in GENERIC_CLASSES:  # which say nothing about the vocabulary
             return TokenizerClass(name.removesuffix("Fast"), file)
     name = CLASS_OF_MODEL_TYPE.get(str(config.get("model_type")))
     return None if name is None else TokenizerClass(name, "config.json")

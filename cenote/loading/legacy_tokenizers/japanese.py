@@ -13,13 +13,7 @@ from tokenizers import NormalizedString, PreTokenizedString, Tokenizer, decoders
 from tokenizers.models import WordLevel, WordPiece
 
 from cenote.errors import LoadError
-from cenote.loading.legacy_tokenizers.source import (
-    BERT_NAMES,
-    LegacyTokenizer,
-    TokenizerSource,
-    set_bert_template,
-    wrap_tokenizer_errors,
-)
+from cenote.loading.legacy_tokenizers.source import TokenizerSource
 from cenote.loading.legacy_tokenizers.wordpiece import read_vocabulary
 from cenote.utils.install_commands import install_command
 
@@ -33,22 +27,18 @@ PARTS = {"wordpiece": re.compile(r"\S+"), "character": re.compile(r"(?s)."), Non
 INSTALL_HINTS = {"unidic": "pip install fugashi unidic && python -m unidic download"}
 
 
-def build_bert_japanese(source: TokenizerSource) -> LegacyTokenizer:
-    settings, names = source.settings, BERT_NAMES | source.special_tokens
-    path = source.require_vocabulary("vocab.txt")
+def build_bert_japanese(source: TokenizerSource, path: Path) -> Tokenizer:
+    settings = source.settings
     subwords = (
         settings.get("subword_tokenizer_type", "wordpiece") if settings.get("do_subword_tokenize", True) else None
     )
     if subwords not in ("wordpiece", "character", None):
         raise source.refuse(f"subword_tokenizer_type {subwords!r}")
-    with wrap_tokenizer_errors(path):
-        vocab = read_vocabulary(source, path, names)
-        model = WordPiece if subwords == "wordpiece" else WordLevel
-        tokenizer = Tokenizer(model(vocab, unk_token=names["unk_token"]))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = _split_words(source, path, subwords)
-        tokenizer.decoder = decoders.WordPiece(prefix="##")
-        set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+    model = WordPiece if subwords == "wordpiece" else WordLevel
+    tokenizer = Tokenizer(model(read_vocabulary(source, path), unk_token=source.special_tokens["unk_token"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _split_words(source, path, subwords)
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
 
 
 def _split_words(source: TokenizerSource, path: Path, subwords: str | None) -> tuple[Any, Any]:

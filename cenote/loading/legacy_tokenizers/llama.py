@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -11,49 +12,39 @@ from tokenizers.models import BPE, Unigram
 from cenote.loading.legacy_tokenizers import sentencepiece_file
 from cenote.loading.legacy_tokenizers.sentencepiece import add_special_pieces
 from cenote.loading.legacy_tokenizers.sentencepiece_file import SentencePieceModel, read_sentencepiece
-from cenote.loading.legacy_tokenizers.source import (
-    LegacyTokenizer,
-    SpecialTokens,
-    TokenizerSource,
-    wrap_tokenizer_errors,
-)
+from cenote.loading.legacy_tokenizers.source import SpecialTokens, TokenizerSource
 
-VOCABULARY_FILE = "tokenizer.model"
 LLAMA_NAMES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 INTERNLM2_NAMES = LLAMA_NAMES | {"pad_token": "</s>"}
 
 
-def build_llama(source: TokenizerSource) -> LegacyTokenizer:
-    path, names = source.require_vocabulary(VOCABULARY_FILE), LLAMA_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(path):
-        model = read_sentencepiece(path)
-        tokenizer = _build_subwords(model, names)
-        has_prefix = bool(source.settings.get("add_prefix_space", True))
-        prefix = [normalizers.Prepend("▁")] if has_prefix else []
-        if source.settings.get("legacy", True):
-            tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-        else:
-            scheme = "first" if has_prefix else "never"
-            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-        tokenizer.decoder = _decoder(strips_prefix=has_prefix)
-        add_special_pieces(tokenizer, model)
-    return LegacyTokenizer(tokenizer, names, adds_bos=True)
+def build_llama(source: TokenizerSource, path: Path) -> Tokenizer:
+    model = read_sentencepiece(path)
+    tokenizer = _build_subwords(model, source.special_tokens)
+    has_prefix = bool(source.settings.get("add_prefix_space", True))
+    prefix = [normalizers.Prepend("▁")] if has_prefix else []
+    if source.settings.get("legacy", True):
+        tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    else:
+        scheme = "first" if has_prefix else "never"
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.decoder = _decoder(strips_prefix=has_prefix)
+    add_special_pieces(tokenizer, model)
+    return tokenizer
 
 
-def build_internlm2(source: TokenizerSource) -> LegacyTokenizer:
+def build_internlm2(source: TokenizerSource, path: Path) -> Tokenizer:
     """Unlike Llama's, the file says how spaces are treated."""
-    path, names = source.require_vocabulary(VOCABULARY_FILE), INTERNLM2_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(path):
-        model = read_sentencepiece(path)
-        tokenizer = _build_subwords(model, names)
-        steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
-        if model.removes_extra_spaces:
-            steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-        steps += [normalizers.Prepend("▁")] if model.adds_dummy_prefix else []
-        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-        tokenizer.decoder = _decoder(strips_prefix=model.adds_dummy_prefix)
-        add_special_pieces(tokenizer, model)
-    return LegacyTokenizer(tokenizer, names, adds_bos=True)
+    model = read_sentencepiece(path)
+    tokenizer = _build_subwords(model, source.special_tokens)
+    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    if model.removes_extra_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps += [normalizers.Prepend("▁")] if model.adds_dummy_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = _decoder(strips_prefix=model.adds_dummy_prefix)
+    add_special_pieces(tokenizer, model)
+    return tokenizer
 
 
 def _build_subwords(model: SentencePieceModel, names: SpecialTokens) -> Tokenizer:

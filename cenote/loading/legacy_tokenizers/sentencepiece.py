@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -16,16 +17,13 @@ from cenote.loading.legacy_tokenizers.source import (
     BERT_NAMES,
     ROBERTA_NAMES,
     WAY_OUT,
-    LegacyTokenizer,
     TokenizerSource,
-    set_bert_template,
-    set_roberta_template,
+    albert_steps,
     set_template,
-    wrap_tokenizer_errors,
 )
 
-FAIRSEQ_FILE = "sentencepiece.bpe.model"
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+MBART_NAMES = {"bos_token": "<s>", "eos_token": "</s>"} | ROBERTA_NAMES
 ALBERT_NAMES = BERT_NAMES | {"pad_token": "<pad>", "unk_token": "<unk>"}
 XLNET_NAMES = ROBERTA_NAMES | {"cls_token": "<cls>", "sep_token": "<sep>", "bos_token": "<s>", "eos_token": "</s>"}
 XLNET_CLS_TYPE = 2
@@ -36,90 +34,67 @@ MBART_LANGUAGES = str.split(
 )
 
 
-def build_xlm_roberta(source: TokenizerSource) -> LegacyTokenizer:
-    names = ROBERTA_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
-        model = _read_unigram(source, FAIRSEQ_FILE)
-        vocab = [*_fairseq_vocabulary(model, names), (names["mask_token"], 0.0)]
-        tokenizer = _build_unigram(model, vocab, unk_id=3)
-        set_roberta_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+def build_xlm_roberta(source: TokenizerSource, path: Path) -> Tokenizer:
+    model, names = _read_unigram(source, path), source.special_tokens
+    vocab = [*_fairseq_vocabulary(model, names), (names["mask_token"], 0.0)]
+    return _build_unigram(model, vocab, unk_id=3)
 
 
-def build_mbart(source: TokenizerSource) -> LegacyTokenizer:
+def build_mbart(source: TokenizerSource, path: Path) -> Tokenizer:
     """Like XLM-RoBERTa with one token per language, which ends a text after </s>."""
-    names = {"bos_token": "<s>", "eos_token": "</s>"} | ROBERTA_NAMES | source.special_tokens
-    language = source.settings.get("src_lang") or "en_XX"
+    names, language = source.special_tokens, source.settings.get("src_lang") or "en_XX"
     if language not in MBART_LANGUAGES:
         raise source.refuse(f"src_lang {language!r}")
-    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
-        model = _read_unigram(source, FAIRSEQ_FILE)
-        vocab = [*_fairseq_vocabulary(model, names), *((token, 0.0) for token in MBART_LANGUAGES)]
-        tokenizer = _build_unigram(model, [*vocab, (names["mask_token"], 0.0)], unk_id=3)
-        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in MBART_LANGUAGES])
-        eos = names["eos_token"]
-        set_template(tokenizer, f"$A {eos} {language}", f"$A $B {eos} {language}", eos, language)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+    model = _read_unigram(source, path)
+    vocab = [*_fairseq_vocabulary(model, names), *((token, 0.0) for token in MBART_LANGUAGES)]
+    tokenizer = _build_unigram(model, [*vocab, (names["mask_token"], 0.0)], unk_id=3)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in MBART_LANGUAGES])
+    eos = names["eos_token"]
+    set_template(tokenizer, f"$A {eos} {language}", f"$A $B {eos} {language}", eos, language)
+    return tokenizer
 
 
-def build_camembert(source: TokenizerSource) -> LegacyTokenizer:
+def build_camembert(source: TokenizerSource, path: Path) -> Tokenizer:
     """Four tokens come before those of the file, so that ids are four higher: <s> is 5, </s> is 6."""
-    names = ROBERTA_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
-        model = _read_unigram(source, FAIRSEQ_FILE)
-        bos, eos, unk = UNUSED_CAMEMBERT_TOKENS
-        first = [(bos, 0.0), (names["pad_token"], 0.0), (eos, 0.0), (names["unk_token"], 0.0), (unk, -100.0)]
-        tokenizer = _build_unigram(model, [*first, *_scores(model)[1:], (names["mask_token"], 0.0)], unk_id=3)
-        unused = [AddedToken(token, normalized=False, special=True) for token in UNUSED_CAMEMBERT_TOKENS]
-        tokenizer.add_special_tokens(unused)
-        set_roberta_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+    model, names = _read_unigram(source, path), source.special_tokens
+    bos, eos, unk = UNUSED_CAMEMBERT_TOKENS
+    first = [(bos, 0.0), (names["pad_token"], 0.0), (eos, 0.0), (names["unk_token"], 0.0), (unk, -100.0)]
+    tokenizer = _build_unigram(model, [*first, *_scores(model)[1:], (names["mask_token"], 0.0)], unk_id=3)
+    unused = [AddedToken(token, normalized=False, special=True) for token in UNUSED_CAMEMBERT_TOKENS]
+    tokenizer.add_special_tokens(unused)
+    return tokenizer
 
 
-def build_deberta_v2(source: TokenizerSource) -> LegacyTokenizer:
-    names = BERT_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("spm.model")):
-        model = _read_unigram(source, "spm.model")
-        steps = [normalizers.Lowercase()] if source.settings.get("do_lower_case") else []
-        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps, strips_first=True)
-        set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+def build_deberta_v2(source: TokenizerSource, path: Path) -> Tokenizer:
+    model = _read_unigram(source, path)
+    steps = [normalizers.Lowercase()] if source.settings.get("do_lower_case") else []
+    return _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps, strips_first=True)
 
 
-def build_t5(source: TokenizerSource) -> LegacyTokenizer:
-    names = T5_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
-        model = _read_unigram(source, "spiece.model")
-        sentinels = reversed(range(source.settings.get("extra_ids", 100)))
-        vocab = [*_scores(model), *((f"<extra_id_{number}>", 0.0) for number in sentinels)]
-        tokenizer = _build_unigram(model, vocab, unk_id=model.unk_id)
-        end = names["eos_token"]
-        set_template(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
-    return LegacyTokenizer(tokenizer, names)
+def build_t5(source: TokenizerSource, path: Path) -> Tokenizer:
+    model, end = _read_unigram(source, path), source.special_tokens["eos_token"]
+    sentinels = reversed(range(source.settings.get("extra_ids", 100)))
+    vocab = [*_scores(model), *((f"<extra_id_{number}>", 0.0) for number in sentinels)]
+    tokenizer = _build_unigram(model, vocab, unk_id=model.unk_id)
+    set_template(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
+    return tokenizer
 
 
-def build_albert(source: TokenizerSource) -> LegacyTokenizer:
-    names = ALBERT_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
-        model = _read_unigram(source, "spiece.model")
-        steps = _clean_steps(source, lower_case=True)
-        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
-        add_listed_tokens(tokenizer, source.checkpoint, source.settings)  # [CLS] and [SEP] may not be in the file
-        set_bert_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+def build_albert(source: TokenizerSource, path: Path) -> Tokenizer:
+    model, steps = _read_unigram(source, path), albert_steps(source.settings, lower_case=True)
+    tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+    add_listed_tokens(tokenizer, source.checkpoint, source.settings)  # [CLS] and [SEP] may not be in the file
+    return tokenizer
 
 
-def build_xlnet(source: TokenizerSource) -> LegacyTokenizer:
+def build_xlnet(source: TokenizerSource, path: Path) -> Tokenizer:
     """<sep> and <cls> end a text; <cls> has a token type of its own."""
-    names = XLNET_NAMES | source.special_tokens
-    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
-        model = _read_unigram(source, "spiece.model")
-        steps = _clean_steps(source, lower_case=False)
-        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
-        cls, sep = names["cls_token"], names["sep_token"]
-        end = f"{cls}:{XLNET_CLS_TYPE}"
-        set_template(tokenizer, f"$A {sep} {end}", f"$A {sep} $B:1 {sep}:1 {end}", cls, sep)
-    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+    model, steps = _read_unigram(source, path), albert_steps(source.settings, lower_case=False)
+    tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+    cls, sep = source.special_tokens["cls_token"], source.special_tokens["sep_token"]
+    end = f"{cls}:{XLNET_CLS_TYPE}"
+    set_template(tokenizer, f"$A {sep} {end}", f"$A {sep} $B:1 {sep}:1 {end}", cls, sep)
+    return tokenizer
 
 
 def add_special_pieces(tokenizer: Tokenizer, model: SentencePieceModel) -> None:
@@ -129,8 +104,7 @@ def add_special_pieces(tokenizer: Tokenizer, model: SentencePieceModel) -> None:
             tokenizer.add_tokens([AddedToken(piece.text, normalized=False, special=special)])
 
 
-def _read_unigram(source: TokenizerSource, file: str) -> SentencePieceModel:
-    path = source.require_vocabulary(file)
+def _read_unigram(source: TokenizerSource, path: Path) -> SentencePieceModel:
     model = read_sentencepiece(path)
     if model.algorithm != sentencepiece_file.UNIGRAM:
         raise LoadError(f"{path} is a BPE model, but {source.class_name} requires unigram; {WAY_OUT}")
@@ -145,14 +119,6 @@ def _fairseq_vocabulary(model: SentencePieceModel, names: dict[str, str]) -> lis
     """Replace the three special tokens of SentencePiece by four, so that all other ids are one higher."""
     first = [(names[name], 0.0) for name in ("cls_token", "pad_token", "sep_token", "unk_token")]
     return [*first, *_scores(model)[3:]]
-
-
-def _clean_steps(source: TokenizerSource, *, lower_case: bool) -> list[Any]:
-    """Return the normalisation of ALBERT and XLNet before that of the file; `lower_case` is the class's default."""
-    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not source.settings.get("keep_accents", False):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    return [*steps, normalizers.Lowercase()] if source.settings.get("do_lower_case", lower_case) else steps
 
 
 def _build_unigram(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, first_line
@@ -43,7 +43,7 @@ class TokenizerSource:
     class_file: str  # the file that decided the class
     settings: TokenizerSettings
     config: Mapping[str, Any]  # config.json
-    special_tokens: SpecialTokens  # those of the files; they override the defaults of the class
+    special_tokens: SpecialTokens  # those of the files, and the defaults of the class for the others
 
     def require_vocabulary(self, file: str) -> Path:
         path = self.checkpoint.find_file(file)
@@ -61,13 +61,24 @@ class TokenizerSource:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerRecipe:
+    """How a tokenizer class is built from its vocabulary."""
+
+    file: str  # the vocabulary
+    names: SpecialTokens  # special tokens for those that the files leave out
+    build: Callable[[TokenizerSource, Path], Tokenizer]
+    set_template: Callable[[Tokenizer, SpecialTokens], None] | None = None  # None: `build` sets one, if any
+    adds_bos: bool = False
+    mask_takes_space: bool = False  # whether the mask token includes the space before it
+
+
+@dataclass(frozen=True, slots=True)
 class LegacyTokenizer:
-    """A tokenizer with the special tokens and the defaults of its class."""
+    """A tokenizer with the special tokens and the recipe of its class."""
 
     tokenizer: Tokenizer
     special_tokens: SpecialTokens
-    adds_bos: bool = False
-    mask_takes_space: bool = False  # whether the mask token includes the space before it
+    recipe: TokenizerRecipe
 
 
 @contextmanager
@@ -85,7 +96,9 @@ def add_special_tokens(built: LegacyTokenizer) -> None:
     """Register special tokens, so that they are never split."""
     built.tokenizer.add_special_tokens(
         [
-            AddedToken(text, lstrip=built.mask_takes_space and name == "mask_token", normalized=False, special=True)
+            AddedToken(
+                text, lstrip=built.recipe.mask_takes_space and name == "mask_token", normalized=False, special=True
+            )
             for name, text in built.special_tokens.items()
         ]
     )
@@ -107,3 +120,11 @@ def set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> 
         if row is None:
             raise ValueError(f"the vocabulary has no {token}, which the special-token template needs")
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+def albert_steps(settings: TokenizerSettings, *, lower_case: bool) -> list[Any]:
+    """Return the normalisation of ALBERT and XLNet before that of the file; `lower_case` is the class's default."""
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not settings.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*steps, normalizers.Lowercase()] if settings.get("do_lower_case", lower_case) else steps

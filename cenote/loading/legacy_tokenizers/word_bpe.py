@@ -11,14 +11,7 @@ from tokenizers.models import BPE, WordLevel
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import check_not_empty
-from cenote.loading.legacy_tokenizers.source import (
-    ROBERTA_NAMES,
-    LegacyTokenizer,
-    SpecialTokens,
-    TokenizerSource,
-    set_roberta_template,
-    wrap_tokenizer_errors,
-)
+from cenote.loading.legacy_tokenizers.source import SpecialTokens, TokenizerSource, wrap_tokenizer_errors
 from cenote.loading.legacy_tokenizers.tweets import AlignedText, load_tweet_normalizer
 
 FIRST_TOKENS = ("cls_token", "pad_token", "sep_token", "unk_token")  # ids 0 to 3, not in vocab.txt
@@ -31,21 +24,18 @@ FIRST_CHARACTER, OTHER_CHARACTERS = Regex(r"\A[\s\S]"), Regex(r"(?<=\A[\s\S])[\s
 NormalizeText: TypeAlias = Callable[[str], AlignedText]
 
 
-def build_phobert(source: TokenizerSource) -> LegacyTokenizer:
-    return _build(source, AlignedText.unchanged)
+def build_phobert(source: TokenizerSource, path: Path) -> Tokenizer:
+    return _build(source, path, AlignedText.unchanged)
 
 
-def build_bertweet(source: TokenizerSource) -> LegacyTokenizer:
-    if not source.settings.get("normalization", False):
-        return _build(source, AlignedText.unchanged)
-    return _build(source, load_tweet_normalizer(source.require_vocabulary("vocab.txt")))
+def build_bertweet(source: TokenizerSource, path: Path) -> Tokenizer:
+    normalizes = source.settings.get("normalization", False)
+    return _build(source, path, load_tweet_normalizer(path) if normalizes else AlignedText.unchanged)
 
 
-def _build(source: TokenizerSource, normalize: NormalizeText) -> LegacyTokenizer:
-    names = ROBERTA_NAMES | source.special_tokens
-    path, codes = source.require_vocabulary("vocab.txt"), source.require_vocabulary("bpe.codes")
-    with wrap_tokenizer_errors(path):
-        tokenizer = Tokenizer(WordLevel(_read_vocabulary(path, names), unk_token=names["unk_token"]))
+def _build(source: TokenizerSource, path: Path, normalize: NormalizeText) -> Tokenizer:
+    names, codes = source.special_tokens, source.require_vocabulary("bpe.codes")
+    tokenizer = Tokenizer(WordLevel(_read_vocabulary(path, names), unk_token=names["unk_token"]))
     with wrap_tokenizer_errors(codes):
         splitter = SubwordSplitter(_read_merges(codes), normalize)
     tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(splitter)
@@ -53,8 +43,7 @@ def _build(source: TokenizerSource, normalize: NormalizeText) -> LegacyTokenizer
         # no token starts with a space, so that one is put between all of them
         [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse(), decoders.Replace(f"{CONTINUES} ", "")]
     )
-    set_roberta_template(tokenizer, names)
-    return LegacyTokenizer(tokenizer, names)
+    return tokenizer
 
 
 def _read_vocabulary(path: Path, names: SpecialTokens) -> dict[str, int]:

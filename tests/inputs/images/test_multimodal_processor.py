@@ -19,6 +19,7 @@ from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor, has_images
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.renderer_settings import RendererSettings
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.models.image_spec import ImageSpec, ProcessorFiles
@@ -64,7 +65,9 @@ def renderer() -> Renderer:
     multimodal = MultimodalProcessor(processor, load, max_images=2)
     chat = ChatSettings(server_template=TEMPLATE, image_placeholder=multimodal.placeholder)
     return Renderer(
-        Tokenizer(raw), vocab_size=9, hidden_size=4, chat_settings=chat, multimodal=multimodal, has_pair_separator=False
+        Tokenizer(raw),
+        RendererSettings(vocab_size=9, hidden_size=4, chat_settings=chat, has_pair_separator=False),
+        multimodal,
     )
 
 
@@ -202,7 +205,7 @@ def test_a_single_modality_model_refuses_text_with_an_image(renderer: Renderer) 
     spec = ImageSpec(processor="strict", placeholder_token="", single_modality_name="CLIP")
     processor = RowImageProcessor(spec, ProcessorFiles(), lambda token: None, max_tokens=16, options={})
     single_modality = Renderer(
-        renderer.tokenizer, vocab_size=9, hidden_size=4, multimodal=MultimodalProcessor(processor, load, 2)
+        renderer.tokenizer, RendererSettings(vocab_size=9, hidden_size=4), MultimodalProcessor(processor, load, 2)
     )
 
     tokenized = render_one(single_modality, MultimodalPrompt("", [ImageSource("blue")]))
@@ -216,7 +219,7 @@ def test_a_single_modality_model_refuses_text_with_an_image(renderer: Renderer) 
 
 
 def test_a_text_model_names_the_image_part_it_refuses(renderer: Renderer) -> None:
-    text_only = Renderer(renderer.tokenizer, vocab_size=9, hidden_size=4, architecture="BertModel")
+    text_only = Renderer(renderer.tokenizer, RendererSettings(vocab_size=9, hidden_size=4, architecture="BertModel"))
 
     def refusal(item: Input) -> str:
         (error,) = text_only.render([item], TokenizationParams(), Limits(16))

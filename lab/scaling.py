@@ -1,4 +1,7 @@
-"""`cenote bench scaling`: time and memory for increasing numbers of tokens, in texts of one length."""
+"""`python -m lab.scaling`: time and memory for increasing numbers of tokens, in texts of one length.
+
+`--tokens 10k,100k,1M --length 128` reports whether seconds per token and peak memory stay constant.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from statistics import median
 import numpy as np
 import torch
 
-from cenote.bench.memory import PeakMemory
 from cenote.bench.report import machine_info
 from cenote.bench.workloads import single_token_words
 from cenote.llm import LLM
 from cenote.utils.progress import print_note
+from lab.memory import PeakMemory
 
 CPU_STEPS = (20_000, 100_000, 500_000)
 GPU_STEPS = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -125,7 +128,8 @@ def format_table(steps: Sequence[ScalingStep]) -> str:
     return "\n".join(lines)
 
 
-def run_scaling(args: argparse.Namespace) -> int:
+def main() -> None:
+    args = parse_arguments()
     with LLM(args.model, dtype=args.dtype) as llm:
         is_cpu = llm.engine.model.description.device.value.type == "cpu"
         length = min(args.length, llm.engine.model.description.max_length.value)
@@ -146,4 +150,36 @@ def run_scaling(args: argparse.Namespace) -> int:
     if args.json:
         report = {"machine": machine_info(), "length": length, "steps": [asdict(step) for step in steps]}
         Path(args.json).write_text(json.dumps(report | {"verdict": verdict}, indent=2) + "\n")
-    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m lab.scaling", description=__doc__)
+    parser.add_argument("--model", help="embedding model (default: the default model)")
+    parser.add_argument("--dtype", default="auto", help="dtype of the weights (default: auto)")
+    parser.add_argument(
+        "--tokens", type=parse_steps, metavar="N,N,...", help="token counts (default: depends on the device)"
+    )
+    parser.add_argument("--length", type=int, default=128, help="length of every text in tokens (default: 128)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
+    return parser.parse_args()
+
+
+def parse_steps(text: str) -> list[int]:
+    try:
+        counts = [parse_number(word) for word in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"invalid token counts {text!r}; expected for example 10k,100k,1M")
+    return sorted(counts)
+
+
+def parse_number(word: str) -> int:
+    word = word.strip().lower()
+    factor = {"k": 1_000, "m": 1_000_000}.get(word[-1:], 1)
+    return int(float(word.rstrip("km")) * factor)
+
+
+if __name__ == "__main__":
+    main()

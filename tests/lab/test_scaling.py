@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from cenote import LLM
-from cenote.bench.memory import PeakMemory
-from cenote.bench.scaling import RandomTexts, ScalingStep, format_table, run_step, summarize_steps
-from cenote.bench.scaling_flags import parse_steps
 from cenote.bench.workloads import single_token_words
+from lab.memory import PeakMemory
+from lab.scaling import RandomTexts, ScalingStep, format_table, parse_steps, run_step, summarize_steps
 
 
 def step(tokens: int, per_s: float, peak: float, device: float | None = None) -> ScalingStep:
