@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from cenote import LLM
 from cenote.errors import LoadError
 from tests.api.app_client import make_client
+from tests.api.image_helpers import data_uri
 from tests.models.modernvbert import make_image
-from tests.models.two_towers import data_uri
 from tests.models.v_splade import ADDED, CONFIG, NUM_WORDS, SPECIAL_IDS, TEXT, PlainModel, save_v_splade
 
 PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(32, 32, 2)]
