@@ -167,7 +167,13 @@ class EngineServer:
         asyncio.get_running_loop().create_task(self._connect(link, sock))
 
     async def _connect(self, link: FrontEndLink, sock: socket.socket) -> None:
-        await link.channel.connect(sock)
+        try:
+            await link.channel.connect(sock)
+        except OSError as error:  # no descriptor is left: the front-end asks for another link when this one is closed
+            logger.warning("a front-end cannot be connected: %s", error.strerror)
+            sock.close()
+            self.links.discard(link)
+            return
         if self.engine is not None and self._is_serving.is_set() and self.engine.dead_error is None:
             link.set_engine(self.engine, self)
 

@@ -114,7 +114,12 @@ class RemoteEngine(FrontEndEngine):
             EngineLost,
         )
         self._channel = channel
-        await channel.connect(sock)
+        try:
+            await channel.connect(sock)
+        except OSError as error:  # no descriptor is left: the supervisor sends another link when it learns of this
+            logger.warning("the link to engine process %d cannot be used: %s", self.engine_id, error.strerror)
+            sock.close()
+            self._on_closed(channel)
 
     def start_connect(self, sock: socket.socket) -> None:
         """Like `connect`, in a task."""

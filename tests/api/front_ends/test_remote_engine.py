@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -218,3 +220,21 @@ async def test_a_link_that_is_lost_is_reported_unless_the_front_end_has_closed_i
         await asyncio.sleep(2 * RECONNECT_DELAY_S)
         remote.close()
     assert reports == ["engine"]
+
+
+async def test_a_link_that_finds_no_descriptor_is_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(sock: socket.socket) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    reports: list[str] = []
+    ours, theirs = make_link()
+    remote = RemoteEngine(on_link_lost=lambda: reports.append("lost"))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "dup", fail)
+        await remote.connect(ours)
+    await asyncio.sleep(2 * RECONNECT_DELAY_S)
+    remote.close()
+
+    assert reports == ["lost"]
+    with theirs:
+        assert theirs.recv(1) == b""  # the engine process knows it, too
