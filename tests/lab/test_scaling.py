@@ -72,7 +72,7 @@ def test_the_peak_of_memory_is_measured_after_it_was_freed() -> None:
         return host
 
     # the kernel may take other pages of this process meanwhile
-    assert any(80 < measure() < 400 for _ in range(3))
+    assert any(80 < measure() < 400 for _ in range(10))
 
 
 def test_steps_accept_k_and_m_suffixes() -> None:
