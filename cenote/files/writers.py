@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -42,20 +43,20 @@ class NpyCounts(msgspec.Struct):
         return HEADER_BYTES + self.num_rows * self.width * 4
 
 
-class Writer:
+class Writer(ABC):
     """Writes results in row order; those of files keep all complete rows of an earlier run."""
 
     def resume(self) -> ResumePoint:
         return ResumePoint()
 
-    def open(self) -> None: ...
+    def open(self) -> None: ...  # noqa: B027  a stream needs none of these
 
-    def write(self, results: ResultSlice) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, results: ResultSlice) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None: ...  # noqa: B027
 
-    def close(self) -> None: ...
+    def close(self) -> None: ...  # noqa: B027
 
 
 class StreamWriter(Writer):

@@ -16,7 +16,8 @@ from cenote.api.embedding_types import apply_truncation
 from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import Int64, ScoreInputBody, ScoreInputsBody, ScoringFields, doc
+from cenote.api.request_fields import Int64, doc
+from cenote.api.scoring_fields import ScoreInputBody, ScoreInputsBody, ScoringFields
 from cenote.errors import BadRequest, InvalidBody
 from cenote.protocol.input_types import ContentParts, ScoreInput
 from cenote.protocol.model_info import ModelInfo

@@ -17,15 +17,8 @@ from cenote.api.encoding import encode_json, to_float32_array
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, token_matrix_reply
 from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
-from cenote.api.request_fields import (
-    Dimensions,
-    PromptFields,
-    PromptTextFields,
-    ScoreInputsBody,
-    ScoringFields,
-    check_chat_template,
-    doc,
-)
+from cenote.api.request_fields import Dimensions, PromptFields, PromptTextFields, check_chat_template, doc
+from cenote.api.scoring_fields import ScoreInputsBody, ScoringFields
 from cenote.api.sparse_response import SparseVector, TaskAnswers, check_not_binary, make_sparse_results
 from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
