@@ -223,18 +223,18 @@ class LazyResults(Generic[OutputT]):
     """The results of many prompts as arrays; the output object of a prompt is made on access."""
 
     make_output: Callable[..., OutputT]  # from the tensors of a prompt, one per task
-    get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # per task, the tensors of all prompts
+    get_arrays: Callable[[], Sequence[Sequence[np.ndarray[Any, Any]]]]  # per task, the results of all prompts
     token_ids: TokenIds
     offsets: np.ndarray[Any, Any]  # [prompts + 1], into token_ids
     num_input_tokens: Sequence[int] | np.ndarray[Any, Any]
 
     @cached_property
-    def _tensors(self) -> Sequence[Sequence[Tensor]]:
-        return self.get_tensors()
+    def _arrays(self) -> Sequence[Sequence[np.ndarray[Any, Any]]]:
+        return self.get_arrays()
 
     def resolve(self, index: int) -> ResolvedOutput[OutputT]:
         start, end = self.offsets[index : index + 2]
-        output = self.make_output(*(tensors[index] for tensors in self._tensors))
+        output = self.make_output(*[torch.from_numpy(arrays[index]) for arrays in self._arrays])
         return ResolvedOutput(output, self.token_ids[start:end], int(self.num_input_tokens[index]))
 
 

@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from cenote.engine.request_future import RequestFuture
 from cenote.engine.sequence_group import GroupResult, RaggedRows
@@ -176,11 +175,11 @@ class RequestState:
         rows, input_indices, vectors = result.indices.tolist(), indices[result.indices], result.rows[0].unbind()
         is_chunk = np.isin(input_indices, list(self._long))
         for position in np.flatnonzero(is_chunk).tolist():
-            index, vector = int(input_indices[position]), vectors[position].float().numpy()
+            index, vector = int(input_indices[position]), vectors[position]
             with self._lock:  # those in the cache come from another thread
                 mean = self._long.add(index, rows[position], vector, int(result.inputs.lengths[position]))
             if mean is not None:
-                mean_rows = (RaggedRows(torch.from_numpy(mean)[None]),)
+                mean_rows = (RaggedRows(mean[None]),)
                 yield GroupResult(self._long[index].text, np.array([index]), mean_rows, result.times)
         if not is_chunk.all():
             yield result._replace(indices=input_indices).select(np.flatnonzero(~is_chunk))
@@ -300,19 +299,18 @@ def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolRe
     inputs = result.inputs
     if len(inputs) == 1 and len(result.rows) == 1:  # as most queries
         length, _, num_input_tokens, _, _, is_exact = inputs.only_record
-        (tensor,) = result.rows[0].unbind()
-        return [PoolResult(tensor, inputs.token_ids, length, num_input_tokens, bool(is_exact))]
+        return [PoolResult(result.rows[0].unbind()[0], inputs.token_ids, length, num_input_tokens, bool(is_exact))]
     ids, offsets = inputs.token_ids, inputs.cu_seqlens.tolist()
     data, *extra_data = result.unbind()
     pool_results = [
-        PoolResult(tensor, ids[start:end], end - start, num_input_tokens, bool(is_exact))
-        for tensor, start, end, (_, _, num_input_tokens, _, _, is_exact) in zip(
+        PoolResult(array, ids[start:end], end - start, num_input_tokens, bool(is_exact))
+        for array, start, end, (_, _, num_input_tokens, _, _, is_exact) in zip(
             data, offsets, offsets[1:], inputs.metadata.tolist(), strict=False
         )
     ]
     if extra_tasks:
-        for pool_result, tensors in zip(pool_results, zip(*extra_data, strict=True), strict=True):
-            pool_result.extra_data = dict(zip(extra_tasks, tensors, strict=True))
+        for pool_result, arrays in zip(pool_results, zip(*extra_data, strict=True), strict=True):
+            pool_result.extra_data = dict(zip(extra_tasks, arrays, strict=True))
     return pool_results
 
 

@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
@@ -18,6 +16,7 @@ from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.scheduling import SchedulingParams
 from cenote.utils.lazy_property import lazy_property
 
+Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 CallRefs = tuple[Int64Array, Int64Array]  # call ids, 0 where unknown, and the number of an input in each call
 
 
@@ -166,42 +165,38 @@ class ScheduledBatch:
 class RaggedRows(NamedTuple):
     """Results of sequences, concatenated: one row per sequence, or a variable number of consecutive rows."""
 
-    values: Tensor
+    values: Float32Array
     offsets: Many[int] | None = None  # [num_seqs + 1], first row of each sequence, and the end; None: one row each
     shapes: Many[tuple[int, ...]] | None = None  # [num_seqs], of results of any shape, stored flattened
 
     @classmethod
-    def from_counts(cls, values: Tensor, counts: Many[int] | None) -> RaggedRows:
+    def from_counts(cls, values: Float32Array, counts: Many[int] | None) -> RaggedRows:
         return cls(values, None if counts is None else list(accumulate(counts, initial=0)))
 
     @classmethod
-    def from_tensors(cls, tensors: Many[Tensor]) -> RaggedRows:
-        flat = [tensor.flatten() for tensor in tensors]
-        offsets = list(accumulate(map(len, flat), initial=0))
-        return cls(torch.cat(flat), offsets, [tuple(tensor.shape) for tensor in tensors])
+    def from_arrays(cls, arrays: Many[Float32Array]) -> RaggedRows:
+        offsets = list(accumulate([array.size for array in arrays], initial=0))
+        return cls(np.concatenate([array.ravel() for array in arrays]), offsets, [array.shape for array in arrays])
 
     def __len__(self) -> int:
         return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
 
-    def unbind(self) -> Many[Tensor]:
-        """Return one tensor per sequence."""
-        # views: thousands of small copies would fragment the heap
+    def unbind(self) -> list[Float32Array]:
+        """Return one array per sequence, a view: thousands of small copies would fragment the heap."""
         if self.offsets is None:
-            # a single row, as most queries have: `squeeze` takes half the time of `unbind`
-            return [self.values.squeeze(0)] if self.values.shape[0] == 1 else self.values.unbind(0)
-        counts = [end - start for start, end in pairwise(self.offsets)]
-        tensors = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
+            return [self.values[index, ...] for index in range(len(self.values))]
+        arrays = [self.values[start:end] for start, end in pairwise(self.offsets)]
         if self.shapes is None:
-            return tensors
-        return [tensor.view(shape) for tensor, shape in zip(tensors, self.shapes, strict=True)]
+            return arrays
+        return [array.reshape(shape) for array, shape in zip(arrays, self.shapes, strict=True)]
 
     def select(self, indices: Many[int]) -> RaggedRows:
         """Return copies of results: callers may write into theirs."""
         if self.offsets is None:
             return RaggedRows(self.values[indices])
-        tensors = self.unbind()
-        selected = [tensors[index] for index in indices]
-        return RaggedRows.from_counts(torch.cat(selected), [len(tensor) for tensor in selected])
+        arrays = self.unbind()
+        selected = [arrays[index] for index in indices]
+        return RaggedRows.from_counts(np.concatenate(selected), [len(array) for array in selected])
 
     def slice(self, start: int, end: int) -> RaggedRows:
         if self.offsets is None:
@@ -219,8 +214,8 @@ class GroupResult(NamedTuple):
     rows: tuple[RaggedRows, ...]  # one for each spec
     times: BatchTimes | None = None  # of the batch that computed them; None: from the cache
 
-    def unbind(self) -> list[Many[Tensor]]:
-        """Return for each spec one tensor per input."""
+    def unbind(self) -> list[list[Float32Array]]:
+        """Return for each spec one array per input."""
         return [rows.unbind() for rows in self.rows]
 
     @property
@@ -237,8 +232,8 @@ class GroupResult(NamedTuple):
         indices = np.concatenate([result.indices for result in results])
         order = np.argsort(indices)
         values = [result.rows[0].values for result in results]
-        rows = torch.cat(values) if len(values) > 1 else values[0]
-        rows = rows if np.array_equal(order, np.arange(len(order))) else rows[torch.from_numpy(order)]
+        rows = np.concatenate(values) if len(values) > 1 else values[0]
+        rows = rows if np.array_equal(order, np.arange(len(order))) else rows[order]
         inputs = TokenizedInputs.concat([result.inputs for result in results])
         return cls(inputs.select(order), indices[order], (RaggedRows(rows),))
 

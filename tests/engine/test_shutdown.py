@@ -7,8 +7,8 @@ import time
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
@@ -106,7 +106,7 @@ def test_an_executor_that_returns_too_few_results_stops_the_engine_with_an_error
         is_async = False
 
         def start(self, batch: ScheduledBatch) -> Any:
-            return lambda: BatchOutput(dict.fromkeys(batch.specs[0], RaggedRows(torch.zeros(0, 384))))
+            return lambda: BatchOutput(dict.fromkeys(batch.specs[0], RaggedRows(np.zeros((0, 384), np.float32))))
 
     with pytest.raises(PoolingError):
         make_engine(IncompleteExecutor()).submit(make_request([[7]])).future.result(timeout=10)

@@ -335,7 +335,7 @@ async def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engin
 
     async with connect_remote(make_engine()) as (remote, _):
         with monkeypatch.context() as patch:
-            patch.setattr(token_batcher, "to_float32_array", fail)
+            patch.setattr(token_batcher, "make_times", fail)
             with pytest.raises(PoolingError, match="could not send the results"):
                 await asyncio.wait_for(embed(remote, [[7]]), 5)
         assert len(await asyncio.wait_for(embed(remote, [[7]]), 5)) == 1
