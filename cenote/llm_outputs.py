@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.sequence_group import GroupResult
+from cenote.engine.result_rows import GroupResult
 from cenote.outputs import (
     ChunkEmbeddingOutput,
     CombinedOutput,

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, Overloaded, PoolingError
+from cenote.inputs.tokenized_inputs import NO_IDS
+from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata
 
 __all__ = [
@@ -204,8 +206,6 @@ class RequestError:
 
 
 OutputT = TypeVar("OutputT")
-TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
-NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from cenote.cache.result_cache import CachedResult, ResultCache
-from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows, SequenceGroup
+from cenote.engine.result_rows import GroupResult, RaggedRows
+from cenote.engine.sequence_group import CallRefs, SequenceGroup
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs

@@ -18,7 +18,7 @@ import numpy as np
 
 from cenote.engine.admission import Admission
 from cenote.engine.execution.executor import Executor
-from cenote.engine.request_state import PoolResults
+from cenote.engine.pending import PoolResults
 from cenote.engine.result_delivery import deliver_results
 from cenote.engine.self_check_store import (
     CheckResults,
@@ -120,10 +120,10 @@ class SelfCheck:
 
     async def _pool(self, request: PoolRequest) -> PoolResults:
         state = self.admission.prepare(request, self.model_info)
-        rendered = self.renderer.render(state.request.inputs, *state.render_settings)
+        rendered = self.renderer.render(state.request.inputs, *state.settings)
         for error in rendered.errors.values():
             raise error
-        for tokenized in state.add_rendered(rendered, 0, self.admission.max_model_len):
+        for tokenized in state.make_batches(rendered, self.admission.max_model_len):
             batch = ScheduledBatch([GroupSlice(tokenized.make_group(tokenized), 0, len(tokenized.inputs))])
             deliver_results(batch, self.executor.start(batch)())
         state.future.result(timeout=0)

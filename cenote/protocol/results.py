@@ -44,7 +44,7 @@ class PoolResult(TokenUsage):
 class PoolResultBatch(list[PoolResult | PoolingError]):
     """Results that are all vectors of one size: `rows` holds them as one array, [inputs, size]."""
 
-    def __init__(self, results: Iterable[PoolResult], rows: Float32Array) -> None:
+    def __init__(self, results: Iterable[PoolResult | PoolingError], rows: Float32Array) -> None:
         super().__init__(results)
         self.rows = rows
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cenote.engine.result_delivery import BatchOutput, deliver_results
-from cenote.engine.sequence_group import CallRefs, GroupResult, GroupSlice, RaggedRows, ScheduledBatch, SequenceGroup
+from cenote.engine.result_rows import GroupResult, RaggedRows
+from cenote.engine.sequence_group import CallRefs, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import NumericalError, PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec

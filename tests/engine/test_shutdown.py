@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import EngineStopped, PoolingError
 from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
 

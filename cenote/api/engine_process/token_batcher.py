@@ -33,7 +33,7 @@ from cenote.protocol.requests import PoolRequest
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
     from cenote.engine.core import EngineCore
     from cenote.engine.engine import PoolingEngine
-    from cenote.engine.sequence_group import BatchTimes, GroupResult
+    from cenote.engine.result_rows import BatchTimes, GroupResult
     from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 
 logger = logging.getLogger("cenote")

@@ -9,7 +9,8 @@ import torch
 
 from cenote.engine.execution.executor import to_float32_array
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.loading.tensor_model import TensorModel
 from cenote.pooling.pooler import PoolingSpec
 

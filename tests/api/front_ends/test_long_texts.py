@@ -11,7 +11,8 @@ import pytest
 
 from cenote.config.pooler import PoolerConfig
 from cenote.engine.execution.executor import BatchOutput, EchoExecutor
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import InputTooLong, PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
