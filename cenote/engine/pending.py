@@ -103,15 +103,15 @@ class Pending:
     def take_slice(self, max_chars: int) -> Many[Input]:
         """Return the next inputs to render: at least one, and about `max_chars` in total."""
         start, inputs = self.num_taken, self.request.inputs
-        if self.num_inputs == 1 or (start == 0 and self.num_render_chars <= max_chars):
+        is_ids = isinstance(inputs[start], list | tuple | np.ndarray)
+        max_size = max_chars // CHARS_PER_TOKEN if is_ids else max_chars
+        if self.num_inputs == 1 or (start == 0 and self.num_render_chars <= max_size):
             self.num_taken = self.num_inputs
             return inputs
         if self._cumulative_chars is None:
             sizes = np.fromiter(_compute_sizes(inputs), np.int64, self.num_inputs)
             self._cumulative_chars = np.cumsum(sizes + len(self.prompt or ""))
-        is_text = not isinstance(inputs[start], list | tuple | np.ndarray)
-        end_size = max_chars // (1 if is_text else CHARS_PER_TOKEN)
-        end_size += int(self._cumulative_chars[start - 1]) if start else 0
+        end_size = max_size + (int(self._cumulative_chars[start - 1]) if start else 0)
         self.num_taken = max(start + 1, int(np.searchsorted(self._cumulative_chars, end_size, side="right")))
         return inputs[start : self.num_taken]
 

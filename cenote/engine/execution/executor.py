@@ -58,9 +58,8 @@ class LocalExecutor:
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         with torch.inference_mode():
             groups = self.run(batch)
-        # copied, as some are views of larger tensors
-        copies = [PooledGroup(spec, indices, rows.clone(), counts) for spec, indices, rows, counts in groups]
-        return lambda: to_batch_output(copies, [find_finite_rows(group.rows) for group in copies])
+        output = to_batch_output(groups, [find_finite_rows(group.rows) for group in groups])
+        return lambda: output
 
     def is_prepared(self, batch: ScheduledBatch) -> bool:
         return False
@@ -118,10 +117,10 @@ def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[Tensor | None]
             failed.update(
                 index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not seq_mask.all()
             )
-    rows = {group.spec: RaggedRows.from_counts(to_float32_array(group.rows), group.row_counts) for group in groups}
+    rows = {group.spec: RaggedRows.from_counts(copy_to_array(group.rows), group.row_counts) for group in groups}
     return BatchOutput(rows, failed)
 
 
-def to_float32_array(rows: Tensor) -> Float32Array:
-    """Return a tensor on the host as an array; heads may compute in other dtypes, and NumPy has no bfloat16."""
-    return np.ascontiguousarray(rows.float().numpy())
+def copy_to_array(rows: Tensor) -> Float32Array:
+    """Return a copy of a tensor on the host, which may be a view of a larger or a pinned one, in any dtype."""
+    return np.array((rows if rows.dtype is torch.float32 else rows.float()).numpy(), order="C")
