@@ -20,7 +20,7 @@ from cenote.engine.offline_requests import (
     make_pool_request,
     make_score_request,
 )
-from cenote.engine.sequence_group import GroupResult
+from cenote.engine.result_rows import GroupResult
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
 from cenote.errors import BadRequest, PoolingError, Unsupported, explain_no_generation
 from cenote.inputs.model_tokenizer import ModelTokenizer

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.sequence_group import GroupResult
+from cenote.engine.result_rows import GroupResult
 from cenote.outputs import (
     ChunkEmbeddingOutput,
     CombinedOutput,
@@ -53,14 +54,14 @@ def make_chunk_outputs(documents: Sequence[ChunkedDocument], result: GroupResult
     inputs, offsets = result.inputs, result.inputs.cu_seqlens.tolist()
     assert inputs.row_mask is not None, "the renderer marks the chunks of every document"
     outputs = []
-    (tensors,) = result.unbind()
-    for index, vectors, start, end in zip(result.indices.tolist(), tensors, offsets, offsets[1:], strict=False):
+    (matrices,) = result.unbind()
+    for index, vectors, start, end in zip(result.indices.tolist(), matrices, offsets, offsets[1:], strict=False):
         places = get_offsets(documents[index].chunks)
         token_ids = np.split(inputs.token_ids[start:end], np.flatnonzero(inputs.row_mask[start:end])[1:])
         outputs.append(
             [
                 EmbeddingRequestOutput("", ChunkEmbeddingOutput(vector, index, *place), ids)
-                for vector, place, ids in zip(vectors, places, token_ids, strict=True)
+                for vector, place, ids in zip(torch.from_numpy(vectors), places, token_ids, strict=True)
             ]
         )
     return outputs

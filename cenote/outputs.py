@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, Overloaded, PoolingError
+from cenote.inputs.tokenized_inputs import NO_IDS
+from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata
 
 __all__ = [
@@ -204,8 +206,6 @@ class RequestError:
 
 
 OutputT = TypeVar("OutputT")
-TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
-NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -223,18 +223,18 @@ class LazyResults(Generic[OutputT]):
     """The results of many prompts as arrays; the output object of a prompt is made on access."""
 
     make_output: Callable[..., OutputT]  # from the tensors of a prompt, one per task
-    get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # per task, the tensors of all prompts
+    get_arrays: Callable[[], Sequence[Sequence[np.ndarray[Any, Any]]]]  # per task, the results of all prompts
     token_ids: TokenIds
     offsets: np.ndarray[Any, Any]  # [prompts + 1], into token_ids
     num_input_tokens: Sequence[int] | np.ndarray[Any, Any]
 
     @cached_property
-    def _tensors(self) -> Sequence[Sequence[Tensor]]:
-        return self.get_tensors()
+    def _arrays(self) -> Sequence[Sequence[np.ndarray[Any, Any]]]:
+        return self.get_arrays()
 
     def resolve(self, index: int) -> ResolvedOutput[OutputT]:
         start, end = self.offsets[index : index + 2]
-        output = self.make_output(*(tensors[index] for tensors in self._tensors))
+        output = self.make_output(*[torch.from_numpy(arrays[index]) for arrays in self._arrays])
         return ResolvedOutput(output, self.token_ids[start:end], int(self.num_input_tokens[index]))
 
 

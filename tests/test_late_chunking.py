@@ -136,8 +136,8 @@ def test_other_tasks_in_the_batch_do_not_matter(llm: LLM) -> None:
 
     first, second = llm.engine.pool_sync(request)
 
-    assert_close(first.data, expected, atol=1e-6, rtol=0)  # type: ignore[union-attr]
-    assert_close(F.normalize(second.data, dim=-1), expected, atol=1e-6, rtol=0)  # type: ignore[union-attr]
+    assert_close(torch.from_numpy(first.data), expected, atol=1e-6, rtol=0)  # type: ignore[union-attr]
+    assert_close(F.normalize(torch.from_numpy(second.data), dim=-1), expected, atol=1e-6, rtol=0)  # type: ignore[union-attr]
 
 
 def test_the_cache_tells_chunks_of_the_same_text_apart(llm: LLM) -> None:

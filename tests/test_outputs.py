@@ -11,12 +11,12 @@ import torch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
 from cenote.outputs import EmbeddingOutput, EmbeddingRequestOutput, LazyResults, RequestError
 
-ROWS = torch.arange(3000.0).reshape(3, 1000)
+ROWS = np.arange(3000, dtype=np.float32).reshape(3, 1000)
 
 
 def make_lazy_results() -> LazyResults[EmbeddingOutput]:
     ids = np.array([5, 6, 7, 8], dtype=np.int32)
-    return LazyResults(EmbeddingOutput, lambda: [ROWS.unbind(0)], ids, np.array([0, 1, 3, 4]), np.array([1, 9, 1]))
+    return LazyResults(EmbeddingOutput, lambda: [list(ROWS)], ids, np.array([0, 1, 3, 4]), np.array([1, 9, 1]))
 
 
 def test_every_output_resolves_its_own_result() -> None:

@@ -57,18 +57,11 @@ class BinaryEntry(TypedDict):
     shape: list[int]
 
 
-def to_float32_array(data: Any) -> Float32Array:
-    """Return a tensor or array as contiguous float32, without a copy where possible."""
-    if hasattr(data, "numpy"):
-        data = data.numpy()  # three times as fast as numpy's own conversion of a tensor
-    return np.ascontiguousarray(data, dtype=np.float32)
-
-
 def stack_results(results: Sequence[Any]) -> Float32Array | None:
     """Return the vectors of all results as one array `[results, d]`; None for matrices or different sizes."""
     if isinstance(results, PoolResultBatch):
-        return to_float32_array(results.rows)
-    arrays = [to_float32_array(result.data) for result in results]
+        return results.rows
+    arrays = [result.data for result in results]
     if not arrays or {array.shape for array in arrays} != {(arrays[0].size,)}:
         return None
     return np.concatenate(arrays).reshape(len(arrays), arrays[0].size)

@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from cenote.api.encoding import Float32Array, to_float32_array
+from cenote.api.encoding import Float32Array
 from cenote.api.request_context import RequestContext
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -36,7 +36,7 @@ async def classify_as(request: PoolRequest, raw_scores: bool, context: RequestCo
     has_one_label = "cross-encoder" in context.model_info.score_types
     params = PoolingParams(use_activation=not raw_scores and not has_one_label)
     results = await context.pool(replace(request, params=params))
-    rows = [to_float32_array(result.data) for result in results]
+    rows = [result.data for result in results]
     if raw_scores or not has_one_label:
         return rows
     return [np.array([sigmoid(value) for value in row.ravel().tolist()], dtype=np.float32) for row in rows]

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from cenote.api.encoding import Float32Array, encode_base64, encode_json, to_float32_array
+from cenote.api.encoding import Float32Array, encode_base64, encode_json
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.api.vector_response import NUMBERS_PER_YIELD
@@ -56,10 +56,7 @@ async def make_sparse_results(
     return_tokens: bool | None,
 ) -> list[Any]:
     """Return for every input a `SparseVector`, or `TaskAnswers` if there are several tasks."""
-    arrays = [
-        {task: to_float32_array(rows) for task, rows in ({tasks[0]: item.data} | dict(item.extra_data)).items()}
-        for item in results
-    ]
+    arrays = [{tasks[0]: item.data} | dict(item.extra_data) for item in results]
     sparse = [by_task["sparse_embed"] for by_task in arrays if "sparse_embed" in by_task]
     tokens = iter(await _fetch_token_strings(context, sparse) if return_tokens and sparse else [None] * len(sparse))
     entries: list[Any] = []

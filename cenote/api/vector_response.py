@@ -19,7 +19,6 @@ from cenote.api.encoding import (
     make_binary_body,
     make_metadata_header,
     stack_results,
-    to_float32_array,
 )
 from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
@@ -112,7 +111,7 @@ def _iter_encoded(
     texts: list[bytes | memoryview | msgspec.Raw] = []
     num_encoded = 0
     for item in results:
-        array = to_float32_array(item.data)
+        array = item.data
         if byte_format is not None:
             texts.append(encode_base64_rows(array.reshape(1, array.size), *byte_format)[0])
         elif array.size <= NUMBERS_PER_YIELD:
@@ -142,7 +141,7 @@ def _binary_reply(
     context: RequestContext, body: EncodingFields, results: Sequence[PoolResult], vector_format: VectorFormat
 ) -> Reply:
     rows = stack_results(results)
-    arrays = [to_float32_array(item.data) for item in results] if rows is None else rows
+    arrays = [item.data for item in results] if rows is None else rows
     content, entries = make_binary_body(arrays, *body.byte_format)
     headers = {}
     if body.encoding_format == "bytes":

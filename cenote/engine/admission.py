@@ -8,7 +8,7 @@ from typing import Any
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.adapter_manager import AdapterManager
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
 from cenote.engine.tokenized_batch import ResolvedOptions
 from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
@@ -27,7 +27,7 @@ CONVERTIBLE_TASKS = ("embed", "token_embed", "classify", "token_classify")
 
 
 class Admission:
-    """Turn requests into RequestStates, or raise the error that the caller gets."""
+    """Turn requests into LocalPendings, or raise the error that the caller gets."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Admission:
         self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
         self._limits: dict[Task, Limits] = {}
 
-    def prepare(self, request: PoolRequest, model_info: ModelInfo) -> RequestState:
+    def prepare(self, request: PoolRequest, model_info: ModelInfo) -> LocalPending:
         """Check a request and resolve its pooling specs, limits, prompt and adapters."""
         for task in (request.task, *request.extra_tasks):
             self.check_task(task)
@@ -68,7 +68,7 @@ class Admission:
         else:
             pairs = list(zip(*broadcast_lists(specs, adapters), strict=True))
         options = [ResolvedOptions(*pair, limits, request.scheduling, request.role) for pair in pairs]
-        return RequestState(request, options, selection.prompt)
+        return LocalPending(request, options, selection.prompt)
 
     def resolve_options(self, request: PoolRequest) -> ResolvedOptions:
         """Check the options that all inputs of a request share, and resolve its pooling specs, limits and adapter."""

@@ -13,10 +13,10 @@ from itertools import count, pairwise, repeat
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from cenote.cache.result_cache import CachedResult, ResultCache
-from cenote.engine.sequence_group import CallRefs, GroupResult, RaggedRows, SequenceGroup
+from cenote.engine.result_rows import GroupResult, RaggedRows
+from cenote.engine.sequence_group import CallRefs, SequenceGroup
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
@@ -284,11 +284,9 @@ class DedupReceiver:
             keys = [self.cache_keys.pop(index, b"") for index in result.indices.tolist()]
         if not any(keys):
             return
-        tensors = zip(*result.unbind(), strict=True)
-        entries = [(key, input_tensors) for key, input_tensors in zip(keys, tensors, strict=True) if key]
-        if all(tensor.dtype is not torch.bfloat16 for tensor in entries[0][1]):  # NumPy has no bfloat16
-            arrays = [tuple(tensor.numpy() for tensor in input_tensors) for _, input_tensors in entries]
-            cache.put([key for key, _ in entries], arrays, self.tenant)
+        arrays = zip(*result.unbind(), strict=True)
+        entries = [(key, input_arrays) for key, input_arrays in zip(keys, arrays, strict=True) if key]
+        cache.put([key for key, _ in entries], [input_arrays for _, input_arrays in entries], self.tenant)
 
     def _close(self) -> None:
         with self.dedup.lock:
@@ -354,8 +352,8 @@ def _rows_from_cache(cached: Many[CachedResult]) -> tuple[RaggedRows, ...]:
     rows = []
     for arrays in zip(*cached, strict=True):
         if len({array.shape for array in arrays}) == 1:
-            rows.append(RaggedRows(torch.from_numpy(np.stack(arrays))))
+            rows.append(RaggedRows(np.stack(arrays)))
         else:
             counts = [len(array) for array in arrays]
-            rows.append(RaggedRows.from_counts(torch.from_numpy(np.concatenate(arrays)), counts))
+            rows.append(RaggedRows.from_counts(np.concatenate(arrays), counts))
     return tuple(rows)

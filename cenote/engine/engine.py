@@ -18,6 +18,7 @@ from cenote.engine.engine_metrics import EngineMetrics
 from cenote.engine.execution.executor import Executor
 from cenote.engine.execution.executor_factory import make_executor
 from cenote.engine.local_engine import LocalEngine
+from cenote.engine.local_pending import LocalPending
 from cenote.engine.model_info import build_model_info
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.renderer_factory import (
@@ -30,7 +31,6 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_tokenizer_settings,
 )
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
-from cenote.engine.request_state import RequestState
 from cenote.engine.self_check import SelfCheck
 from cenote.engine.task_settings import make_task_settings
 from cenote.engine.tasks.io_processor import load_io_processor
@@ -205,7 +205,7 @@ class PoolingEngine(LocalEngine):
     async def collect_metrics(self) -> list[MetricFamily]:
         return self.metrics.registry.snapshot()
 
-    def submit(self, request: PoolRequest, *, caller_waits: bool = False) -> RequestState:
+    def submit(self, request: PoolRequest, *, caller_waits: bool = False) -> LocalPending:
         """Check a request and queue it.
 
         With `caller_waits`, a short text may be computed by the calling thread before this method returns.

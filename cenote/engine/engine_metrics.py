@@ -13,10 +13,10 @@ import numpy as np
 
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.execution.prefix_sharing import PrefixSharing
+from cenote.engine.local_pending import LocalPending
 from cenote.engine.request_future import RequestFuture
-from cenote.engine.request_state import RequestState
+from cenote.engine.result_rows import BatchTimes
 from cenote.engine.scheduler import Scheduler
-from cenote.engine.sequence_group import BatchTimes
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.utils.metrics import BATCH_BUCKETS, LATENCY_BUCKETS, TOKEN_BUCKETS, MetricsRegistry
@@ -27,7 +27,7 @@ OUTCOMES = ("answered", "cancelled", "refused", "failed", "expired")
 class EngineMetrics:
     def __init__(self) -> None:
         self.registry = metrics = MetricsRegistry()
-        self._states: set[RequestState] = set()  # in flight
+        self._states: set[LocalPending] = set()  # in flight
         self._batches: weakref.WeakSet[TokenizedBatch] = weakref.WeakSet()  # likewise, of front-ends
         self.num_in_flight_chars = 0  # of the inputs of all requests in flight
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ class EngineMetrics:
             "counter",
         )
 
-    def on_admit(self, state: RequestState) -> None:
+    def on_admit(self, state: LocalPending) -> None:
         with self._lock:
             self._states.add(state)
             self.num_in_flight_chars += state.num_chars
@@ -157,12 +157,12 @@ class EngineMetrics:
         self._last_computed_at = times.computed_at
         return device_s
 
-    def requests_in_flight(self) -> list[RequestState | TokenizedBatch]:
+    def requests_in_flight(self) -> list[LocalPending | TokenizedBatch]:
         with self._lock:
-            in_flight: list[RequestState | TokenizedBatch] = [*self._states, *self._batches]
+            in_flight: list[LocalPending | TokenizedBatch] = [*self._states, *self._batches]
         return [state for state in in_flight if not state.is_aborted]
 
-    def _on_done(self, state: RequestState, future: RequestFuture) -> None:
+    def _on_done(self, state: LocalPending, future: RequestFuture) -> None:
         with self._lock:
             self._states.discard(state)
             self.num_in_flight_chars -= state.num_chars

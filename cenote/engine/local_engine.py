@@ -9,10 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 from cenote.engine.engine_executors import EngineExecutors
+from cenote.engine.local_pending import LocalPending
+from cenote.engine.pending import Pending, PoolResults, to_pool_results
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.sub_requests import SubRequest, run_sub_requests
-from cenote.engine.request_state import PoolResults, RequestState, to_pool_results
-from cenote.engine.sequence_group import GroupResult
+from cenote.engine.result_rows import GroupResult
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, IOProcessorRunner
 from cenote.engine.tasks.text_tasks import TextTasks
@@ -26,7 +27,7 @@ from cenote.utils.async_utils import run_coroutine_sync, run_inline
 from cenote.utils.busy_stages import BusyStages
 
 T = TypeVar("T")
-OnProgress = Callable[[RequestState], None]
+OnProgress = Callable[[Pending], None]
 
 
 class LocalEngine(TextEngine):
@@ -39,7 +40,7 @@ class LocalEngine(TextEngine):
     io_processor: IOProcessorRunner | None
 
     @abstractmethod
-    def submit(self, request: PoolRequest, *, caller_waits: bool = False) -> RequestState: ...
+    def submit(self, request: PoolRequest, *, caller_waits: bool = False) -> LocalPending: ...
 
     async def get_text_parts(self, deadline_at: float, num_chars: int) -> LocalEngine:
         return self

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from cenote.engine.sequence_group import GroupResult, RaggedRows, ResultReceiver, ScheduledBatch
+from cenote.engine.result_rows import GroupResult, RaggedRows
+from cenote.engine.sequence_group import ResultReceiver, ScheduledBatch
 from cenote.errors import NumericalError
 from cenote.pooling.pooler import PoolingSpec
 

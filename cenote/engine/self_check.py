@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from cenote.engine.admission import Admission
 from cenote.engine.execution.executor import Executor
-from cenote.engine.request_state import PoolResults
+from cenote.engine.pending import PoolResults
 from cenote.engine.result_delivery import deliver_results
 from cenote.engine.self_check_store import (
     CheckResults,
@@ -117,14 +116,14 @@ class SelfCheck:
         )
         rows = [_require(result) for result in pooled]
         data = {task: [row.data for row in rows]} | {name: [row.extra_data[name] for row in rows] for name in others}
-        return {name: _flatten(name, tensors) for name, tensors in data.items()}
+        return {name: _flatten(name, arrays) for name, arrays in data.items()}
 
     async def _pool(self, request: PoolRequest) -> PoolResults:
         state = self.admission.prepare(request, self.model_info)
-        rendered = self.renderer.render(state.request.inputs, *state.render_settings)
+        rendered = self.renderer.render(state.request.inputs, *state.settings)
         for error in rendered.errors.values():
             raise error
-        for tokenized in state.add_rendered(rendered, 0, self.admission.max_model_len):
+        for tokenized in state.make_batches(rendered, self.admission.max_model_len):
             batch = ScheduledBatch([GroupSlice(tokenized.make_group(tokenized), 0, len(tokenized.inputs))])
             deliver_results(batch, self.executor.start(batch)())
         state.future.result(timeout=0)
@@ -137,9 +136,8 @@ def _require(result: Any) -> Any:
     return result
 
 
-def _flatten(task: str, tensors: Sequence[Tensor]) -> CheckValues:
+def _flatten(task: str, arrays: Sequence[np.ndarray[Any, Any]]) -> CheckValues:
     """Return the results of all texts as one vector."""
-    arrays = [tensor.detach().float().cpu().numpy() for tensor in tensors]
     if task != "sparse_embed":
         return CheckValues(np.concatenate([array.ravel() for array in arrays]))
     keys = [array[:, 0].astype(np.int64) + (number << 32) for number, array in enumerate(arrays)]  # rows: id, weight

@@ -1,17 +1,15 @@
-"""Units of scheduling and delivery: groups of sequences, slices of them, batches, and their results."""
+"""Units of scheduling and delivery: groups of sequences, slices of them, and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from cenote.engine.result_rows import BatchTimes, GroupResult
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
@@ -89,15 +87,6 @@ class GroupSlice(NamedTuple):
         return GroupSlice(self.group, self.start, middle), GroupSlice(self.group, middle, self.end)
 
 
-@dataclass(slots=True)
-class BatchTimes:
-    """Monotonic times of a batch; 0.0 where unknown. Executors set `packed_at`, the engine loop the others."""
-
-    started_at: float = 0.0
-    packed_at: float = 0.0  # its arrays are on the device
-    computed_at: float = 0.0  # its results are on the host
-
-
 class ScheduledBatch:
     """The sequences of one forward pass, numbered consecutively over its slices."""
 
@@ -161,94 +150,6 @@ class ScheduledBatch:
         for group, start, end in self.slices:
             for offset in range(start, end):
                 yield ScheduledBatch([GroupSlice(group, offset, offset + 1)])
-
-
-class RaggedRows(NamedTuple):
-    """Results of sequences, concatenated: one row per sequence, or a variable number of consecutive rows."""
-
-    values: Tensor
-    offsets: Many[int] | None = None  # [num_seqs + 1], first row of each sequence, and the end; None: one row each
-    shapes: Many[tuple[int, ...]] | None = None  # [num_seqs], of results of any shape, stored flattened
-
-    @classmethod
-    def from_counts(cls, values: Tensor, counts: Many[int] | None) -> RaggedRows:
-        return cls(values, None if counts is None else list(accumulate(counts, initial=0)))
-
-    @classmethod
-    def from_tensors(cls, tensors: Many[Tensor]) -> RaggedRows:
-        flat = [tensor.flatten() for tensor in tensors]
-        offsets = list(accumulate(map(len, flat), initial=0))
-        return cls(torch.cat(flat), offsets, [tuple(tensor.shape) for tensor in tensors])
-
-    def __len__(self) -> int:
-        return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
-
-    def unbind(self) -> Many[Tensor]:
-        """Return one tensor per sequence."""
-        # views: thousands of small copies would fragment the heap
-        if self.offsets is None:
-            # a single row, as most queries have: `squeeze` takes half the time of `unbind`
-            return [self.values.squeeze(0)] if self.values.shape[0] == 1 else self.values.unbind(0)
-        counts = [end - start for start, end in pairwise(self.offsets)]
-        tensors = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
-        if self.shapes is None:
-            return tensors
-        return [tensor.view(shape) for tensor, shape in zip(tensors, self.shapes, strict=True)]
-
-    def select(self, indices: Many[int]) -> RaggedRows:
-        """Return copies of results: callers may write into theirs."""
-        if self.offsets is None:
-            return RaggedRows(self.values[indices])
-        tensors = self.unbind()
-        selected = [tensors[index] for index in indices]
-        return RaggedRows.from_counts(torch.cat(selected), [len(tensor) for tensor in selected])
-
-    def slice(self, start: int, end: int) -> RaggedRows:
-        if self.offsets is None:
-            return RaggedRows(self.values[start:end])
-        return RaggedRows(
-            self.values, self.offsets[start : end + 1], None if self.shapes is None else self.shapes[start:end]
-        )
-
-
-class GroupResult(NamedTuple):
-    """Inputs of one request and their results."""
-
-    inputs: TokenizedInputs
-    indices: Int64Array
-    rows: tuple[RaggedRows, ...]  # one for each spec
-    times: BatchTimes | None = None  # of the batch that computed them; None: from the cache
-
-    def unbind(self) -> list[Many[Tensor]]:
-        """Return for each spec one tensor per input."""
-        return [rows.unbind() for rows in self.rows]
-
-    @property
-    def vector_size(self) -> int | None:
-        """Size of the results if they are single vectors of equal size, else None."""
-        first = self.rows[0]
-        return (
-            first.values.shape[1] if len(self.rows) == 1 and first.offsets is None and first.values.ndim == 2 else None
-        )
-
-    @classmethod
-    def concat_sorted(cls, results: Many[GroupResult]) -> GroupResult:
-        """Concatenate results that have a `vector_size`, sorted by input index."""
-        indices = np.concatenate([result.indices for result in results])
-        order = np.argsort(indices)
-        values = [result.rows[0].values for result in results]
-        rows = torch.cat(values) if len(values) > 1 else values[0]
-        rows = rows if np.array_equal(order, np.arange(len(order))) else rows[torch.from_numpy(order)]
-        inputs = TokenizedInputs.concat([result.inputs for result in results])
-        return cls(inputs.select(order), indices[order], (RaggedRows(rows),))
-
-    def select(self, positions: Int64Array) -> GroupResult:
-        rows = tuple(spec_rows.select(positions.tolist()) for spec_rows in self.rows)
-        return GroupResult(self.inputs.select(positions), self.indices[positions], rows, self.times)
-
-    def slice(self, start: int, end: int) -> GroupResult:
-        rows = tuple(spec_rows.slice(start, end) for spec_rows in self.rows)
-        return GroupResult(self.inputs.slice(start, end), self.indices[start:end], rows, self.times)
 
 
 class ResultReceiver(Protocol):

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from cenote.engine.sequence_group import CallRefs, GroupResult, ResultReceiver, SequenceGroup
+from cenote.engine.result_rows import GroupResult
+from cenote.engine.sequence_group import CallRefs, ResultReceiver, SequenceGroup
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.limits import Limits
 from cenote.inputs.tokenized_inputs import ONLY_INDEX, BoolArray, Int64Array, TokenizedInputs

@@ -93,10 +93,7 @@ def _stack_values(
         offsets = np.cumsum([0, *(len(rows) for rows in data)], dtype=np.int64)
     if not data:
         return np.zeros((0, 0), dtype=np.float32), offsets
-    import torch
-
-    joined = torch.cat(data) if schema.is_variable_length else torch.stack(data)
-    return np.asarray(joined.float().cpu().numpy()), offsets
+    return np.concatenate(data) if schema.is_variable_length else np.stack(data), offsets
 
 
 def _best_labels(probs: Floats, names: list[str] | None) -> list[str]:

@@ -26,6 +26,7 @@ METADATA_DTYPE = np.dtype(
 )
 ONLY_INDEX: Int64Array = np.arange(1)  # of the results of a single input; shared by all of them
 ONLY_INDEX.setflags(write=False)
+NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -151,10 +152,10 @@ class TokenizedInputs:
     @property
     def num_truncated(self) -> int:
         """Number of inputs that were truncated."""
-        metadata = self.metadata
-        if len(metadata) == 1:
+        if len(self) == 1:
             length, _, num_input_tokens, _, _, is_exact = self.only_record
             return int(length < num_input_tokens or not is_exact)
+        metadata = self.metadata
         return int(np.count_nonzero((metadata["length"] < metadata["num_input_tokens"]) | (metadata["is_exact"] == 0)))
 
     def slice(self, start: int, end: int) -> TokenizedInputs:
@@ -206,15 +207,11 @@ class TokenizedInputs:
         )
 
 
-class PlainInput(TokenizedInputs):
-    """One input that is not truncated, of one token type; a query alone waits for no array that it does not need."""
+class OneInput(TokenizedInputs):
+    """One input and its metadata; a query alone waits for no array that it does not need."""
 
-    is_plain = True
-    num_truncated = 0
-
-    def __init__(self, token_ids: TokenIds) -> None:
-        length = len(token_ids)
-        self.__dict__.update(token_ids=token_ids, only_record=(length, length, length, 0, length, 1))
+    def __init__(self, token_ids: TokenIds, record: tuple[int, ...]) -> None:
+        self.__dict__.update(token_ids=token_ids, only_record=record)
 
     @lazy_property
     def metadata(self) -> np.ndarray[Any, Any]:
@@ -222,6 +219,17 @@ class PlainInput(TokenizedInputs):
 
     def __len__(self) -> int:
         return 1
+
+
+class PlainInput(OneInput):
+    """One input that is not truncated, of one token type."""
+
+    is_plain = True
+    num_truncated = 0
+
+    def __init__(self, token_ids: TokenIds) -> None:
+        length = len(token_ids)
+        super().__init__(token_ids, (length, length, length, 0, length, 1))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Result types of the engine; imports no torch at runtime."""
+"""Result types of the engine; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cenote.protocol.params import Task
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
+
+    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class TokenUsage:
@@ -30,20 +31,20 @@ class TokenUsage:
 
 @dataclass(slots=True)
 class PoolResult(TokenUsage):
-    """The result of one input: `data` is a tensor in the engine's process, a NumPy array in a front-end process."""
+    """The result of one input."""
 
-    data: Tensor
+    data: Float32Array
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     num_tokens: int  # after truncation
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True  # False if a very long text was cut before all of it was tokenized
-    extra_data: Mapping[Task, Tensor] = field(default_factory=dict)  # by the request's extra_tasks
+    extra_data: Mapping[Task, Float32Array] = field(default_factory=dict)  # by the request's extra_tasks
 
 
 class PoolResultBatch(list[PoolResult | PoolingError]):
     """Results that are all vectors of one size: `rows` holds them as one array, [inputs, size]."""
 
-    def __init__(self, results: Iterable[PoolResult], rows: Tensor | np.ndarray[Any, Any]) -> None:
+    def __init__(self, results: Iterable[PoolResult | PoolingError], rows: Float32Array) -> None:
         super().__init__(results)
         self.rows = rows
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from cenote.api.admission.counters import QUEUED, REQUESTS, find_model_column
-from cenote.api.front_ends.replay import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
+from cenote.api.front_ends.remote_pending import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.supervisor.restart_policy import MAX_FAILURES
 from cenote.errors import (
@@ -121,7 +121,7 @@ def check_at_rest(machine: Machine) -> None:
         expect_zero(machine, len(ended), f"{name}: engines that have ended")
         for engine_id, engine in engines.engines.items():
             what = f"{name}, engine {engine_id}"
-            expect_zero(machine, len(engine.token_calls.pending), f"{what}: calls in the table")
+            expect_zero(machine, len(engine.calls.pending), f"{what}: calls in the table")
             expect_zero(machine, len(engine.quarantine.suspects), f"{what}: suspects")
             expect_zero(machine, engine.availability._num_waiting_chars, f"{what}: characters that wait")
             if engine._channel is not None:

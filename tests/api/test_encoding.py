@@ -26,7 +26,6 @@ from cenote.api.encoding import (
     make_metadata_header,
     quantize_vectors,
     stack_results,
-    to_float32_array,
 )
 from cenote.errors import BadRequest
 from cenote.protocol.results import PoolResult, PoolResultBatch
@@ -72,27 +71,6 @@ def floats(*values: float) -> np.ndarray[Any, Any]:
 def unit_vectors(num: int, width: int) -> np.ndarray[Any, Any]:
     rows = np.random.default_rng(5).standard_normal((num, width)).astype(np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-# results to arrays
-
-
-def test_a_tensor_becomes_an_array_without_a_copy() -> None:
-    tensor = torch.ones(3)
-
-    array = to_float32_array(tensor)
-    tensor[0] = 7
-
-    assert array.dtype == np.float32
-    assert array.tolist() == [7, 1, 1]
-
-
-def test_strided_and_other_dtypes_become_contiguous_float32() -> None:
-    for data in (torch.ones(4, 6).T, np.ones((4, 6), dtype=np.float64)[:, ::2], [[1.0, 2.0]]):
-        array = to_float32_array(data)
-
-        assert array.dtype == np.float32
-        assert array.flags.c_contiguous
 
 
 def test_the_module_does_not_import_torch() -> None:
@@ -234,7 +212,7 @@ def test_rows_encoded_together_equal_rows_encoded_separately(width: int, dtype: 
 
 def test_only_vectors_of_one_size_are_stacked() -> None:
     def results(*shapes: tuple[int, ...]) -> list[PoolResult]:
-        return [PoolResult(torch.full(shape, float(index)), NO_IDS, 1, 1) for index, shape in enumerate(shapes)]
+        return [PoolResult(np.full(shape, index, np.float32), NO_IDS, 1, 1) for index, shape in enumerate(shapes)]
 
     rows = stack_results(results((2,), (2,)))
 
@@ -242,9 +220,8 @@ def test_only_vectors_of_one_size_are_stacked() -> None:
     assert stack_results(results((2,), (3,))) is None
     assert stack_results(results((2, 2), (2, 2))) is None
     assert stack_results([]) is None
-    rows_tensor = torch.ones(2, 3)
-    shared = stack_results(PoolResultBatch(results((3,), (3,)), rows_tensor))
-    assert shared is not None and np.shares_memory(shared, rows_tensor.numpy())
+    rows = np.ones((2, 3), np.float32)
+    assert stack_results(PoolResultBatch(results((3,), (3,)), rows)) is rows
 
 
 # bytes

@@ -13,7 +13,7 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
@@ -72,7 +72,7 @@ def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
     return PoolRequest(task="embed", inputs=inputs, **request_kwargs)
 
 
-def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
+def block_engine(engine: PoolingEngine, gate: BatchGate) -> LocalPending:
     """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
     state = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
@@ -81,7 +81,7 @@ def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
 
 def echoed_token_ids(results: Many[PoolResult | PoolingError]) -> list[Any]:
     """Return the token ids of every result, or its error."""
-    return [result if isinstance(result, PoolingError) else result.data.int().tolist() for result in results]
+    return [result if isinstance(result, PoolingError) else result.data.astype(int).tolist() for result in results]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.sequence_group import GroupResult
+from cenote.engine.result_rows import GroupResult
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
@@ -51,7 +51,7 @@ class SubmittedBatch:
     def on_results(self, batch: TokenizedBatch, results: Sequence[GroupResult]) -> None:
         for group in results:
             for index, row in zip(group.indices.tolist(), group.rows[0].unbind(), strict=True):
-                self.results[index] = row.int().tolist()
+                self.results[index] = row.astype(int).tolist()
 
     def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         self.results |= dict.fromkeys(range(self.num_inputs) if index < 0 else [index], error)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
@@ -73,7 +73,7 @@ def test_ctrl_c_aborts_queued_inputs(make_engine: MakeEngine) -> None:
     block_engine(engine, gate)
     calls = 0
 
-    def interrupt(state: RequestState) -> None:
+    def interrupt(state: LocalPending) -> None:
         nonlocal calls
         calls += 1
         if calls == 3:  # called at the start, then every 0.1 s
@@ -140,7 +140,7 @@ async def test_cancelled_requests_do_not_affect_other_requests(make_engine: Make
 class RacingFuture:
     """A future that is cancelled right after its state was checked."""
 
-    def __init__(self, state: RequestState) -> None:
+    def __init__(self, state: LocalPending) -> None:
         self.future = state.future
 
     def done(self) -> bool:

@@ -67,7 +67,7 @@ def test_a_query_does_not_wait_for_bulk_that_waits_for_the_queue(make_engine: Ma
     engine = make_engine(fault=gate, max_num_batched_tokens=64)
     bulk = engine.submit(make_request([[number, 5, 6, 7] for number in range(9, 20_000)], scheduling=BULK))
     assert gate.reached.wait(20)
-    wait_until(lambda: bool(engine.tokenizer_worker.lanes["bulk"].to_submit))  # the queue of bulk inputs is full
+    wait_until(lambda: bool(engine.tokenizer_worker.to_submit["bulk"]))  # the queue of bulk inputs is full
     num_rendered = bulk.num_rendered
 
     query = engine.submit(make_request([[3]]))
@@ -93,7 +93,7 @@ def test_cached_and_identical_bulk_inputs_do_not_wait_for_the_queue(make_engine:
     gate.reached.clear()
     bulk = engine.submit(make_request([[number, 5, 6, 7] for number in range(9, 20_000)], scheduling=BULK))
     assert gate.reached.wait(20)
-    wait_until(lambda: bool(engine.tokenizer_worker.lanes["bulk"].to_submit))
+    wait_until(lambda: bool(engine.tokenizer_worker.to_submit["bulk"]))
 
     assert len(engine.submit(known).wait()) == 100  # while no batch runs
     bulk.future.cancel()

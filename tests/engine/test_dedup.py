@@ -9,7 +9,7 @@ import pytest
 
 from cenote.engine.dedup import make_input_keys
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
@@ -30,7 +30,7 @@ from tests.engine.conftest import (
 MARKER = 666
 
 
-def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestState:
+def wait_until_queued(engine: PoolingEngine, state: LocalPending) -> LocalPending:
     wait_until(lambda: state.num_rendered == state.num_inputs and engine.tokenizer_worker.is_idle)
     return state
 
@@ -57,8 +57,8 @@ def test_results_of_repeated_inputs_do_not_share_memory(make_engine: MakeEngine)
     first, second, third = make_engine().pool_sync(make_request([[5, 6]] * 3))
     assert not any(isinstance(result, PoolingError) for result in (first, second, third))
 
-    first.data.fill_(0)  # type: ignore[union-attr]
-    second.data.fill_(1)  # type: ignore[union-attr]
+    first.data.fill(0)  # type: ignore[union-attr]
+    second.data.fill(1)  # type: ignore[union-attr]
 
     assert third.data.tolist() == [5, 6]  # type: ignore[union-attr]
 

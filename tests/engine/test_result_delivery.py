@@ -6,10 +6,10 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 import pytest
-import torch
 
 from cenote.engine.result_delivery import BatchOutput, deliver_results
-from cenote.engine.sequence_group import CallRefs, GroupResult, GroupSlice, RaggedRows, ScheduledBatch, SequenceGroup
+from cenote.engine.result_rows import GroupResult, RaggedRows
+from cenote.engine.sequence_group import CallRefs, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import NumericalError, PoolingError
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
@@ -49,7 +49,7 @@ def make_group(receiver: FakeReceiver, indices: list[int], *specs: PoolingSpec, 
 
 
 def make_rows(*first: float) -> RaggedRows:
-    return RaggedRows(torch.tensor([[number, 0.5] for number in first]))
+    return RaggedRows(np.array([[number, 0.5] for number in first], np.float32))
 
 
 def test_a_batch_for_one_receiver_is_delivered_in_one_call() -> None:
@@ -72,7 +72,7 @@ def test_receivers_with_different_specs_get_their_own_results() -> None:
             GroupSlice(make_group(third, [5], EMBED, TOKENS), 0, 1),
         ]
     )
-    tokens = RaggedRows.from_counts(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), [3, 1])
+    tokens = RaggedRows.from_counts(np.array([[1.0], [2.0], [3.0], [4.0]], np.float32), [3, 1])
 
     deliver_results(batch, BatchOutput({EMBED: make_rows(10, 11, 15), TOKENS: tokens}))
 

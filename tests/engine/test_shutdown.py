@@ -7,11 +7,12 @@ import time
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import EngineStopped, PoolingError
 from tests.engine.conftest import BatchGate, MakeEngine, block_engine, echoed_token_ids, make_request, wait_until
 
@@ -106,7 +107,7 @@ def test_an_executor_that_returns_too_few_results_stops_the_engine_with_an_error
         is_async = False
 
         def start(self, batch: ScheduledBatch) -> Any:
-            return lambda: BatchOutput(dict.fromkeys(batch.specs[0], RaggedRows(torch.zeros(0, 384))))
+            return lambda: BatchOutput(dict.fromkeys(batch.specs[0], RaggedRows(np.zeros((0, 384), np.float32))))
 
     with pytest.raises(PoolingError):
         make_engine(IncompleteExecutor()).submit(make_request([[7]])).future.result(timeout=10)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.replay import ReplayableCall
+from cenote.api.front_ends.remote_pending import RemotePending
 from lab.protocol.__main__ import main
 from lab.protocol.connection import make_connection
 from lab.protocol.simulation import run_seed
@@ -42,7 +42,7 @@ def test_a_seed_is_repeated_exactly(capsys: pytest.CaptureFixture[str]) -> None:
 def test_calls_that_are_not_sent_again_are_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ReplayableCall, "mark_lost", lambda call: call.set_error(RuntimeError("lost")))
+    monkeypatch.setattr(RemotePending, "mark_lost", lambda call: call.fail_all(RuntimeError("lost")))
 
     assert main(["--seeds", "20", "--workers", "1"]) == 1
     assert "no error of this class is honest" in (printed := capsys.readouterr().out)

@@ -71,7 +71,7 @@ def test_classifiers(tmp_path: Path, build: Callable[[Path], None], model_class:
         assert_close(output.outputs.probs, run(text, token_types=token_types).logits[0].softmax(-1))
     (result,) = llm.engine.pool_sync(PoolRequest(task="classify", inputs=[TextPair(PREMISE, HYPOTHESIS)]))
     assert isinstance(result, PoolResult)
-    assert_close(result.data, run(PREMISE, HYPOTHESIS, token_types=token_types).logits[0].softmax(-1))
+    assert_close(torch.from_numpy(result.data), run(PREMISE, HYPOTHESIS, token_types=token_types).logits[0].softmax(-1))
 
 
 def test_phobert_embeddings(tmp_path: Path) -> None:

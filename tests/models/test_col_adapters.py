@@ -106,7 +106,7 @@ def test_a_query_has_the_vectors_of_the_authors_program(loaded: Any) -> None:
     (found,) = llm.engine.pool_sync(request)
 
     expected = reference.vectors(**inputs(reference.folder, QUERY))
-    assert_close(found.data, expected, atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), expected, atol=1e-4, rtol=0)
 
 
 def test_a_page_is_scored_as_by_the_authors_program(loaded: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_page_alone_has_the_same_vectors_however_it_is_sent(loaded: Any) -> No
 
     expected = reference.vectors(**inputs(reference.folder, None))
     assert_close(prompt.outputs.data, expected, atol=1e-4, rtol=0)
-    assert_close(message.data, expected, atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(message.data), expected, atol=1e-4, rtol=0)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_missing_base_model_is_named_with_the_way_out(adapter: ColModel, tmp_p
     with opened(adapter.folder, hf_overrides={"base_model_name_or_path": str(tmp_path / "elsewhere")}) as llm:
         (found,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[QUERY], role="query"))
 
-    assert_close(found.data, adapter.vectors(**qwen_inputs(adapter.folder, QUERY)), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), adapter.vectors(**qwen_inputs(adapter.folder, QUERY)), atol=1e-4, rtol=0)
 
 
 def test_an_adapter_that_names_no_base_model_is_refused(adapter: ColModel) -> None:
@@ -184,7 +184,7 @@ def test_newer_weight_names_of_the_base_model_fit_an_older_adapter(adapter: ColM
     with opened(adapter.folder) as llm:
         (found,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[QUERY], role="query"))
 
-    assert_close(found.data, adapter.vectors(**qwen_inputs(adapter.folder, QUERY)), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), adapter.vectors(**qwen_inputs(adapter.folder, QUERY)), atol=1e-4, rtol=0)
 
 
 def test_a_long_query_is_truncated_in_its_text_and_not_in_its_suffix(adapter: ColModel) -> None:
@@ -196,7 +196,7 @@ def test_a_long_query_is_truncated_in_its_text_and_not_in_its_suffix(adapter: Co
 
     ids = qwen_inputs(adapter.folder, text)["input_ids"]
     kept = torch.cat((ids[:, :10], ids[:, -10:]), dim=1)
-    assert_close(found.data, adapter.vectors(input_ids=kept), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), adapter.vectors(input_ids=kept), atol=1e-4, rtol=0)
 
 
 def test_plain_late_interaction_turns_the_prompts_of_queries_off(adapter: ColModel) -> None:
@@ -204,7 +204,7 @@ def test_plain_late_interaction_turns_the_prompts_of_queries_off(adapter: ColMod
         (found,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[QUERY], role="query"))
 
     expected = adapter.vectors(**reference_inputs(adapter.folder, QUERY))
-    assert_close(found.data, expected, atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), expected, atol=1e-4, rtol=0)
 
 
 def test_an_adapter_beside_full_weights_is_warned_about(adapter: ColModel, caplog: pytest.LogCaptureFixture) -> None:

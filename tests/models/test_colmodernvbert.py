@@ -125,7 +125,7 @@ def test_a_conversation_renders_an_image_as_transformers_does_and_keeps_the_orde
 
     for item, wanted in items:
         (answer,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[item]))
-        assert_close(answer.data, wanted, atol=1e-6, rtol=0)
+        assert_close(torch.from_numpy(answer.data), wanted, atol=1e-6, rtol=0)
 
 
 def test_a_query_finds_its_page_by_the_scores_of_transformers(llm: LLM, reference: Reference) -> None:

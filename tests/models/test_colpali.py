@@ -106,7 +106,7 @@ def test_a_conversation_a_prompt_and_an_expanded_prompt_give_the_same(llm: LLM) 
     assert_close(vectors(llm, [written])[0], plain, atol=1e-6, rtol=0)
     for item in (Conversation([{"role": "user", "content": parts}]), ContentParts(parts)):
         (answer,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[item]))
-        assert_close(answer.data, plain, atol=1e-6, rtol=0)
+        assert_close(torch.from_numpy(answer.data), plain, atol=1e-6, rtol=0)
 
 
 def test_a_query_finds_its_page_by_the_scores_of_transformers(

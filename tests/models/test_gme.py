@@ -52,7 +52,7 @@ def test_a_text_is_written_into_the_prompt_of_the_model(llm: LLM, reference: Gme
 def test_the_prompt_of_a_request_replaces_the_system_message(llm: LLM, reference: Gme) -> None:
     (found,) = llm.engine.pool_sync(PoolRequest(task="embed", inputs=[TEXTS[0]], prompt=TASK))
 
-    assert_close(found.data, reference.embed(TEXTS[0], instruction=TASK), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(found.data), reference.embed(TEXTS[0], instruction=TASK), atol=1e-4, rtol=0)
 
 
 def test_a_prompt_that_is_already_complete_is_not_changed(llm: LLM, reference: Gme) -> None:
@@ -80,8 +80,8 @@ def test_a_conversation_gives_the_same_as_its_text_and_image(llm: LLM, reference
 
     fused, text = llm.engine.pool_sync(PoolRequest(task="embed", inputs=inputs))
 
-    assert_close(fused.data, reference.embed("a red bird", IMAGES[0], TASK), atol=1e-4, rtol=0)
-    assert_close(text.data, reference.embed("a red bird"), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(fused.data), reference.embed("a red bird", IMAGES[0], TASK), atol=1e-4, rtol=0)
+    assert_close(torch.from_numpy(text.data), reference.embed("a red bird"), atol=1e-4, rtol=0)
 
 
 def test_a_text_is_scored_against_an_image(llm: LLM, reference: Gme) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -87,7 +88,9 @@ def test_a_conversation_is_one_query_or_one_passage_with_its_images_first(llm: L
         reference.vector("<s>query: the dog"),
         reference.vector("<s>the dog"),
     ]
-    assert_close(torch.stack([answer.data for answer in actual]), torch.tensor(expected), atol=1e-5, rtol=0)
+    assert_close(
+        torch.from_numpy(np.stack([answer.data for answer in actual])), torch.tensor(expected), atol=1e-5, rtol=0
+    )
     with pytest.raises(BadRequest, match="one message is embedded at a time, got 2"):
         llm.engine.pool_sync(PoolRequest(task="embed", inputs=[Conversation([*chats[1].messages, *chats[2].messages])]))
 

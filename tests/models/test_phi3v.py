@@ -165,7 +165,7 @@ def test_a_conversation_is_its_texts_and_images_joined_by_blanks(llm: LLM, refer
     )
 
     last = reference.states("<|image_1|> a red bird", [WIDE])[-1]
-    assert_close(actual.data, F.normalize(last, dim=0), atol=1e-5, rtol=0)
+    assert_close(torch.from_numpy(actual.data), F.normalize(last, dim=0), atol=1e-5, rtol=0)
 
 
 def test_image_placeholders_are_numbered_from_one(llm: LLM) -> None:

@@ -157,7 +157,7 @@ def test_results_in_half_precision_are_returned_as_float32(folder: Path) -> None
         (result,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=parse_prompts(prompts)))
 
     assert isinstance(result, PoolResult)
-    assert result.data.dtype is torch.float32 and result.data.shape == (2, 64, 64)
+    assert result.data.dtype == np.float32 and result.data.shape == (2, 64, 64)
     assert (result.num_tokens, result.token_ids.tolist()) == (1, [1])
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.protocol.input_types import TextPair
@@ -34,11 +32,11 @@ class FakePool:
         self.requests.append(request)
         return [self._make_result(request.task, item) for item in request.inputs]
 
-    async def max_sim(self, request: PoolRequest, queries: Sequence[Tensor]) -> list[PoolResult | PoolingError]:
+    async def max_sim(self, request: PoolRequest, queries: Sequence[Any]) -> list[PoolResult | PoolingError]:
         results = await self(request)
         for result, query in zip(results, queries, strict=True):
             if isinstance(result, PoolResult):
-                result.data = (query @ result.data.T).amax(dim=-1).sum()
+                result.data = (query @ result.data.T).max(axis=-1).sum()
         return results
 
     async def count_tokens(self, inputs: Sequence[Any]) -> list[int]:
@@ -52,9 +50,9 @@ class FakePool:
         if item == "bad" or (isinstance(item, TextPair) and "bad" in (item.query, item.document)):
             return BadRequest("a bad text")
         if task == "classify":
-            data = torch.tensor([len(item.query) + len(item.document) / 10])
+            data = np.array([len(item.query) + len(item.document) / 10], np.float32)
         else:
-            data = torch.tensor(VECTORS[item] if task == "embed" else [VECTORS[word] for word in item.split()])
+            data = np.array(VECTORS[item] if task == "embed" else [VECTORS[word] for word in item.split()], np.float32)
         ids = np.arange(len(str(item)), dtype=np.int32)
         return PoolResult(data, ids, len(ids), len(ids))
 

@@ -42,7 +42,6 @@ from cenote.api.dialects.tei_fields import (
 )
 from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
 from cenote.api.dialects.text_requests import best_first, classify, rank
-from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
@@ -85,7 +84,7 @@ async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list
     results = await pool("sparse_embed", body, make_inputs(body.inputs, context), context, normalize=None)
     answers, num_encoded = [], 0
     for item in results:
-        rows = to_float32_array(item.data)
+        rows = item.data
         answers.append([SparseValue(int(index), value) for index, value in rows.tolist()])
         if (num_encoded := num_encoded + rows.size) >= NUMBERS_PER_YIELD:
             num_encoded = 0
@@ -133,7 +132,7 @@ async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[f
     check_not_empty([body.inputs.sentences], "sentences")
     context.check_num_items(len(texts), "inputs")
     results = await pool("embed", body.parameters or TeiEmbedFields(), texts, context, normalize=True)
-    vectors = np.stack([to_float32_array(item.data) for item in results])
+    vectors = np.stack([item.data for item in results])
     cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
     return cosines
 

@@ -13,7 +13,7 @@ import numpy as np
 from cenote.api.dialects.dialect import CLASSIFICATION, SCORES, Dialect, Need, Route
 from cenote.api.dialects.entities import EntitiesAnswer, Stride, find_entities
 from cenote.api.dialects.sparse import RETURN_TOKENS_DOC, make_plugin_result, supports_plugin_data
-from cenote.api.encoding import encode_json, to_float32_array
+from cenote.api.encoding import encode_json
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, token_matrix_reply
 from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
@@ -225,7 +225,7 @@ async def classify(body: ClassifyBody, context: RequestContext) -> AnswerList[Cl
 def make_classification(
     index: int, item: PoolResult, labels: Sequence[str] | None, counts: TokenCounts | None
 ) -> Classification:
-    probs = to_float32_array(item.data)
+    probs = item.data
     best = int(np.argmax(probs))
     label = labels[best] if labels is not None and best < len(labels) else None
     return Classification(index, label, encode_json(probs), probs.size, counts)  # type: ignore[arg-type]

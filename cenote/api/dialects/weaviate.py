@@ -11,7 +11,6 @@ from starlette.requests import Request
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import make_embed_request, make_truncation, score
-from cenote.api.encoding import to_float32_array
 from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorBody, Reply
 from cenote.api.request_context import RequestContext
@@ -76,7 +75,7 @@ async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
     truncation, dimensions = make_truncation(True, context), config.dimensions or None
     request = make_embed_request(texts, truncation, dimensions=dimensions, input_type=config.task_type or None)
     results = await context.pool(request)
-    first = to_float32_array(results[0].data)
+    first = results[0].data
     if body.texts is None:
         return Vectors(first.size, texts[0], first.tolist())
     return Vectors(first.size, vectors=await encode_results(results))  # type: ignore[arg-type]

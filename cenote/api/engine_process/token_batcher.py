@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cenote.api.encoding import to_float32_array
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.codec_errors import encode_error
 from cenote.api.wire.messages import ArrayBytes, Shapes
@@ -34,7 +33,7 @@ from cenote.protocol.requests import PoolRequest
 if TYPE_CHECKING:  # they import torch, which takes seconds; the process listens before that
     from cenote.engine.core import EngineCore
     from cenote.engine.engine import PoolingEngine
-    from cenote.engine.sequence_group import BatchTimes, GroupResult
+    from cenote.engine.result_rows import BatchTimes, GroupResult
     from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 
 logger = logging.getLogger("cenote")
@@ -325,13 +324,12 @@ class MergedCalls:
         arrays: list[Array] = [self.call_ids[self.request_indices[indices]], self.input_numbers[indices]]
         for rows in group.rows:
             if rows.offsets is None:  # one row each: the rows of the batch as they are
-                values = to_float32_array(rows.values)
-                shapes.append([values.shape[1:]])
-                arrays.append(values if positions is None else values[positions])
+                shapes.append([rows.values.shape[1:]])
+                arrays.append(rows.values if positions is None else rows.values[positions])
             else:
-                tensors = rows.unbind()
-                chosen = range(len(tensors)) if positions is None else positions.tolist()
-                parts = [to_float32_array(tensors[position]) for position in chosen]
+                parts = rows.unbind()
+                if positions is not None:
+                    parts = [parts[position] for position in positions.tolist()]
                 shapes.append(get_shapes(parts))
                 arrays += parts
         times = make_times(self.received_at[link_number], group.times, finished_at)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from cenote.api.front_ends.replay import ReplayableCall
+from cenote.api.front_ends.remote_pending import RemotePending
 from cenote.errors import DeadlineExceeded, EngineStopped, NotReady, PoolingError
 from cenote.protocol.engine import EngineStatus
 
@@ -94,7 +94,7 @@ class Availability:
         self._is_draining = True
         self._set(self.status, self.reason)
 
-    async def wait(self, deadline_at: float, call: ReplayableCall | None, num_chars: int) -> None:
+    async def wait(self, deadline_at: float, call: RemotePending | None, num_chars: int) -> None:
         """Wait until requests may be sent, or `call` has its answer; raise if that does not happen in time."""
         started_at = time.monotonic()
         ends_at = started_at + self.replay_timeout_s

@@ -14,11 +14,10 @@ from typing import Any
 
 from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.front_end_engine import FrontEndEngine
-from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.quarantine import Quarantine
-from cenote.api.front_ends.replay import EngineLost, ReplayableCall
+from cenote.api.front_ends.remote_core import RemoteCalls, RemoteCore
+from cenote.api.front_ends.remote_pending import EngineLost, RemotePending
 from cenote.api.front_ends.text_model import TextModelCache
-from cenote.api.front_ends.token_client import TokenCalls, TokenClient
 from cenote.api.wire.channel import Channel, ReplyT
 from cenote.api.wire.control_messages import EngineExited, ReplayStats
 from cenote.api.wire.link_messages import EngineMessage
@@ -77,14 +76,14 @@ class RemoteEngine(FrontEndEngine):
         self.availability = Availability()
         self.quarantine = Quarantine()
         self._channel: Channel[EngineMessage] | None = None
-        self.token_client: TokenClient | None = None  # None: there is no link
+        self.core: RemoteCore | None = None  # None: there is no link
         self.text_models = TextModelCache()
         self._connecting: asyncio.Task[None] | None = None
-        self.token_calls = TokenCalls(lambda: next(call_ids), self.quarantine)
+        self.calls = RemoteCalls(lambda: next(call_ids), self.quarantine)
 
     def share(self, quarantine: Quarantine, text_models: TextModelCache) -> None:
         """Use those of all replicas of a model."""
-        self.quarantine = self.token_calls.quarantine = quarantine
+        self.quarantine = self.calls.quarantine = quarantine
         self.text_models = text_models
 
     @property
@@ -130,15 +129,15 @@ class RemoteEngine(FrontEndEngine):
         numbers_by_call: dict[int, list[int]] = {}
         for call_id, number in exited.calls:
             numbers_by_call.setdefault(call_id, []).append(number)
-        suspects, poison = set[ReplayableCall](), list[bytes]()
+        suspects, poison = set[RemotePending](), list[bytes]()
         for call_id, numbers in numbers_by_call.items():
-            call = self.token_calls.pending.get(call_id)
+            call = self.calls.pending.get(call_id)
             if call is not None:
                 suspects.add(call.owner)
                 self.quarantine.remove_suspects(call.owner.suspect_digests)
                 poison += call.on_exit(numbers, exited)
                 self.quarantine.add_suspects(call.owner.suspect_digests)
-        calls = dict.fromkeys(call.owner for call in self.token_calls.pending.values())  # in the order of arrival
+        calls = dict.fromkeys(call.owner for call in self.calls.pending.values())  # in the order of arrival
         if not exited.calls and exited.cause != "external":
             for call in calls:
                 call.on_unexplained_crash(exited)
@@ -171,11 +170,11 @@ class RemoteEngine(FrontEndEngine):
 
     async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         """Send the inputs until all have a result."""
-        pending = PendingPool(request)
+        pending = RemotePending(request, request.num_chars)
         try:
             while True:
                 if not self.availability.is_available:
-                    num_chars = 0 if pending.was_lost else compute_inputs_size(request.inputs)
+                    num_chars = 0 if pending.was_lost else pending.num_chars
                     await self.availability.wait(request.deadline_at, pending, num_chars)
                 if (results := await self.try_pool(pending)) is not None:
                     return results
@@ -184,7 +183,7 @@ class RemoteEngine(FrontEndEngine):
             if pending.suspect_digests:
                 self.quarantine.remove_suspects(pending.suspect_digests)
 
-    async def try_pool(self, pending: PendingPool) -> list[Any] | None:
+    async def try_pool(self, pending: RemotePending) -> list[Any] | None:
         """Send the inputs without a result; return None if the engine process is lost, or has no capacity.
 
         `forget_pool` must follow when it is not sent to this engine again.
@@ -193,18 +192,18 @@ class RemoteEngine(FrontEndEngine):
         if pending.is_decided:  # while it waited for an engine process
             self.forget_pool(pending)  # its results are those of no call
             return pending.take_results()
-        assert self.token_client is not None, "RendererInfo comes before EngineReady"
+        assert self.core is not None, "RendererInfo comes before EngineReady"
         try:
-            return await self.token_client.pool(pending, self.model_info)
+            return await self.core.pool(pending, self.model_info)
         except EngineLost:
             pending.mark_lost()
         except Overloaded as error:
             await self._wait_for_capacity(pending, error)
         return None
 
-    def forget_pool(self, pending: PendingPool) -> None:
+    def forget_pool(self, pending: RemotePending) -> None:
         for call_id in pending.call_ids:
-            self.token_calls.pending.pop(call_id, None)
+            self.calls.pending.pop(call_id, None)
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         await self._change_adapter(name, path, in_place)
@@ -260,20 +259,20 @@ class RemoteEngine(FrontEndEngine):
             self.availability.on_down(message.reason)
         elif isinstance(message, RendererInfo):
             texts = self.text_models.get(message)
-            self.token_client = TokenClient(texts, channel, self.token_calls, self.availability.on_down)
+            self.core = RemoteCore(texts, channel, self.calls, self.availability.on_down)
         else:
             assert isinstance(message, TokenResults | TokenErrors), "all others are replies"
-            assert self.token_client is not None, "results come after RendererInfo"
+            assert self.core is not None, "results come after RendererInfo"
             if isinstance(message, TokenResults):
-                self.token_client.on_results(message, array_bytes)
+                self.core.on_results(message, array_bytes)
             else:
-                self.token_client.on_errors(message)
+                self.core.on_errors(message)
 
     def _on_call(self, channel: Channel[EngineMessage], update: ModelInfoUpdate) -> Done:
         if channel is self._channel:
             self._model_info = from_json(update.model_info, type=ModelInfo)
-            if self.token_client is not None:
-                self.token_client.options.forget()
+            if self.core is not None:
+                self.core.options.forget()
         return Done()
 
     def _on_closed(self, channel: Channel[EngineMessage]) -> None:
@@ -281,11 +280,11 @@ class RemoteEngine(FrontEndEngine):
         if channel is not self._channel:
             return
         self._channel = None
-        calls = {call.owner for call in self.token_calls.pending.values()}
-        if self.token_client is not None:
-            self.token_client.lose_all()
-            self.token_client.close()
-            self.token_client = None
+        calls = {call.owner for call in self.calls.pending.values()}
+        if self.core is not None:
+            self.core.lose_all()
+            self.core.close()
+            self.core = None
         self.availability.on_link_lost()
         if self._is_closed:
             self.availability.on_closed()
@@ -297,7 +296,7 @@ class RemoteEngine(FrontEndEngine):
         if self._channel is None and not self._is_closed:
             self.on_link_lost()
 
-    async def _wait_for_capacity(self, call: ReplayableCall, error: Overloaded) -> None:
+    async def _wait_for_capacity(self, call: RemotePending, error: Overloaded) -> None:
         """Wait a moment before a call is repeated; raise the error if the engine had not admitted it before."""
         now = time.monotonic()
         call.retry_until = call.retry_until or now + self.availability.replay_timeout_s

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.front_end_engine import FrontEndEngine
-from cenote.api.front_ends.pending_pool import PendingPool
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.replay import ReplayableCall
+from cenote.api.front_ends.remote_pending import RemotePending
 from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
 from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PluginRequest, PoolRequest
 from cenote.protocol.results import IOProcessorResult, PoolResult
@@ -86,11 +85,11 @@ class ReplicaSet(FrontEndEngine):
 
     async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         route = make_route(request.inputs, request.adapter)
-        pending = PendingPool(request)
+        pending = RemotePending(request, request.num_chars)
         replica: RemoteEngine | None = None
         try:
             while True:
-                index = await self._select(route, pending, request.inputs, request.deadline_at, replica, first)
+                index = await self._select(route, pending, replica, first)
                 if replica is not None:
                     replica.forget_pool(pending)
                 replica, first = self.replicas[index], None
@@ -113,9 +112,7 @@ class ReplicaSet(FrontEndEngine):
     async def _select(
         self,
         route: Route,
-        call: ReplayableCall,
-        inputs: Iterable[Input],
-        deadline_at: float,
+        call: RemotePending,
         last: RemoteEngine | None,
         first: int | None = None,
     ) -> int:
@@ -126,16 +123,17 @@ class ReplicaSet(FrontEndEngine):
         if last is not None:
             await last.availability.wait_for_report(call.engine_number)
         if call.may_crash:
-            await self._wait_for_second(call, deadline_at)
+            await self._wait_for_second(call)
         while not (candidates := self._list_candidates(route.adapter)) and not call.is_decided:
-            num_chars = 0 if call.was_lost else sum(map(compute_input_size, inputs))
-            await self.availability.wait(deadline_at, call, num_chars)
+            num_chars = 0 if call.was_lost else call.num_chars
+            await self.availability.wait(call.request.deadline_at, call, num_chars)
         if not candidates or call.is_decided:
             return 0  # nothing is sent
         return first if first in candidates else self.chooser.choose(candidates, route)
 
-    async def _wait_for_second(self, call: ReplayableCall, deadline_at: float) -> None:
+    async def _wait_for_second(self, call: RemotePending) -> None:
         """Wait until two replicas answer, for some time, if another one is about to."""
+        deadline_at = call.request.deadline_at
         ends_at = time.monotonic() + SUSPECT_WAIT_SHARE * self.availability.replay_timeout_s
         if deadline_at:
             ends_at = min(ends_at, time.monotonic() + SUSPECT_WAIT_SHARE * (deadline_at - time.monotonic()))

@@ -15,7 +15,6 @@ from cenote.api.dialects.tei_fields import (
     check_not_empty,
 )
 from cenote.api.dialects.tei_tokenize import iter_tokens
-from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.request_context import RequestContext
@@ -60,19 +59,19 @@ async def embed(request: tei.EmbedRequest, context: RequestContext) -> tei.Embed
     if dimensions == 0:
         raise BadRequest("dimensions is 0; expected a number above 0", param="dimensions")
     result = await pool_text("embed", request, context, normalize=normalize, dimensions=dimensions)
-    vector = to_float32_array(result.data).tolist()
+    vector = result.data.tolist()
     return tei.EmbedResponse(embeddings=vector, metadata=make_metadata(context, len(request.inputs)))
 
 
 async def embed_sparse(request: tei.EmbedSparseRequest, context: RequestContext) -> tei.EmbedSparseResponse:
     result = await pool_text("sparse_embed", request, context, normalize=None)
-    values = [tei.SparseValue(index=int(index), value=value) for index, value in to_float32_array(result.data).tolist()]
+    values = [tei.SparseValue(index=int(index), value=value) for index, value in result.data.tolist()]
     return tei.EmbedSparseResponse(sparse_embeddings=values, metadata=make_metadata(context, len(request.inputs)))
 
 
 async def embed_all(request: tei.EmbedAllRequest, context: RequestContext) -> tei.EmbedAllResponse:
     result = await pool_text("token_embed", request, context, normalize=False)
-    rows = [tei.TokenEmbedding(embeddings=row) for row in to_float32_array(result.data).tolist()]
+    rows = [tei.TokenEmbedding(embeddings=row) for row in result.data.tolist()]
     return tei.EmbedAllResponse(token_embeddings=rows, metadata=make_metadata(context, len(request.inputs)))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from cenote.api.wire.messages import ArrayBytes, OperandArray, Operands, Shapes
 from cenote.api.wire.token_messages import BatchImages, ImageRecord, TokenBatch, TokenResults
+from cenote.engine.result_rows import RaggedRows
 from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, TokenizedInputs
 from cenote.protocol.images import InputImages, ProcessedImage
 from cenote.protocol.requests import Operand
@@ -145,29 +147,23 @@ def decode_operands(message: Operands | None) -> list[Operand | None] | None:
     return [None if number < 0 else arrays[number] for number in message.indices]
 
 
-def decode_results(
-    message: TokenResults, array_bytes: ArrayBytes
-) -> tuple[Int64Array, Int64Array, list[Array | list[Array]]]:
-    """Return the call ids, the input numbers, and for each task the results: one array, or a list of arrays."""
+def decode_results(message: TokenResults, array_bytes: ArrayBytes) -> tuple[Int64Array, Int64Array, list[RaggedRows]]:
+    """Return the call ids, the input numbers, and for each task the results."""
     count = message.num_results
     call_ids = np.frombuffer(array_bytes, np.int64, count)
     input_numbers = np.frombuffer(array_bytes, np.int64, count, 8 * count)
     flat = np.frombuffer(array_bytes, np.float32, offset=16 * count)
-    results: list[Array | list[Array]] = []
+    results: list[RaggedRows] = []
     for shapes in message.shapes:
-        part, flat = split_arrays(flat, shapes, count)
-        results.append(part)
+        if len(shapes) == 1:
+            end = count * math.prod(shapes[0])
+            results.append(RaggedRows(flat[:end].reshape(count, *shapes[0])))
+        else:
+            offsets = list(accumulate([math.prod(shape) for shape in shapes], initial=0))
+            end = offsets[-1]
+            results.append(RaggedRows(flat[:end], offsets, shapes))
+        flat = flat[end:]
     return call_ids, input_numbers, results
-
-
-def split_arrays(flat: Array, shapes: Shapes, count: int) -> tuple[Array | list[Array], Array]:
-    """Split `count` arrays off the front of `flat`; return them and the rest."""
-    if len(shapes) == 1:
-        end = count * math.prod(shapes[0])
-        return flat[:end].reshape(count, *shapes[0]), flat[end:]
-    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
-    arrays = [flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]
-    return arrays, flat[ends[-1] :]
 
 
 def get_shapes(arrays: Sequence[Array]) -> Shapes:

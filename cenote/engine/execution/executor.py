@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +15,8 @@ from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.input_packing import pack_inputs
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import Float32Array, RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.kernels.cpu.pooling import all_finite
 from cenote.pooling.pooler import PooledGroup, Pooler
@@ -56,9 +58,8 @@ class LocalExecutor:
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         with torch.inference_mode():
             groups = self.run(batch)
-        # copied outside of inference mode: autograd rejects inference tensors
-        copies = [PooledGroup(spec, indices, rows.clone(), counts) for spec, indices, rows, counts in groups]
-        return lambda: to_batch_output(copies, [find_finite_rows(group.rows) for group in copies])
+        output = to_batch_output(groups, [find_finite_rows(group.rows) for group in groups])
+        return lambda: output
 
     def is_prepared(self, batch: ScheduledBatch) -> bool:
         return False
@@ -93,7 +94,7 @@ class EchoExecutor:
 
 
 def _echo_token_ids(inputs: TokenizedInputs) -> RaggedRows:
-    return RaggedRows.from_counts(torch.from_numpy(inputs.token_ids).float(), inputs.lengths.tolist())
+    return RaggedRows.from_counts(inputs.token_ids.astype(np.float32), inputs.lengths.tolist())
 
 
 def rows_are_finite(rows: Tensor) -> Tensor:
@@ -112,8 +113,14 @@ def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[Tensor | None]
     failed: set[int] = set()
     for group, mask in zip(groups, finite_masks, strict=True):
         if mask is not None and not bool(mask.all()):
-            seq_masks = RaggedRows.from_counts(mask, group.row_counts).unbind()
+            seq_masks = RaggedRows.from_counts(mask.numpy(), group.row_counts).unbind()
             failed.update(
-                index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not bool(seq_mask.all())
+                index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not seq_mask.all()
             )
-    return BatchOutput({group.spec: RaggedRows.from_counts(group.rows, group.row_counts) for group in groups}, failed)
+    rows = {group.spec: RaggedRows.from_counts(copy_to_array(group.rows), group.row_counts) for group in groups}
+    return BatchOutput(rows, failed)
+
+
+def copy_to_array(rows: Tensor) -> Float32Array:
+    """Return a copy of a tensor on the host, which may be a view of a larger or a pinned one, in any dtype."""
+    return np.array((rows if rows.dtype is torch.float32 else rows.float()).numpy(), order="C")

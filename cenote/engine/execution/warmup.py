@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cenote.engine.execution.executor import Executor
-from cenote.engine.sequence_group import CallRefs, GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
+from cenote.engine.result_rows import GroupResult
+from cenote.engine.sequence_group import CallRefs, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec

@@ -1,4 +1,4 @@
-"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and holds them while the queue is full.
+"""Tokenizer thread of `LLM`: renders requests slice by slice, and submits them while the queue of the engine has room.
 
 A short text is rendered by the thread of its caller while the tokenizer thread is idle.
 """
@@ -16,11 +16,12 @@ from functools import partial
 import numpy as np
 
 from cenote.engine.core import EngineCore
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
+from cenote.engine.pending import CHARS_PER_TOKEN
+from cenote.engine.render_queue import RenderPart, RenderQueue
 from cenote.engine.sequence_group import SequenceGroup
 from cenote.engine.text_engine import MAX_INLINE_CHARS
 from cenote.inputs.renderer import Renderer, render_isolated
-from cenote.protocol.input_types import Input
 from cenote.protocol.scheduling import Lane
 from cenote.utils.busy_stages import BusyStages
 
@@ -33,26 +34,16 @@ MIN_SLICE_TOKENS = 8192
 SHORT_SLICE_TOKENS = 2048
 # batches queued while one runs; with more of them, sequences of similar length are batched together more often
 MAX_QUEUED_BATCHES = 16
-# interactive items in a row while bulk items wait
-MAX_INTERACTIVE_IN_A_ROW = 16
 
 WorkItem = Callable[[], None]
 SubmitGroups = Callable[[Many[SequenceGroup]], None]
 
 
-class LaneItems:
-    """What the tokenizer thread has to do in one lane."""
-
-    def __init__(self) -> None:
-        self.to_render: deque[RequestState] = deque()
-        self.to_submit: deque[WorkItem] = deque()  # wait while the queue of the scheduler is full
-
-
 class TokenizerWorker:
-    """Renders requests in turn, one slice each, so that a small one does not wait for all of a large one.
+    """Drives a RenderQueue with a thread.
 
-    Interactive requests come first. Results in the cache and of identical inputs are found before inputs wait for the
-    queue; a request is rendered further when all it has rendered has been queued.
+    Results in the cache and of identical inputs are found before inputs wait for the queue of the engine; a request is
+    rendered further when all it has rendered has been queued there.
     """
 
     def __init__(
@@ -69,9 +60,8 @@ class TokenizerWorker:
         self.slice_tokens = max(MIN_SLICE_TOKENS, core.token_budget)
         self.max_waiting_tokens = MAX_QUEUED_BATCHES * core.token_budget
         self.on_exit = on_exit
-        self.lanes: dict[Lane, LaneItems] = {"interactive": LaneItems(), "bulk": LaneItems()}
-        self._queues = tuple(queue for items in self.lanes.values() for queue in (items.to_render, items.to_submit))
-        self._num_in_a_row = 0
+        self.queue = RenderQueue[LocalPending]()
+        self.to_submit: dict[Lane, deque[WorkItem]] = {"interactive": deque(), "bulk": deque()}  # the engine's is full
         self.condition = threading.Condition()
         self._work_lock = threading.Lock()  # held while an item is in work, by this or a calling thread
         self.loop.on_batch_taken = self._wake_up
@@ -79,52 +69,53 @@ class TokenizerWorker:
         self.is_stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
-    def add(self, state: RequestState) -> None:
-        if not self._try_render_inline(state):
-            self._enqueue_request(state)
+    def add(self, pending: LocalPending) -> None:
+        if not self._try_render_inline(pending):
+            self._enqueue_request(pending)
 
-    def _try_render_inline(self, state: RequestState) -> bool:
+    def _try_render_inline(self, pending: LocalPending) -> bool:
         """Render a short text in the calling thread; return False if it is not one, or another item is in work."""
-        is_short = state.num_inputs == 1 and state.num_chars + len(state.prompt or "") <= MAX_INLINE_CHARS
-        if not (is_short and isinstance(state.request.inputs[0], str) and self.is_idle):
+        is_short = pending.num_inputs == 1 and pending.num_render_chars <= MAX_INLINE_CHARS
+        if not (is_short and isinstance(pending.request.inputs[0], str) and self.is_idle):
             return False
-        if self.dedup.reads_disk:  # the calling thread may be an event loop
+        if self.dedup.reads_disk or pending.is_late(time.monotonic()):  # the calling thread may be an event loop
             return False
         if not self._work_lock.acquire(blocking=False):
             return False
         groups: list[SequenceGroup] = []
         try:
-            runs_here = state.caller_waits and not self.loop.executor.is_async
+            runs_here = pending.caller_waits and not self.loop.executor.is_async
             # an idle engine has no identical text in flight, and 30 us are saved by not looking for one; texts that
             # come while this one runs do not find it either
             is_alone = runs_here and self.dedup.cache is None and not self.loop.is_busy
             with self.busy_stages.track("tokenizer"):
-                self._render([state], groups.extend if runs_here else self.loop.submit, is_alone=is_alone)
+                parts = [RenderPart(pending, pending.take_slice(MAX_INLINE_CHARS), 0)]
+                self._render(parts, groups.extend if runs_here else self.loop.submit, is_alone=is_alone)
         finally:
             self._work_lock.release()
         if groups:
             self.loop.run_here(groups)
         return True
 
-    def _enqueue_request(self, state: RequestState) -> None:
+    def _enqueue_request(self, pending: LocalPending) -> None:
         with self.condition:
-            self.lanes[state.scheduling.lane].to_render.append(state)
+            self.queue.add(pending)
             self.condition.notify()
 
     def _enqueue_submit(self, lane: Lane, item: WorkItem) -> None:
         with self.condition:
-            self.lanes[lane].to_submit.append(item)
+            self.to_submit[lane].append(item)
             self.condition.notify()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be rendered or queued; an item may be in work."""
-        return not any(self._queues)
+        return self.queue.is_empty and not any(self.to_submit.values())
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait to be rendered, and groups that wait to be queued."""
-        return sum(map(len, self._queues))
+        return len(self.queue) + sum(map(len, self.to_submit.values()))
 
     def _wake_up(self) -> None:
         if not self.is_idle:
@@ -153,63 +144,39 @@ class TokenizerWorker:
         """Wait for something to do and return it; None when stopping."""
         with self.condition:
             while not self.is_stopping:
-                lanes: list[Lane] = ["interactive", "bulk"]
-                if self._num_in_a_row >= MAX_INTERACTIVE_IN_A_ROW:
-                    lanes.reverse()
-                for lane in lanes:
-                    if (item := self._pop_item(lane)) is not None:
-                        self._num_in_a_row = self._num_in_a_row + 1 if lane == "interactive" else 0
+                for lane in self.queue.choose_lanes():
+                    if (item := self._take_item(lane)) is not None:
                         return item
                 self.condition.wait()
             return None
 
-    def _pop_item(self, lane: Lane) -> WorkItem | None:
-        items = self.lanes[lane]
-        if items.to_submit and self._has_capacity(lane):
-            return items.to_submit.popleft()
-        if items.to_render:
-            return partial(self._render, self._coalesce(items.to_render), self.loop.submit)
-        return None
+    def _take_item(self, lane: Lane) -> WorkItem | None:
+        if self.to_submit[lane] and self._has_capacity(lane):
+            self.queue.mark_taken(lane)
+            return self.to_submit[lane].popleft()
+        is_short = lane == "bulk" and self.loop.scheduler.has_interactive_traffic
+        max_chars = CHARS_PER_TOKEN * (SHORT_SLICE_TOKENS if is_short else self.slice_tokens)
+        parts = self.queue.take(lane, time.monotonic(), max_chars)
+        return partial(self._render, parts, self.loop.submit) if parts else None
 
     def _has_capacity(self, lane: Lane) -> bool:
         """Return whether the queue has room; reading the number needs no lock."""
         return self.loop.scheduler.lanes[lane].num_tokens < self.max_waiting_tokens
 
-    def _coalesce(self, requests: deque[RequestState]) -> list[RequestState]:
-        """Pop a request and the following ones with the same key, as long as all together fit a slice."""
-        first = requests.popleft()
-        popped, size = [first], first.num_chars
-        while requests and requests[0].render_key == first.render_key:
-            size += requests[0].num_chars
-            if size > self.slice_tokens:
-                break
-            popped.append(requests.popleft())
-        return popped
-
-    def _render(self, requests: Many[RequestState], submit: SubmitGroups, *, is_alone: bool = False) -> None:
-        """Render the next slice of each request; `is_alone`: nothing else is in flight that could be identical."""
+    def _render(self, parts: Many[RenderPart[LocalPending]], submit: SubmitGroups, *, is_alone: bool = False) -> None:
+        """Render a slice; `is_alone`: nothing else is in flight that could be identical."""
         started_at = time.monotonic()
-        slice_tokens = self.slice_tokens
-        if requests[0].scheduling.lane == "bulk" and self.loop.scheduler.has_interactive_traffic:
-            slice_tokens = SHORT_SLICE_TOKENS
-        slices: list[tuple[RequestState, int, Many[Input]]] = []  # with the index of their first input
-        for state in requests:
-            if 0.0 < state.request.deadline_at <= started_at:
-                state.expire(started_at)
-            if not state.is_aborted:
-                slices.append((state, state.num_rendered, state.next_slice(slice_tokens)))
-        if not slices:
-            return
-        inputs = slices[0][2] if len(slices) == 1 else [item for _, _, part in slices for item in part]
-        rendered = render_isolated(self.renderer, inputs, requests[0].render_settings)
+        inputs = parts[0].inputs if len(parts) == 1 else [item for part in parts for item in part.inputs]
+        rendered = render_isolated(self.renderer, inputs, parts[0].pending.settings)
         elapsed_s, start = time.monotonic() - started_at, 0
-        for state, first_index, part in slices:
-            state.request.timing.tokenize_s += elapsed_s
-            batches = state.add_rendered(rendered.slice(start, start + len(part)), first_index, self.max_model_len)
+        for pending, part_inputs, _ in parts:
+            end = start + len(part_inputs)
+            pending.request.timing.tokenize_s += elapsed_s
+            batches = pending.make_batches(rendered.slice(start, end), self.max_model_len)
             groups = [batch.make_group(batch) if is_alone else self.dedup.add(batch) for batch in batches]
-            following = state if state.num_rendered < state.num_inputs else None
+            following = None if pending.is_rendered else pending
             self._submit([group for group in groups if group is not None], following, submit=submit)
-            start += len(part)
+            start = end
 
     def _resubmit(self, group: SequenceGroup) -> None:
         """Submit duplicates whose original request was aborted; called by any thread."""
@@ -223,7 +190,7 @@ class TokenizerWorker:
     def _submit(
         self,
         groups: Many[SequenceGroup],
-        following: RequestState | None,
+        following: LocalPending | None,
         start: int = 0,
         submit: SubmitGroups | None = None,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from cenote.errors import PoolingError
@@ -67,5 +68,5 @@ class PluginPoolRequests:
 
 def _concat_data(result: PoolResult) -> torch.Tensor:
     if not result.extra_data:
-        return result.data
-    return torch.cat([part.flatten() for part in (result.data, *result.extra_data.values())])
+        return torch.from_numpy(result.data)
+    return torch.from_numpy(np.concatenate([part.ravel() for part in (result.data, *result.extra_data.values())]))

@@ -12,8 +12,8 @@ import numpy as np
 
 from cenote.api.engine_process.engine_server import FrontEndLink
 from cenote.api.engine_process.token_batcher import TokenLink
+from cenote.api.front_ends.remote_core import RemoteCore
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.token_client import TokenClient
 from cenote.api.wire.control_messages import EngineExited, ExitCause, ReplayStats
 from cenote.api.wire.device_table import DeviceRecorder, DeviceTable, make_device_table
 from cenote.engine.engine import PoolingEngine
@@ -99,7 +99,7 @@ async def run_machine(make: MakeEngine) -> AsyncIterator[Machine]:
     try:
         async with asyncio.timeout(30):
             yield machine
-        assert not machine.remote.token_calls.pending
+        assert not machine.remote.calls.pending
         assert not machine.remote.quarantine.suspects
     finally:
         machine.close()
@@ -109,11 +109,12 @@ async def run_machine(make: MakeEngine) -> AsyncIterator[Machine]:
 class BlockedRenderer:
     """A renderer that waits until it is allowed to go on, and counts its calls."""
 
-    def __init__(self, client: TokenClient) -> None:
-        self.renderer = client.texts.renderer
+    def __init__(self, core: RemoteCore) -> None:
+        texts = core.renderer.texts
+        self.renderer = texts.renderer
         self.started, self.allowed = threading.Event(), threading.Event()
         self.threads: list[str] = []
-        client.texts.renderer = self  # type: ignore[assignment]
+        texts.renderer = self  # type: ignore[assignment]
 
     def render(self, *arguments: Any) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -122,9 +123,9 @@ class BlockedRenderer:
         return self.renderer.render(*arguments)
 
 
-def get_client(remote: RemoteEngine) -> TokenClient:
-    assert remote.token_client is not None
-    return remote.token_client
+def get_core(remote: RemoteEngine) -> RemoteCore:
+    assert remote.core is not None
+    return remote.core
 
 
 def get_token_link(link: FrontEndLink) -> TokenLink:

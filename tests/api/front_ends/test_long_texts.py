@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cenote.config.pooler import PoolerConfig
 from cenote.engine.execution.executor import BatchOutput, EchoExecutor
-from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
+from cenote.engine.result_rows import RaggedRows
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import InputTooLong, PoolingError
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
@@ -32,7 +32,7 @@ class SumExecutor(EchoExecutor):
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         finish = super().start(batch)
         texts = np.split(batch.inputs.token_ids, batch.inputs.cu_seqlens[1:-1])
-        rows = torch.tensor([[float(len(text)), float(text.sum())] for text in texts])
+        rows = np.array([[len(text), text.sum()] for text in texts], np.float32)
 
         def finish_with_sums() -> BatchOutput:
             finish()

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from cenote.api.front_ends import availability
-from cenote.api.front_ends.replay import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
+from cenote.api.front_ends.remote_pending import MAX_EXITS_ALONE, MAX_LINK_LOSSES, MAX_UNEXPLAINED_CRASHES
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.api.wire.control_messages import ExitCause
 from cenote.api.wire.device_table import DeviceTable, make_device_table
 from cenote.errors import DeadlineExceeded, EngineStopped, InputCrashedEngine, NotReady
 from cenote.protocol.requests import PluginRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
-from tests.api.front_ends.machines import BlockedRenderer, Machine, get_client, run_machine, values
+from tests.api.front_ends.machines import BlockedRenderer, Machine, get_core, run_machine, values
 from tests.api.front_ends.remote_link import attach_engine, wait_until
 from tests.engine.conftest import MakeEngine
 
@@ -229,7 +229,7 @@ async def test_nothing_is_sent_before_the_report_of_the_crash(make_engine: MakeE
 async def test_a_large_request_that_is_half_rendered_is_answered_by_the_next_engine(make_engine: MakeEngine) -> None:
     async with run_machine(make_engine) as machine:
         await machine.start()
-        renderer = BlockedRenderer(get_client(machine.remote))
+        renderer = BlockedRenderer(get_core(machine.remote))
         calls = [machine.embed([f"{number} " + "word " * 100] * 80) for number in range(3)]
         await wait_until(renderer.started.is_set)
         await machine.crash()
@@ -245,7 +245,7 @@ async def test_a_request_that_waits_for_a_full_link_goes_to_the_next_one(make_en
     async with run_machine(make_engine) as machine:
         await machine.start()
         await machine.embed([[7]])
-        get_client(machine.remote).channel.pause_writing()  # as if the engine read nothing
+        get_core(machine.remote).channel.pause_writing()  # as if the engine read nothing
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
         await machine.crash()
@@ -259,7 +259,7 @@ async def test_a_request_whose_options_are_being_registered_is_answered(make_eng
         machine.link.channel.on_call = lambda *call: asyncio.Future()  # it reads, and never answers
         call = machine.embed([[8]])
         await asyncio.sleep(0.01)
-        assert get_client(machine.remote).channel.num_pending_calls == 1
+        assert get_core(machine.remote).channel.num_pending_calls == 1
         await machine.crash()
         await machine.start()
         assert values(await call) == [[8]]

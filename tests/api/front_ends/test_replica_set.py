@@ -65,7 +65,7 @@ async def run_replicas(make: MakeEngine) -> AsyncIterator[Replicas]:
         async with asyncio.timeout(30):
             yield replicas
         for machine in replicas.machines:
-            assert not machine.remote.token_calls.pending
+            assert not machine.remote.calls.pending
         assert not replicas.engine.quarantine.suspects
         assert not any(replicas.engine.chooser.loads.read())
     finally:

@@ -14,7 +14,7 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine import text_engine
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.request_state import RequestState
+from cenote.engine.local_pending import LocalPending
 from cenote.errors import EngineStopped, PoolingError
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.protocol.images import ImageSource
@@ -120,7 +120,7 @@ def test_later_parts_of_an_admitted_request_wait_for_capacity(
     monkeypatch.setattr(text_engine, "MAX_IN_FLIGHT_BYTES", 1)
     submit, num_beside_last = engine.submit, list[int]()
 
-    def record(ready: PoolRequest) -> RequestState:
+    def record(ready: PoolRequest) -> LocalPending:
         if len(ready.inputs) == 1:
             num_beside_last.append(len(engine.metrics.requests_in_flight()))
         return submit(ready)

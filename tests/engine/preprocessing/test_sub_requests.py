@@ -54,7 +54,7 @@ def make_request(prompts: list[Any], **kwargs: Any) -> PoolRequest:
 
 def stack_data(results: Any) -> Any:
     assert all(isinstance(result, PoolResult) for result in results), results
-    return np.stack([result.data.numpy() for result in results])
+    return np.stack([result.data for result in results])
 
 
 def test_a_request_is_split_with_its_params_and_adapters() -> None:

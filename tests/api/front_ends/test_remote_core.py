@@ -22,7 +22,7 @@ from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import SchedulingParams
-from tests.api.front_ends.machines import BlockedRenderer, embed, get_client, get_token_link
+from tests.api.front_ends.machines import BlockedRenderer, embed, get_core, get_token_link
 from tests.api.front_ends.remote_link import call_both, connect_remote, wait_until
 from tests.engine.conftest import SENDERS, SHARED, BatchGate, MakeEngine, raise_on_tokens
 from tests.engine.metric_values import get_series, get_value
@@ -90,7 +90,7 @@ async def test_cancelled_calls_leave_nothing_in_the_engine_process(make_engine: 
         await embed(remote, [[99]])
         assert not get_token_link(link).open_calls
         assert not get_token_link(link).batcher.calls
-        assert not remote.token_calls.pending
+        assert not remote.calls.pending
     assert get_value(engine, "cenote_requests_total", "cancelled") == 5
     assert get_value(engine, "cenote_inputs_total") < 100  # only those with a result
 
@@ -108,7 +108,7 @@ async def test_refused_options_that_are_remembered_keep_no_request(llm: LLM) -> 
         for _ in range(2):  # the second one gets the error that is remembered
             with pytest.raises(BadRequest, match="matryoshka"):
                 await embed(remote, ["a"], params=PoolingParams(dimensions=10_000))
-        (registered,) = get_client(remote).options.registered.values()
+        (registered,) = get_core(remote).options.registered.values()
         error = registered.future.exception()
         assert isinstance(error, BadRequest) and error.__traceback__ is None
 
@@ -118,7 +118,7 @@ async def test_options_that_cannot_be_encoded_are_refused_every_time(make_engine
         for _ in range(2):
             with pytest.raises(OverflowError):
                 await asyncio.wait_for(embed(remote, [[7]], scheduling=SchedulingParams(2**70)), 5)
-        assert get_client(remote).channel.num_pending_calls == 0
+        assert get_core(remote).channel.num_pending_calls == 0
 
 
 async def test_an_unexpected_error_in_options_is_an_answer_and_the_link_stays(
@@ -142,15 +142,15 @@ class Panic(BaseException):
 
 async def test_an_input_that_the_tokenizer_cannot_process_fails_alone(make_engine: MakeEngine) -> None:
     async with connect_remote(make_engine()) as (remote, _):
-        client = get_client(remote)
-        render = client.texts.renderer.render
+        client = get_core(remote)
+        render = client.renderer.texts.renderer.render
 
         def render_or_panic(inputs: Sequence[Any], *arguments: Any) -> Any:
             if [13] in inputs:
                 raise Panic("not a digit")
             return render(inputs, *arguments)
 
-        client.texts.renderer.render = render_or_panic  # type: ignore[method-assign,assignment]
+        client.renderer.texts.renderer.render = render_or_panic  # type: ignore[method-assign,assignment]
         await embed(remote, [[7]])  # registers the options, so that the next requests are rendered together
         first, bad, last = embed(remote, [[7], [8]]), embed(remote, [[9], [13]]), embed(remote, [[10]])
         assert [np.asarray(result.data).tolist() for result in await asyncio.wait_for(first, 5)] == [[7], [8]]
@@ -172,7 +172,7 @@ async def test_what_becomes_long_is_not_tokenized_in_the_event_loop(
     make_engine: MakeEngine, inputs: Sequence[Any], options: dict[str, Any]
 ) -> None:
     async with connect_remote(make_engine()) as (remote, _):
-        renderer = BlockedRenderer(get_client(remote))
+        renderer = BlockedRenderer(get_core(remote))
         renderer.allowed.set()
         with pytest.raises(PoolingError):  # too long
             await embed(remote, inputs, **options)
@@ -231,7 +231,7 @@ async def test_a_large_request_is_sent_in_parts_with_the_same_results(llm: LLM) 
         local = await llm.engine.pool(PoolRequest(task="embed", inputs=texts))
     assert len(parts) > 1
     for ours, expected in zip(results, local, strict=True):
-        assert np.array_equal(ours.data, expected.data.numpy())
+        assert np.array_equal(ours.data, expected.data)
         assert ours.num_tokens == expected.num_tokens
 
 
@@ -241,8 +241,8 @@ async def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_en
     texts = [f"text number {number} " + "word " * 50 for number in range(400)]
 
     async with connect_remote(engine) as (remote, link):
-        client = get_client(remote)
-        render, num_calls = client.texts.renderer.render, 0
+        client = get_core(remote)
+        render, num_calls = client.renderer.texts.renderer.render, 0
 
         def fail_later(inputs: Any, *arguments: Any) -> Any:
             nonlocal num_calls
@@ -251,7 +251,7 @@ async def test_an_error_in_a_later_part_cancels_the_parts_that_were_sent(make_en
                 raise RuntimeError("broken")
             return render(inputs, *arguments)
 
-        client.texts.renderer.render = fail_later  # type: ignore[method-assign]
+        client.renderer.texts.renderer.render = fail_later  # type: ignore[method-assign]
         with pytest.raises(PoolingError, match="broken"):
             await embed(remote, texts)
         await wait_until(lambda: not get_token_link(link).batcher.calls)
@@ -335,7 +335,7 @@ async def test_results_that_cannot_be_sent_fail_their_requests_and_not_the_engin
 
     async with connect_remote(make_engine()) as (remote, _):
         with monkeypatch.context() as patch:
-            patch.setattr(token_batcher, "to_float32_array", fail)
+            patch.setattr(token_batcher, "make_times", fail)
             with pytest.raises(PoolingError, match="could not send the results"):
                 await asyncio.wait_for(embed(remote, [[7]]), 5)
         assert len(await asyncio.wait_for(embed(remote, [[7]]), 5)) == 1
