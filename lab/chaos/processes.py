@@ -6,11 +6,9 @@ import asyncio
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-PROC = Path("/proc")
-ENGINE_MODULE, FRONT_END_MODULE = "cenote.api.engine_process", "cenote.api.front_ends.front_end"
-LAUNCHER_MODULE = "cenote.api.engine_launcher"
+from cenote.explain.process_cpu import PROC, ROLES, read_command, read_stat
+
 ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
 STOPPED = "T"  # state of a process in its stat file
 POLL_S = 0.001
@@ -32,44 +30,33 @@ def find_group(group_id: int) -> list[int]:
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
-                fields = read_stat(int(entry.name))
+                fields = read_stat(f"{entry.name}/stat")
                 if int(fields[2]) == group_id and fields[0] != "Z":
                     pids.append(int(entry.name))
     return sorted(pids)
 
 
 def find_engine(group_id: int) -> int | None:
-    return next(iter(_with_module(group_id, ENGINE_MODULE)), None)
+    return next(iter(_with_role(group_id, "engine")), None)
 
 
 def find_front_ends(group_id: int) -> list[int]:
     """Return the front-end processes; the supervisor if it contains the only front-end."""
-    return _with_module(group_id, FRONT_END_MODULE) or [group_id]
+    return _with_role(group_id, "front-end") or [group_id]
 
 
 def find_launchers(group_id: int) -> list[int]:
     """Return the process that forks engines, if there is one; it is started when the first engine is replaced."""
-    return _with_module(group_id, LAUNCHER_MODULE)
+    return _with_role(group_id, "engine launcher")
 
 
-def _with_module(group_id: int, module: str) -> list[int]:
-    return [pid for pid in find_group(group_id) if module in read_command(pid)]
-
-
-def read_command(pid: int) -> list[str]:
-    with suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    return []
-
-
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of the stat file from the state on; the name before it may contain spaces."""
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+def _with_role(group_id: int, role: str) -> list[int]:
+    return [pid for pid in find_group(group_id) if any(ROLES.get(word) == role for word in read_command(pid))]
 
 
 async def wait_until_stopped(pid: int) -> None:
     """Wait for SIGSTOP to take effect: the other threads of the process run on for a moment."""
-    while read_stat(pid)[0] != STOPPED:
+    while read_stat(f"{pid}/stat")[0] != STOPPED:
         await asyncio.sleep(POLL_S)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
 from cenote.bench.compare.progress import format_duration, leave_out
@@ -14,6 +14,9 @@ from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_
 from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.utils.progress import print_note
+
+if TYPE_CHECKING:
+    from cenote.bench.compare.http import ServerWorker
 
 COMPARED_ITEMS = 32
 SETTLE_S = 0.1  # pause between engines, for pending work in the kernel
@@ -24,7 +27,7 @@ class RunningEngine:
     """Engine with a loaded model in a worker process."""
 
     engine: PeerEngine
-    worker: WorkerProcess
+    worker: WorkerProcess | ServerWorker
     info: Mapping[str, Any]
 
     def make_result(self) -> EngineResult:
@@ -41,12 +44,16 @@ def measure_rounds(
     *,
     rounds: int,
     left_out: list[str],
+    reference: OutputRows | None = None,
 ) -> list[WorkloadOutcome]:
-    """Run every engine once per round and workload, one at a time; every second round in reverse order."""
+    """Run every engine once per round and workload, one at a time; every second round in reverse order.
+
+    `reference`: the outputs of the reference engine, if it is not among these.
+    """
     outcomes, estimate = [], 0.0
     for work in workloads:
         outcome = WorkloadOutcome(work, model)
-        estimate += warm_up(engines, outcome, left_out)
+        estimate += warm_up(engines, outcome, left_out, reference)
         outcomes.append(outcome)
     print_note(f"  about {format_duration(estimate * rounds)} for {rounds} rounds")
     for number in range(1, rounds + 1):
@@ -65,16 +72,18 @@ def measure_rounds(
                 except WorkerFailed as error:
                     if running.engine.name == CENOTE:
                         raise
-                    left_out.append(f"{running.engine.name} on {kind.name}: {error.message}")
+                    leave_out(left_out, f"{running.engine.name} on {kind.name}: {error.message}")
                     outcome.rows.remove(row)
             print_note(f"  round {number} of {rounds}, {kind.name}: {format_seconds(outcome)}")
     return outcomes
 
 
-def warm_up(engines: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out: list[str]) -> float:
+def warm_up(
+    engines: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out: list[str], reference: OutputRows | None
+) -> float:
     """Run one unmeasured round, compare the outputs, and return the seconds of the round."""
     work, kind = outcome.workload, outcome.workload.spec
-    outputs: dict[str, OutputRows] = {}
+    outputs: dict[str, OutputRows] = {} if reference is None else {REFERENCE_ENGINE: reference}
     seconds = 0.0
     for running in engines:
         name, worker = running.engine.name, running.worker
