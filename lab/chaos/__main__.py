@@ -14,9 +14,8 @@ from cenote.errors import PoolingError
 from cenote.utils.system_limits import raise_file_limit
 from lab.chaos.driver import run_chaos
 from lab.chaos.flags import make_options, make_parser
-from lab.chaos.report import format_results
-from lab.chaos.scenarios import SCENARIOS
-from lab.chaos.scenarios.scenario import format_figures
+from lab.chaos.results import format_results
+from lab.chaos.scenarios import SCENARIOS, format_figures
 
 
 def main(argv: Sequence[str]) -> int:

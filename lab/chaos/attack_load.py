@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from cenote.bench.process_group import ProcessGroup
-from lab.chaos.report import format_counts
-from lab.chaos.results import ChaosResults
+from lab.chaos.results import ChaosResults, format_counts
 from lab.chaos.server import THREADS, ChaosServer
 from lab.chaos.session import ADMIN_KEY, ATTACKER_KEY, ChaosOptions
 

@@ -15,15 +15,14 @@ from lab.chaos.capacity import find_overload, measure_capacity
 from lab.chaos.faults import FAULTS
 from lab.chaos.faults.client_faults import OVERLOAD_FACTOR, Overload
 from lab.chaos.faults.fault import Fault, FaultContext
-from lab.chaos.faults.server_faults import CACHE_FOLDER
-from lab.chaos.leaks import Holdings, find_leaks, list_shared_memory
+from lab.chaos.faults.server_faults import CACHE_FOLDER, small_disk
 from lab.chaos.outcomes import FaultWindow
+from lab.chaos.processes import Holdings, find_leaks, list_shared_memory
 from lab.chaos.results import ChaosResults
 from lab.chaos.schedule import Schedule
 from lab.chaos.sender import CheckedSender, wait_until_answered
 from lab.chaos.server import ChaosServer
 from lab.chaos.session import NO_FAULTS, ChaosOptions, ChaosSession
-from lab.chaos.small_disk import small_disk
 
 RECOVERY_LIMIT_S = 60.0
 SETTLE_S = 2.0  # after a load: connections of clients are closed, memory of a burst is given back
