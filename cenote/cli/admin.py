@@ -6,22 +6,25 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cenote.cli.admin_client import AdminClient
 from cenote.cli.flags import engine_keywords
-from cenote.cli.model_table import format_models
 from cenote.errors import PoolingError
 from cenote.utils.argparse_utils import UsageError
 from cenote.utils.http_client import ServerUnreachable
 from cenote.utils.progress import print_note
+from cenote.utils.tables import align_columns
 
 STOP_POLL_S = 0.2
 PROBE_TIMEOUT_S = 5.0
+UNKNOWN = "-"
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def list_server_models(args: argparse.Namespace) -> int:
-    reply = _make_client(args).get("/admin/models")
+    reply = _make_client(args).call("GET", "/admin/models")
     models = reply.get("models", [])
     if args.json:
         _print_json(reply)
@@ -47,13 +50,13 @@ def load_server_model(args: argparse.Namespace) -> int:
         raise UsageError("options need the SOURCE of the model, or --reload for one that is loaded")
     if sys.stderr.isatty():
         print_note(f"loading {args.name}; this may take minutes")
-    row = _make_client(args).post("/admin/models/reload" if args.reload else "/admin/models/load", body)
+    row = _make_client(args).call("POST", f"/admin/models/{'reload' if args.reload else 'load'}", body)
     _print_row(args, row)
     return 0 if row.get("state") != "failed" else 1
 
 
 def unload_server_model(args: argparse.Namespace) -> int:
-    row = _make_client(args).post("/admin/models/unload", {"name": args.name})
+    row = _make_client(args).call("POST", "/admin/models/unload", {"name": args.name})
     _print_row(args, row)
     return 0
 
@@ -61,7 +64,7 @@ def unload_server_model(args: argparse.Namespace) -> int:
 def stop_server(args: argparse.Namespace) -> int:
     """Ask the server to shut down and wait until it has: requests in flight are answered first."""
     client = _make_client(args)
-    reply = client.post("/admin/shutdown")
+    reply = client.call("POST", "/admin/shutdown")
     if args.json:
         _print_json(reply)
     if not args.wait:
@@ -71,7 +74,7 @@ def stop_server(args: argparse.Namespace) -> int:
     probe = AdminClient(args.url, client.api_key, PROBE_TIMEOUT_S)
     while time.monotonic() < deadline:
         try:
-            probe.get("/health/live")
+            probe.call("GET", "/health/live")
         except ServerUnreachable:
             print_note(f"{client.url} has stopped", quiet=args.json)
             return 0
@@ -94,3 +97,47 @@ def _print_row(args: argparse.Namespace, row: dict[str, Any]) -> None:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def format_bytes(count: float) -> str:
+    """Return for example "86.7 MiB"."""
+    for unit in UNITS:
+        if count < 1024 or unit == UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def _format_list(items: Sequence[str]) -> str:
+    return ", ".join(map(str, items)) or "none"
+
+
+def _format_count(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+# title, field of a row, and how its value is shown
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("MODEL", "name", str),
+    ("STATE", "state", str),
+    ("TASKS", "tasks", _format_list),
+    ("DTYPE", "dtype", str),
+    ("DEVICE", "device", str),
+    ("MEMORY", "memory_bytes", format_bytes),
+    ("MAX TOKENS", "max_model_len", _format_count),
+    ("POOLING", "pooling", str),
+    ("PROMPTS", "prompts", _format_list),
+    ("QUEUE", "queued_tokens", _format_count),
+    ("TOKENS/S", "tokens_per_second", _format_count),
+)
+
+
+def format_models(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of the table, then the errors of models that have one."""
+    rows = [tuple(title for title, _, _ in COLUMNS)]
+    rows += [tuple(_format_cell(model.get(field), form) for _, field, form in COLUMNS) for model in models]
+    return align_columns(rows) + [f"{model['name']}: {model['error']}" for model in models if model.get("error")]
+
+
+def _format_cell(value: Any, form: Callable[[Any], str]) -> str:
+    return UNKNOWN if value is None else form(value) or UNKNOWN

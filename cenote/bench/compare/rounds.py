@@ -9,7 +9,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
-from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_agreement
 from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import PreparedWorkload
@@ -109,3 +108,13 @@ def warm_up(
 def format_seconds(outcome: WorkloadOutcome) -> str:
     unit, factor = ("ms", 1e3) if outcome.workload.spec.is_single_query else ("s", 1.0)
     return ", ".join(f"{row.engine} {row.seconds[-1] * factor:.2f} {unit}" for row in outcome.rows if row.seconds)
+
+
+def format_duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def leave_out(left_out: list[str], line: str) -> None:
+    """Note an engine that is left out of the report, and why."""
+    left_out.append(line)
+    print_note(f"  left out: {line}")

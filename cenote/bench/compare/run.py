@@ -26,9 +26,8 @@ from cenote.bench.compare.flags import QUICK_ROUNDS, ROUNDS
 from cenote.bench.compare.http import SERVING_ENGINES, compute_reference_rows, describe_requests, start_server
 from cenote.bench.compare.models import ComparedModel, export_model, prepare_model
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import CompareReport
-from cenote.bench.compare.rounds import RunningEngine, measure_rounds
+from cenote.bench.compare.rounds import RunningEngine, format_duration, leave_out, measure_rounds
 from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import (
     TEXTS_PER_REQUEST,
