@@ -101,7 +101,7 @@ def explain(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
     add_engine_flags(parser, without=("model",))
     if "--http" in argv:
-        from cenote.cli.explain_http import explain_http, parse_http_options
+        from cenote.cli.explain import explain_http, parse_http_options
 
         return explain_http(*parse_http_options(argv))
     args = parser.parse(argv)

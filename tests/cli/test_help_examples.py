@@ -127,7 +127,7 @@ def test_an_example_of_the_help_works(
         monkeypatch.setattr(
             "cenote.cli.explain.explain_model", lambda options, **kwargs: calls.append((options, kwargs)) or 0
         )
-        monkeypatch.setattr("cenote.cli.explain_http.explain_http", lambda *args: calls.append(args) or 0)
+        monkeypatch.setattr("cenote.cli.explain.explain_http", lambda *args: calls.append(args) or 0)
     if argv[0] in ("ps", "load", "unload", "stop"):  # need a server
         monkeypatch.setattr("cenote.cli.admin.AdminClient", FakeAdminClient)
     if argv[0] == "doctor":  # needs a server
