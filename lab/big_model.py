@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cenote.bench.random_batch import make_random_batch
 from cenote.config.engine import EngineConfig, Quantization
+from cenote.explain.workload import make_random_batch
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.weights import CheckpointWeights
 from lab.memory import PeakMemory

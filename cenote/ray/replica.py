@@ -16,7 +16,7 @@ from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.ray.asgi_calls import HttpRequest, HttpResponse, call_app, without_request_id
 from cenote.ray.imports import import_ray
-from cenote.ray.threads import set_threads
+from cenote.ray.stage import set_threads
 from cenote.utils.metrics import LabelValues, MetricFamily, MetricSeries
 
 logger = logging.getLogger("cenote")

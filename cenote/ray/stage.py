@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from cenote.files.result_table import make_columns
 from cenote.files.sources import InputRow
 from cenote.protocol.results import EntityResult
 from cenote.ray.row_task import SCHEMAS, RankResult, RowTask
-from cenote.ray.threads import set_threads
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
@@ -31,6 +31,18 @@ def load_llm(engine_options: Mapping[str, Any], threads: int | None) -> LLM:
     from cenote.llm import LLM
 
     return LLM(**engine_options)
+
+
+def set_threads(threads: int | None) -> None:
+    """Compute with so many threads in this process; None: as many as torch selects."""
+    if threads is None:
+        return
+    # torch reads the first when it is imported; threads that spin take cores from the other actors of the node
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 class CenoteStage:
