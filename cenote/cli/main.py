@@ -37,7 +37,10 @@ COMMANDS = {
 MODULES = {
     **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin_commands"),
     **dict.fromkeys(("classify", "embed", "encode", "entities", "rerank", "score"), "text_commands"),
-    **{"completion": "completion", "doctor": "doctor", "serve": "serve", "try": "try_model"},
+    "completion": "completion",
+    "doctor": "doctor",
+    "serve": "serve",
+    "try": "try_model",
 }
 FUNCTIONS = {"serve": "run_server", "try": "try_model"}  # others have the name of the command
 

@@ -10,7 +10,7 @@ import pytest
 
 from cenote.cli.completion import collect_parser, list_commands
 from cenote.cli.main import find_command
-from lab.chaos.flags import make_parser
+from lab.chaos.__main__ import make_parser
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
