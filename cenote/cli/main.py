@@ -35,7 +35,7 @@ COMMANDS = {
 
 # the others are in `commands`; all modules together take 0.1 s to import, which a server that starts does not have
 MODULES = {
-    **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin_commands"),
+    **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin"),
     **dict.fromkeys(("classify", "embed", "encode", "entities", "rerank", "score"), "text_commands"),
     "completion": "completion",
     "doctor": "doctor",
