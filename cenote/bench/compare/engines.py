@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cenote.bench.compare.environments import ENVIRONMENTS
+from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_environment
 from cenote.errors import BadRequest
+from cenote.utils.progress import print_note
 
 CENOTE = "cenote"
 REFERENCE_ENGINE = "st-float32"  # outputs of the other engines are compared with its outputs
@@ -104,3 +106,21 @@ def split_by_emulated(engines: Sequence[PeerEngine], *, has_bfloat16: bool) -> t
     emulated = ", ".join(engine.name for engine in engines if engine not in kept)
     reason = "this CPU has no bfloat16 instructions and would emulate them; `--peers` with their names runs them"
     return kept, [f"{emulated}: {reason}"] if emulated else []
+
+
+def run_peers(args: argparse.Namespace) -> int:
+    """`cenote bench peers`: list or install the environments of other engines."""
+    root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
+    names = args.names or list(ENVIRONMENTS)
+    for name in names:
+        if name not in ENVIRONMENTS:
+            raise BadRequest(f"unknown peer environment {name!r}; expected one of: {', '.join(ENVIRONMENTS)}")
+    if args.action == "install":
+        for name in names:
+            print_note(f"installing the peer environment {name} in {root / name}; takes minutes")
+            install_environment(name, root)
+    for name in names:
+        python = ENVIRONMENTS[name].find_python(root)
+        engines = ", ".join(engine.name for engine in ENGINES.values() if engine.environment == name)
+        print(f"{name:<9} {'not installed' if python is None else python}  ({engines})")
+    return 0

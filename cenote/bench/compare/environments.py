@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -15,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cenote.bench.process_group import run_in_group
-from cenote.errors import BadRequest, LoadError
-from cenote.utils.progress import print_note
+from cenote.errors import LoadError
 
 CommandRunner = Callable[[Sequence[str]], None]
 # packages without matching CPU builds; pooling does not need them
@@ -130,23 +128,3 @@ def _run_command(command: Sequence[str]) -> None:
     status = run_in_group(command, stdout=sys.stderr.fileno(), stderr=sys.stderr.fileno())
     if status:
         raise LoadError(f"{' '.join(command)} exited with status {status}")
-
-
-def run_peers(args: argparse.Namespace) -> int:
-    """`cenote bench peers`: list or install the environments of other engines."""
-    from cenote.bench.compare.engines import ENGINES  # whose table has these environments
-
-    root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
-    names = args.names or list(ENVIRONMENTS)
-    for name in names:
-        if name not in ENVIRONMENTS:
-            raise BadRequest(f"unknown peer environment {name!r}; expected one of: {', '.join(ENVIRONMENTS)}")
-    if args.action == "install":
-        for name in names:
-            print_note(f"installing the peer environment {name} in {root / name}; takes minutes")
-            install_environment(name, root)
-    for name in names:
-        python = ENVIRONMENTS[name].find_python(root)
-        engines = ", ".join(engine.name for engine in ENGINES.values() if engine.environment == name)
-        print(f"{name:<9} {'not installed' if python is None else python}  ({engines})")
-    return 0

@@ -6,27 +6,32 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
 from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_agreement
-from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
+from cenote.bench.compare.worker import OutputRows, WorkerFailed
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.utils.progress import print_note
-
-if TYPE_CHECKING:
-    from cenote.bench.compare.http import ServerWorker
 
 COMPARED_ITEMS = 32
 SETTLE_S = 0.1  # pause between engines, for pending work in the kernel
 
 
+class Worker(Protocol):
+    """An engine in a process of its own, or a server; raises WorkerFailed."""
+
+    def prepare(self, name: str, inputs: Any) -> None: ...
+    def run(self, name: str, task: str, *, is_single_query: bool) -> list[float]: ...
+    def outputs(self, name: str, task: str, count: int) -> OutputRows: ...
+
+
 @dataclass(slots=True)
 class RunningEngine:
-    """Engine with a loaded model in a worker process."""
+    """Engine with a loaded model."""
 
     engine: PeerEngine
-    worker: WorkerProcess | ServerWorker
+    worker: Worker
     info: Mapping[str, Any]
 
     def make_result(self) -> EngineResult:
