@@ -10,8 +10,7 @@ from pathlib import Path
 from cenote.bench.load import LoadPattern
 from cenote.bench.load_stats import LoadStats
 from cenote.errors import PoolingError
-from lab.simulate.requests import Request, make_requests, make_trace
-from lab.simulate.routing import POLICIES, make_policy
+from lab.simulate.routing import POLICIES, Request, make_policy, make_requests, make_trace
 from lab.simulate.service_time import ServiceTime
 from lab.simulate.simulation import ReplicaSettings, SimulationResult, simulate
 
