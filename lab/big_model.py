@@ -8,70 +8,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from cenote.bench.random_batch import make_random_batch
 from cenote.config.engine import EngineConfig, Quantization
+from cenote.explain.workload import make_random_batch
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.weights import CheckpointWeights
+from lab.memory import PeakMemory
+from lab.shapes import WEIGHT_STD, ModelShape, is_norm_weight, write_settings
 
-WEIGHT_STD = 0.02
 NOISE_ELEMENTS = (1 << 24) + 37
 MAX_START = 4096
 REPEATS = 3
-STATUS = Path("/proc/self/status")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    hidden_size: int = 8192
-    num_layers: int = 80
-    num_heads: int = 64
-    num_kv_heads: int = 8
-    intermediate_size: int = 29568
-    vocab_size: int = 152064
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the names and shapes of a Qwen2ForRewardModel checkpoint."""
-        hidden, keys = self.hidden_size, self.num_kv_heads * self.head_dim
-        yield "model.embed_tokens.weight", (self.vocab_size, hidden)
-        for number in range(self.num_layers):
-            layer = f"model.layers.{number}"
-            for part, width in (("q", hidden), ("k", keys), ("v", keys)):
-                yield f"{layer}.self_attn.{part}_proj.weight", (width, hidden)
-                yield f"{layer}.self_attn.{part}_proj.bias", (width,)
-            yield f"{layer}.self_attn.o_proj.weight", (hidden, hidden)
-            for part in ("gate", "up"):
-                yield f"{layer}.mlp.{part}_proj.weight", (self.intermediate_size, hidden)
-            yield f"{layer}.mlp.down_proj.weight", (hidden, self.intermediate_size)
-            for part in ("input", "post_attention"):
-                yield f"{layer}.{part}_layernorm.weight", (hidden,)
-        yield "model.norm.weight", (hidden,)
-        for part, rows in (("0", hidden), ("2", 1)):
-            yield f"score.{part}.weight", (rows, hidden)
-            yield f"score.{part}.bias", (rows,)
-
-    @property
-    def quantized_bytes(self) -> int:
-        """Return the size of the model with one byte per weight of its layers and two for everything else."""
-        return sum(prod(size) * (1 if name.endswith("_proj.weight") else 2) for name, size in self.tensors())
+QWEN_72B = ModelShape("qwen2.5-72b", 80, 8192, 64, 29568, 8, None, "Qwen2ForRewardModel", 152064)
+TINY = ModelShape("tiny", 3, 256, 4, 512, 2, None, "Qwen2ForRewardModel", 1000)
 
 
-TINY = Shape(hidden_size=256, num_layers=3, num_heads=4, num_kv_heads=2, intermediate_size=512, vocab_size=1000)
+def count_quantized_bytes(shape: ModelShape) -> int:
+    """Return the size of the model with one byte per weight of its layers and two for everything else."""
+    return sum(prod(size) * (1 if name.endswith("_proj.weight") else 2) for name, size in shape.tensors())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +57,7 @@ class BigModelResult:
 class NoiseWeights:
     """Tensors of random numbers, all cut out of one buffer at places that depend on their names."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         self.shapes = dict(shape.tensors())
         largest = max(map(prod, self.shapes.values()))
         block = torch.randn(min(largest + MAX_START, NOISE_ELEMENTS), generator=torch.Generator().manual_seed(0))
@@ -111,75 +76,28 @@ class NoiseWeights:
 
         def read() -> Tensor:
             values = self.noise[start : start + prod(shape)].view(shape)
-            return values + 1 if "norm" in name else values
+            return values + 1 if is_norm_weight(name) else values
 
         return read
 
 
-def write_settings(folder: Path, shape: Shape) -> None:
-    """Write config.json and a tokenizer, without weights."""
-    config = {
-        "architectures": ["Qwen2ForRewardModel"],
-        "model_type": "qwen2",
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "intermediate_size": shape.intermediate_size,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1000000.0,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1}, unk_token="[UNK]"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-class MemoryMeter:
-    """Peak memory: what torch has allocated on a GPU, the growth of the resident memory on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.start = 0 if device.type == "cuda" else _resident_peak()
-
-    def reset(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-    def peak(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return _resident_peak() - self.start
-
-    def current(self) -> int | None:
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
-
-
-def _resident_peak() -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text()) if STATUS.exists() else None
-    return int(found[1]) * 1024 if found is not None else 0
-
-
 def measure(
-    shape: Shape, device: torch.device, quantization: Quantization, lengths: Sequence[int], batch_tokens: int
+    shape: ModelShape, device: torch.device, quantization: Quantization, lengths: Sequence[int], batch_tokens: int
 ) -> BigModelResult:
     noise = NoiseWeights(shape)
     with tempfile.TemporaryDirectory() as folder:
         write_settings(Path(folder), shape)
         options = EngineConfig.from_kwargs(folder, device=str(device), quantization=quantization, dtype="bfloat16")
-        meter = MemoryMeter(device)
-        meter.reset()
+        memory = PeakMemory(device)
         start = time.perf_counter()
         model = load_model(options, weights=noise.open(Path(folder)))
         _synchronize(device)
         load_seconds = time.perf_counter() - start
-    peak_load, loaded = meter.peak(), meter.current()
-    meter.reset()
+    peak_load = _measure_bytes(memory)
+    loaded = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+    memory = PeakMemory(device)
     speeds = {length: _tokens_per_second(model, shape, device, length, batch_tokens) for length in lengths}
-    size = shape.quantized_bytes
+    size = count_quantized_bytes(shape)
     return BigModelResult(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         quantization=quantization,
@@ -191,11 +109,13 @@ def measure(
         peak_over_quantized=peak_load / size,
         load_seconds=load_seconds,
         tokens_per_second=speeds,
-        peak_run_bytes=meter.peak(),
+        peak_run_bytes=_measure_bytes(memory),
     )
 
 
-def _tokens_per_second(model: LoadedModel, shape: Shape, device: torch.device, length: int, batch_tokens: int) -> float:
+def _tokens_per_second(
+    model: LoadedModel, shape: ModelShape, device: torch.device, length: int, batch_tokens: int
+) -> float:
     """Return the speed of the backbone and the reward head for batches of texts of one length."""
     count = max(1, batch_tokens // length)
     batch = make_random_batch([length] * count, shape.vocab_size, device)
@@ -210,6 +130,11 @@ def _tokens_per_second(model: LoadedModel, shape: Shape, device: torch.device, l
             best = min(best, time.perf_counter() - start) if number else best
     assert rewards.shape == (count * length, 1) and bool(rewards.isfinite().all()), "rewards are finite"
     return count * length / best
+
+
+def _measure_bytes(memory: PeakMemory) -> int:
+    on_host_mib, on_device_mib = memory.measure_mib()
+    return round((on_host_mib if on_device_mib is None else on_device_mib) * 2**20)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -241,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model, to test this program")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    shape = TINY if options.tiny else Shape()
+    shape = TINY if options.tiny else QWEN_72B
     shape = shape if options.layers is None else replace(shape, num_layers=options.layers)
     device = torch.device(options.device)
     quantization: Quantization = "fp8" if device.type == "cuda" else "int8"

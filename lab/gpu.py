@@ -178,42 +178,12 @@ def compare_vectors(llm: LLM, reference: LLM) -> tuple[float, float]:
     return float(cosines.mean()), float(cosines.min())
 
 
-def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int, float, int]]:
-    """Return (tokens, seconds, peak bytes of device memory) for increasing token counts, a factor of 10 each."""
-    budget, executor = llm.engine.core.loop.scheduler.token_budget, llm.engine.core.loop.executor
-    rng = np.random.default_rng(3)
-    ids = draw_token_ids([length] * (budget // length), rng)
-    rows = []
-    tokens = max_tokens // 100
-    while tokens <= max_tokens:
-        batches = make_batches(ids, budget) * max(1, round(tokens / (budget // length * length)))
-        torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
-        pending: Callable[[], BatchOutput] | None = None
-        for (
-            batch
-        ) in batches:  # outputs are dropped: their memory belongs to the caller and grows with the number of inputs
-            started = executor.start(batch)
-            if pending is not None:
-                pending()
-            pending = started
-        assert pending is not None
-        pending()
-        seconds = time.perf_counter() - start
-        rows.append((sum(map(len, ids)) * len(batches), seconds, torch.cuda.max_memory_allocated()))
-        tokens *= 10
-    return rows
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.gpu", description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="model shapes to run (default: all)")
     parser.add_argument("--lengths", nargs="+", help="tokens per text, or mixed (default: by shape)")
     parser.add_argument("--levels", nargs="+", default=["executor", "LLM"], choices=["executor", "LLM"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--linear", type=int, default=0, metavar="TOKENS", help="also measure time and memory up to this many tokens"
-    )
     parser.add_argument("--json", type=Path, help="write the results to a JSON file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -259,8 +229,6 @@ def _measure_model(
         with load(dtype="float32") as exact:
             mean, worst = compare_vectors(llm, exact)
         notes[label].update(cosine_mean=round(mean, 6), cosine_worst=round(worst, 6))
-        if options.linear:
-            notes[label]["linear"] = measure_linearity(llm, 128, options.linear)
     gc.collect()
     torch.cuda.empty_cache()
     return figures

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import string
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import torch
 import uvloop
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from cenote.bench.backends import BACKENDS
 from cenote.bench.load import LoadPattern
 from cenote.bench.report import write_json
 from cenote.bench.serve import measure_servers
@@ -28,28 +25,13 @@ from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError
+from cenote.explain.process_cpu import CpuTimes, compute_usage, read_cpu_times
 from cenote.utils.arguments import parse_positive_int
 from cenote.utils.async_http_client import ServerAddress
 from lab.shapes import SHAPES, VOCABULARY, write_checkpoint
 
 TOKENS_IN_FLIGHT = 600_000  # several batches, so that the device never waits for clients
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSeconds:
-    """CPU seconds used by a server: by the engine process, and by the supervisor and its front-end processes."""
-
-    engine: float
-    front_ends: float
-
-    @classmethod
-    def from_process(cls, process: int) -> CpuSeconds:
-        children = [int(child) for path in _task_files(process, "children") for child in path.read_text().split()]
-        is_engine = [b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-        seconds = [_process_cpu_s(child) for child in children]
-        engine = sum(used for used, is_engine_child in zip(seconds, is_engine, strict=True) if is_engine_child)
-        return cls(engine, _process_cpu_s(process) + sum(seconds) - engine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,12 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if args.peer_url:
                 addresses[args.peer_name] = ServerAddress.from_url(args.peer_url)
             targets = [
-                LoadTarget(name, address, _make_request_settings(args.clients)) for name, address in addresses.items()
+                LoadTarget(name, address, RequestSettings(num_processes=args.clients))
+                for name, address in addresses.items()
             ]
             for target in targets:
                 runner.run(target.fetch_model())
                 target.prepare(groups)
-            before = CpuSeconds.from_process(server.group.process.pid)
+            before = read_cpu_times(server.group.process.pid)
             try:
                 measure_servers(
                     runner,
@@ -115,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 for target in targets:
                     target.close()
-            _print_report(length, report, before, CpuSeconds.from_process(server.group.process.pid))
+            _print_report(length, report, before, read_cpu_times(server.group.process.pid))
             reports.append(report.to_json())
             if engine is not None:
                 engine.seconds.clear()
@@ -157,19 +140,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_report(length: int, report: ServeReport, before: CpuSeconds, after: CpuSeconds) -> None:
+def _print_report(length: int, report: ServeReport, before: dict[int, CpuTimes], after: dict[int, CpuTimes]) -> None:
     print(report.to_text())
     server = report.servers[0]
     speeds = sorted((stats.tokens_per_s or 0.0) / 1e6 for stats in server.rounds)
     middle = speeds[len(speeds) // 2]
     busy = sum(stats.seconds for stats in server.rounds)
     texts = max(1.0, sum(stats.items_per_s * stats.seconds for stats in server.rounds))
-    engine, front_ends = after.engine - before.engine, after.front_ends - before.front_ends
+    usage = compute_usage(before, after, busy, 1)
+    engine = sum(process.cores for process in usage if process.role == "engine")
+    others = sum(process.cores for process in usage) - engine
     print(f"{length} tokens per text: {middle:.3f} M tok/s over HTTP ({speeds[0]:.3f}-{speeds[-1]:.3f})")
     requests = sorted(stats.requests_per_s for stats in server.rounds)
     print(f"{requests[len(requests) // 2]:,.0f} requests/s ({requests[0]:,.0f}-{requests[-1]:,.0f})")
-    for name, seconds in (("engine process", engine), ("supervisor and front-ends", front_ends)):
-        print(f"{name}: {seconds / busy:.2f} cores, {seconds / texts * 1e6:.1f} us per text", flush=True)
+    for name, cores in (("engine process", engine), ("supervisor and front-ends", others)):
+        print(f"{name}: {cores:.2f} cores, {cores * busy / texts * 1e6:.1f} us per text", flush=True)
     print()
 
 
@@ -180,20 +165,6 @@ def _make_text_groups(
     count = max(1, num_tokens // length // texts_per_request) * texts_per_request
     texts = make_log_normal_workload(tokenizer, count, mean=length + 0.5, sigma=0, max_length=length).texts
     return [texts[at : at + texts_per_request] for at in range(0, count, texts_per_request)]
-
-
-def _make_request_settings(num_processes: int) -> RequestSettings:
-    backend = BACKENDS["openai-embeddings"]
-    return RequestSettings(
-        backend=backend,
-        endpoint=backend.path,
-        model=None,
-        encoding_format="base64",
-        extra={},
-        headers={},
-        timeout_s=60,
-        num_processes=num_processes,
-    )
 
 
 def _find_or_make_tokenizer(folder: str | None) -> tokenizers.Tokenizer:
@@ -218,17 +189,6 @@ def _make_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return tokenizer
-
-
-def _task_files(process: int, name: str) -> list[Path]:
-    return list(Path(f"/proc/{process}/task").glob(f"*/{name}"))
-
-
-def _process_cpu_s(process: int) -> float:
-    """Return the CPU seconds used by a process."""
-    # the process name before the last ")" may contain spaces and parentheses
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

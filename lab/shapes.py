@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
 VOCABULARY = 30522
+WEIGHT_STD = 0.02
+
+Tensors = Iterator[tuple[str, tuple[int, ...]]]  # names and shapes of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,12 @@ class ModelShape:
     intermediate_size: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    is_decoder: bool = False
+    architecture: str = "BertModel"
+    vocab_size: int = VOCABULARY
+
+    @property
+    def is_decoder(self) -> bool:
+        return self.architecture != "BertModel"
 
     @property
     def attention_widths(self) -> tuple[int, int]:
@@ -40,6 +47,9 @@ class ModelShape:
         num_projections = 3 if self.is_decoder else 2
         return 2 * self.num_layers * (attention + num_projections * self.hidden_size * self.intermediate_size)
 
+    def tensors(self) -> Tensors:
+        return _qwen_tensors(self) if self.is_decoder else _bert_tensors(self)
+
 
 SHAPES = {
     shape.name: shape
@@ -47,22 +57,30 @@ SHAPES = {
         ModelShape("minilm-l6", 6, 384, 12, 1536),
         ModelShape("bert-base", 12, 768, 12, 3072),
         ModelShape("bert-large", 24, 1024, 16, 4096),
-        ModelShape("qwen3-0.6b", 28, 1024, 16, 3072, num_kv_heads=8, head_dim=128, is_decoder=True),
+        ModelShape("qwen3-0.6b", 28, 1024, 16, 3072, num_kv_heads=8, head_dim=128, architecture="Qwen3Model"),
     )
 }
 
 
 def write_checkpoint(folder: Path, shape: ModelShape, device: str = "cpu") -> None:
     """Write config, tokenizer and random weights to `folder`; weights are generated on `device`."""
-    folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator(device).manual_seed(0)
-
-    def draw(*size: int, around: float = 0.0) -> Tensor:
-        values = torch.randn(*size, generator=generator, device=device) * 0.02 + around
-        return values.to(torch.bfloat16).cpu()
-
-    tensors = dict(_qwen_tensors(shape, draw) if shape.is_decoder else _bert_tensors(shape, draw))
+    tensors = {}
+    for name, size in shape.tensors():
+        values = torch.randn(*size, generator=generator, device=device) * WEIGHT_STD + is_norm_weight(name)
+        tensors[name] = values.to(torch.bfloat16).cpu()
+    write_settings(folder, shape)
     save_file(tensors, folder / "model.safetensors")
+
+
+def is_norm_weight(name: str) -> bool:
+    """Whether the values of a tensor are near one, not zero."""
+    return "norm" in name.lower() and name.endswith(".weight")
+
+
+def write_settings(folder: Path, shape: ModelShape) -> None:
+    """Write config.json and a tokenizer, without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_make_config(shape)))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -71,7 +89,8 @@ def write_checkpoint(folder: Path, shape: ModelShape, device: str = "cpu") -> No
 
 def _make_config(shape: ModelShape) -> dict[str, object]:
     common = {
-        "vocab_size": VOCABULARY,
+        "architectures": [shape.architecture],
+        "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
@@ -80,47 +99,56 @@ def _make_config(shape: ModelShape) -> dict[str, object]:
         "max_position_embeddings": 8192 if shape.is_decoder else 512,
     }
     if not shape.is_decoder:
-        return {**common, "model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu"}
-    own = {"model_type": "qwen3", "architectures": ["Qwen3Model"], "hidden_act": "silu", "rms_norm_eps": 1e-6}
-    return {**common, **own, "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
+        return {**common, "model_type": "bert", "hidden_act": "gelu"}
+    own = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "num_key_value_heads": shape.num_kv_heads}
+    if shape.architecture == "Qwen3Model":
+        return {**common, **own, "model_type": "qwen3", "head_dim": shape.head_dim}
+    return {**common, **own, "model_type": "qwen2", "rope_theta": 1e6}
 
 
-def _bert_tensors(shape: ModelShape, draw: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
-    def norm(name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", draw(shape.hidden_size, around=1.0)
-        yield f"{name}.bias", draw(shape.hidden_size)
+def _bert_tensors(shape: ModelShape) -> Tensors:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
 
-    def linear(name: str, outputs: int, inputs: int) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", draw(outputs, inputs)
-        yield f"{name}.bias", draw(outputs)
+    def linear(name: str, outputs: int, *inputs: int) -> Tensors:
+        yield f"{name}.weight", (outputs, *inputs)
+        yield f"{name}.bias", (outputs,)
 
-    for table, rows in (("word", VOCABULARY), ("position", 512), ("token_type", 2)):
-        yield f"embeddings.{table}_embeddings.weight", draw(rows, shape.hidden_size)
-    yield from norm("embeddings.LayerNorm")
+    for table, rows in (("word", shape.vocab_size), ("position", 512), ("token_type", 2)):
+        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
+    yield from linear("embeddings.LayerNorm", hidden)
     for number in range(shape.num_layers):
         layer = f"encoder.layer.{number}"
         for part in ("query", "key", "value"):
-            yield from linear(f"{layer}.attention.self.{part}", shape.hidden_size, shape.hidden_size)
-        yield from linear(f"{layer}.attention.output.dense", shape.hidden_size, shape.hidden_size)
-        yield from norm(f"{layer}.attention.output.LayerNorm")
-        yield from linear(f"{layer}.intermediate.dense", shape.intermediate_size, shape.hidden_size)
-        yield from linear(f"{layer}.output.dense", shape.hidden_size, shape.intermediate_size)
-        yield from norm(f"{layer}.output.LayerNorm")
+            yield from linear(f"{layer}.attention.self.{part}", hidden, hidden)
+        yield from linear(f"{layer}.attention.output.dense", hidden, hidden)
+        yield from linear(f"{layer}.attention.output.LayerNorm", hidden)
+        yield from linear(f"{layer}.intermediate.dense", inner, hidden)
+        yield from linear(f"{layer}.output.dense", hidden, inner)
+        yield from linear(f"{layer}.output.LayerNorm", hidden)
 
 
-def _qwen_tensors(shape: ModelShape, draw: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _qwen_tensors(shape: ModelShape) -> Tensors:
+    """Yield the tensors of Qwen3, which normalizes queries and keys, or of a reward model of Qwen2, with biases."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.attention_widths
-    yield "embed_tokens.weight", draw(VOCABULARY, shape.hidden_size)
+    is_reward = shape.architecture == "Qwen2ForRewardModel"
+    prefix = "model." if is_reward else ""
+    yield f"{prefix}embed_tokens.weight", (shape.vocab_size, hidden)
     for number in range(shape.num_layers):
-        layer = f"layers.{number}"
+        layer = f"{prefix}layers.{number}"
         for part, width in (("q", queries), ("k", keys), ("v", keys)):
-            yield f"{layer}.self_attn.{part}_proj.weight", draw(width, shape.hidden_size)
-        yield f"{layer}.self_attn.o_proj.weight", draw(shape.hidden_size, queries)
-        for part in ("q", "k"):
-            yield f"{layer}.self_attn.{part}_norm.weight", draw(shape.head_dim or 0, around=1.0)
+            yield f"{layer}.self_attn.{part}_proj.weight", (width, hidden)
+            if is_reward:
+                yield f"{layer}.self_attn.{part}_proj.bias", (width,)
+        yield f"{layer}.self_attn.o_proj.weight", (hidden, queries)
+        for part in () if is_reward else ("q", "k"):
+            yield f"{layer}.self_attn.{part}_norm.weight", (shape.head_dim or 0,)
         for part in ("gate", "up"):
-            yield f"{layer}.mlp.{part}_proj.weight", draw(shape.intermediate_size, shape.hidden_size)
-        yield f"{layer}.mlp.down_proj.weight", draw(shape.hidden_size, shape.intermediate_size)
+            yield f"{layer}.mlp.{part}_proj.weight", (inner, hidden)
+        yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
         for part in ("input", "post_attention"):
-            yield f"{layer}.{part}_layernorm.weight", draw(shape.hidden_size, around=1.0)
-    yield "norm.weight", draw(shape.hidden_size, around=1.0)
+            yield f"{layer}.{part}_layernorm.weight", (hidden,)
+    yield f"{prefix}norm.weight", (hidden,)
+    for part, rows in (("0", hidden), ("2", 1)) if is_reward else ():
+        yield f"score.{part}.weight", (rows, hidden)
+        yield f"score.{part}.bias", (rows,)

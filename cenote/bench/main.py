@@ -107,7 +107,7 @@ COMMANDS = {
         "list or install the other engines for `compare`",
         "List or install the other engines, each in its own virtual environment.",
         lazy("compare.flags", "add_peers_flags"),
-        lazy("compare.peers", "run_peers"),
+        lazy("compare.engines", "run_peers"),
     ),
     "serve": BenchCommand(
         "load-test one or more servers",

@@ -165,7 +165,7 @@ def _make_request_settings(args: argparse.Namespace, backend: Backend) -> Reques
         tls.verify_mode = ssl.CERT_NONE
     return RequestSettings(
         backend=backend,
-        endpoint=args.endpoint or backend.path,
+        path=args.endpoint or "",
         model=None if args.spawn else args.model,  # the spawned server reports its own model name
         encoding_format=args.encoding_format,
         extra=args.extra_body,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cenote.bench.backends import Backend, InvalidReply, Vectors, encode_request, parse_error, parse_vectors
+from cenote.bench.backends import BACKENDS, Backend, InvalidReply, Vectors, encode_request, parse_error, parse_vectors
 from cenote.bench.client_processes import ClientProcesses
 from cenote.bench.load import EncodedRequest, LoadPattern, RequestSender, run_load
 from cenote.bench.load_stats import LoadRound
@@ -23,15 +23,19 @@ WARM_UP_CLIENTS = 8
 class RequestSettings:
     """Settings common to all requests to all servers."""
 
-    backend: Backend
-    endpoint: str
-    model: str | None  # None: the first model of the server
-    encoding_format: str
-    extra: Mapping[str, object]
-    headers: Mapping[str, str]
-    timeout_s: float
+    backend: Backend = BACKENDS["openai-embeddings"]
+    path: str = ""  # empty: that of the backend
+    model: str | None = None  # None: the first model of the server
+    encoding_format: str = "base64"
+    extra: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 60.0
     tls: ssl.SSLContext | None = None
     num_processes: int = 1  # client processes
+
+    @property
+    def endpoint(self) -> str:
+        return self.path or self.backend.path
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from cenote.cache.memory_cache import MemoryCache
-from cenote.cache.serialization import Array, deserialize, serialize
 
 if TYPE_CHECKING:
     from cenote.cache.disk_cache import DiskCache
@@ -18,6 +19,11 @@ KEY_BYTES = 16
 # part of every key: change it whenever keys or values change their format, so that older files on disk miss
 FORMAT_VERSION = b"cenote results 2"
 
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f2", "<f8", "<i4", "<i8"))
+DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+MAX_NDIM = 4
 CachedResult: TypeAlias = tuple[Array, ...]
 
 
@@ -94,3 +100,30 @@ class ResultCache:
     @property
     def num_evicted(self) -> int:
         return self.memory.num_evicted + (0 if self.disk is None else self.disk.num_evicted)
+
+
+def serialize(arrays: Sequence[Array]) -> bytes | None:
+    """Return the arrays as bytes, which unlike those of pickle run no code; None if a dtype or shape is unsupported."""
+    headers, bodies = [struct.pack("<B", len(arrays))], []
+    for array in arrays:
+        if array.dtype not in DTYPE_CODES or array.ndim > MAX_NDIM:
+            return None
+        headers.append(struct.pack(f"<BB{array.ndim}I", DTYPE_CODES[array.dtype], array.ndim, *array.shape))
+        bodies.append(array.tobytes())
+    return b"".join((*headers, *bodies))
+
+
+def deserialize(data: bytes) -> tuple[Array, ...]:
+    """Return copies of the arrays, which callers may write into."""
+    offset = 1
+    shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+    for _ in range(data[0]):
+        code, ndim = struct.unpack_from("<BB", data, offset)
+        shapes.append((DTYPES[code], struct.unpack_from(f"<{ndim}I", data, offset + 2)))
+        offset += 2 + 4 * ndim
+    arrays = []
+    for dtype, shape in shapes:
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays.append(np.frombuffer(data, dtype, count, offset).reshape(shape).copy())
+        offset += count * dtype.itemsize
+    return tuple(arrays)

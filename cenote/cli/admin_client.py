@@ -28,31 +28,19 @@ def find_api_key(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-class AdminClient:
+class AdminClient(HttpClient):
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float | None = None) -> None:
         """Without `timeout_s`, a request may take as long as a model takes to load."""
-        self.client = HttpClient(url, api_key or find_api_key(os.environ), timeout_s, uses_proxy=True)
+        super().__init__(url, api_key or find_api_key(os.environ), timeout_s, uses_proxy=True)
 
-    @property
-    def url(self) -> str:
-        return self.client.url
-
-    @property
-    def api_key(self) -> str | None:
-        return self.client.api_key
-
-    def get(self, path: str) -> Any:
-        return self._send("GET", path)
-
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._send("POST", path, json.dumps(body or {}).encode(), JSON_HEADERS)
-
-    def _send(
-        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Any:
-        with self.client as client:  # whose connection is closed after each request
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the parsed reply; raise PoolingError, with what to do, if it is an error or there is none."""
+        is_get = method == "GET"
+        with self:  # the connection is closed after each request
             try:
-                reply = client.send(method, path, content, headers)
+                reply = self.send(
+                    method, path, None if is_get else json.dumps(body or {}).encode(), {} if is_get else JSON_HEADERS
+                )
             except ServerUnreachable as error:
                 raise self._describe_failure(error) from None
         if not reply.is_ok:
@@ -60,8 +48,8 @@ class AdminClient:
         return {} if reply.json is None else reply.json
 
     def _describe_failure(self, error: ServerUnreachable) -> PoolingError:
-        if self.client.has_timed_out(error.__cause__):
-            return PoolingError(f"{self.url} has not answered within {self.client.timeout_s:g} s; see --timeout-s")
+        if self.has_timed_out(error.__cause__):
+            return PoolingError(f"{self.url} has not answered within {self.timeout_s:g} s; see --timeout-s")
         return ServerUnreachable(
             f"no server answers at {self.url} ({error.__cause__}); start one with cenote serve, or set --url"
         )

@@ -1,10 +1,8 @@
-"""The subcommands of `cenote`: their arguments, their help texts, and the calls that run them."""
+"""Subcommands of `cenote` that have no module of their own: their arguments, help texts and calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
 from cenote.cli.flags import add_engine_flags, add_model_argument, engine_keywords, make_engine_config
 from cenote.cli.interrupts import format_command_line
@@ -12,33 +10,6 @@ from cenote.cli.parser import CommandParser
 from cenote.config.flags import add_flags
 from cenote.utils.argparse_utils import option_errors
 from cenote.utils.arguments import parse_positive_int
-
-# commands in modules of their own
-MODULES = {
-    **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin_commands"),
-    **dict.fromkeys(("classify", "embed", "encode", "entities", "rerank", "score"), "text_commands"),
-    "completion": "completion",
-    "doctor": "doctor",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # imported on use: all of them together take 0.1 s, which a server that starts does not have
-    if name in MODULES:
-        return getattr(import_module(f"cenote.cli.{MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def serve(argv: Sequence[str]) -> int:
-    from cenote.cli.serve import run_server
-
-    return run_server(argv)
-
-
-def try_(argv: Sequence[str]) -> int:
-    from cenote.cli.try_model import try_model
-
-    return try_model(argv)
 
 
 def run_batch(argv: Sequence[str]) -> int:
@@ -130,7 +101,7 @@ def explain(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
     add_engine_flags(parser, without=("model",))
     if "--http" in argv:
-        from cenote.cli.explain_http import explain_http, parse_http_options
+        from cenote.cli.explain import explain_http, parse_http_options
 
         return explain_http(*parse_http_options(argv))
     args = parser.parse(argv)

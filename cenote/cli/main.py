@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from keyword import iskeyword
+from importlib import import_module
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_LOAD, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 78, 130, 141
 
@@ -32,6 +32,17 @@ COMMANDS = {
     "bench": "run benchmarks of speed and quality",
     "completion": "print the completion script of bash, zsh or fish",
 }
+
+# the others are in `commands`; all modules together take 0.1 s to import, which a server that starts does not have
+MODULES = {
+    **dict.fromkeys(("load", "ps", "pull", "stop", "unload"), "admin"),
+    **dict.fromkeys(("classify", "embed", "encode", "entities", "rerank", "score"), "text_commands"),
+    "completion": "completion",
+    "doctor": "doctor",
+    "serve": "serve",
+    "try": "try_model",
+}
+FUNCTIONS = {"serve": "run_server", "try": "try_model"}  # others have the name of the command
 
 EXAMPLES = """\
   cenote serve --port 8000
@@ -92,10 +103,11 @@ def _run_command(argv: list[str]) -> int:
 
 def find_command(name: str) -> Callable[[Sequence[str]], int]:
     """Return the function that runs a command."""
-    from cenote.cli import commands
-
-    function = name.replace("-", "_")
-    found: Callable[[Sequence[str]], int] = getattr(commands, f"{function}_" if iskeyword(function) else function)
+    if name in MODULES:
+        module = import_module(f"cenote.cli.{MODULES[name]}")
+    else:
+        from cenote.cli import commands as module
+    found: Callable[[Sequence[str]], int] = getattr(module, FUNCTIONS.get(name, name.replace("-", "_")))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from cenote.utils.argparse_utils import DottedFlag, UsageError, parse_json_or_text, split_flags
+from cenote.utils.argparse_utils import DottedFlag, UsageError, join_fields, parse_json_or_text, read_flags
 from cenote.utils.arguments import parse_json_object
 
 
@@ -43,10 +43,15 @@ class CommandParser(argparse.ArgumentParser):
         if isinstance(argv, ParserRequest):
             raise ParserFound(self)
         end = argv.index("--") if "--" in argv else len(argv)
+        known_flags = self._option_string_actions
         try:
-            words, dotted = split_flags(argv[:end], self._option_string_actions)
+            items = list(read_flags(argv[:end], known_flags))
         except UsageError as error:
             self.error(error.message)
+        for item in items:
+            if isinstance(item, DottedFlag):
+                self._check_has_fields(item.flag)
+        words, _ = join_fields(items, known_flags, {})
         args, unknown = self.parse_known_intermixed_args(words)
         for word in unknown:
             if word.startswith("-"):
@@ -54,29 +59,19 @@ class CommandParser(argparse.ArgumentParser):
         texts = [*unknown, *argv[end + 1 :]]
         if texts:
             self._add_texts(args, texts)
-        for flag in dotted:
-            self._set_dotted(args, flag)
         return args
 
     def options_by_flag(self) -> dict[str, argparse.Action]:
         """Return every option by the first of its flags."""
         return {action.option_strings[0]: action for action in self._actions if action.option_strings}
 
-    def _set_dotted(self, args: argparse.Namespace, flag: DottedFlag) -> None:
-        """Set one field of an option that is a JSON object."""
-        action = self._option_string_actions.get(flag.flag)
+    def _check_has_fields(self, flag: str) -> None:
+        """Raise unless the value of an option is a JSON object."""
+        action = self._option_string_actions.get(flag)
         if action is None:
-            self.error(f"unknown option {flag.flag}{self._suggest(flag.flag)}")
+            self.error(f"unknown option {flag}{self._suggest(flag)}")
         if action.type not in (parse_json_object, parse_json_or_text):
-            self.error(f"{flag.flag} has no fields to set: its value is not a JSON object")
-        given = getattr(args, action.dest, None)
-        target = dict(given) if isinstance(given, dict) else {}
-        setattr(args, action.dest, target)
-        *inner, last = flag.path[1:]
-        for name in inner:
-            target[name] = dict(target.get(name) or {})
-            target = target[name]
-        target[last] = flag.value
+            self.error(f"{flag} has no fields to set: its value is not a JSON object")
 
     def _suggest(self, word: str) -> str:
         near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cenote.cli.engine_requests import load_llm, make_source, task_options
 from cenote.cli.interrupts import add_resume_note
+from cenote.cli.row_engines import load_llm, make_source, task_options
 from cenote.cli.terminal import shorten
-from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.errors import BadRequest
 from cenote.files.columns import ColumnOptions
+from cenote.files.result_slice import collect_results
 from cenote.files.sources import STDIN, ArgumentSource, InputRow
 from cenote.files.writers import encode_json, encode_numbers
-from cenote.ray.row_task import RowTask
+from cenote.ray.row_task import SCHEMAS, RowTask
 from cenote.utils.argparse_utils import UsageError
 from cenote.utils.durable_files import replace_durably
 from cenote.utils.progress import print_note
@@ -63,18 +64,11 @@ def _score_documents(args: argparse.Namespace, query: str, rows: list[InputRow])
     positions = [position for position, row in enumerate(rows) if row.error is None]
     if not positions:
         return {}
-    scores: dict[int, float] = {}
     with closing(load_llm(args)) as llm:
         documents = [rows[position].texts[0] for position in positions]
         results = RowTask("score", task_options(args)).score_pairs(llm, [query], documents)
-    for position, result in zip(positions, results, strict=True):
-        if isinstance(result, EngineStopped):
-            raise result
-        if isinstance(result, PoolingError):
-            rows[position].error = str(result)
-        else:
-            scores[position] = result.score
-    return scores
+    scored = collect_results(rows, results, SCHEMAS["score"], None)
+    return dict(zip(scored.ok_positions, scored.values[:, 0].tolist(), strict=True))
 
 
 def _format_json_lines(ranked: list[int], scores: dict[int, float], rows: list[InputRow]) -> bytes:

@@ -91,20 +91,29 @@ def fill(value: Any, inputs: RequestInputs, item: str = "") -> Any:
     return whole[value] if value in whole else value.replace("$MODEL", inputs.model)
 
 
-def vectors(api: str, client: str, path: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
-    return ClientRequest(api, client, path, body, "vectors", reader, **more)
+@dataclass(frozen=True)
+class Api:
+    """Makes the requests of its clients, to the usual path unless they have another one."""
 
+    name: str
+    path: str = ""
 
-def scores(api: str, client: str, path: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
-    return ClientRequest(api, client, path, body, "scores", reader, **more)
+    def vectors(self, client: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
+        return self._make("vectors", client, body, reader, **more)
 
+    def scores(self, client: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
+        return self._make("scores", client, body, reader, **more)
 
-def classes(api: str, client: str, path: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
-    return ClientRequest(api, client, path, body, "classes", reader, is_probability=api != "vLLM", **more)
+    def classes(self, client: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
+        return self._make("classes", client, body, reader, is_probability=self.name != "vLLM", **more)
 
+    def other(self, client: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
+        return self._make("other", client, body, reader, **more)
 
-def other(api: str, client: str, path: str, body: Any, reader: Callable[[Any], Any], **more: Any) -> ClientRequest:
-    return ClientRequest(api, client, path, body, "other", reader, **more)
+    def _make(
+        self, kind: Kind, client: str, body: Any, reader: Callable[[Any], Any], *, path: str = "", **more: Any
+    ) -> ClientRequest:
+        return ClientRequest(self.name, client, path or self.path, body, kind, reader, **more)
 
 
 INPUTS: dict[str, Any] = {"model": "$MODEL", "input": "$TEXTS"}  # as the clients of OpenAI and many others send them

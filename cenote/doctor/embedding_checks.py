@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
 import numpy as np
 
 from cenote.doctor.answers import AnswerError, Vector, openai_base64
 from cenote.doctor.client_checks import ServedRequests
 from cenote.doctor.client_request import ClientRequest
 from cenote.doctor.findings import Report
-from cenote.doctor.reference_vectors import ReferenceVectors, find_reference
 from cenote.doctor.server import Server, read_reply
 from cenote.doctor.texts import REFERENCE_TEXTS
 from cenote.doctor.vector_checks import cosine, find_cosine_problem, find_difference, find_order_problem
@@ -19,6 +24,7 @@ MAX_ENCODING_DIFFERENCE = 1e-6
 HELLO_WORLD, HELLO_WORLD_IDS = "hello world", [15339, 1917]
 MIN_REFERENCE_COSINE = 0.97  # int8 weights reach 0.98
 GOOD_REFERENCE_COSINE = 0.9999
+REFERENCE_FILE = "reference_vectors.json"
 
 
 def check_embeddings(server: Server, served: ServedRequests, report: Report) -> None:
@@ -142,3 +148,30 @@ def find_reference_problem(vectors: list[Vector], reference: ReferenceVectors) -
     if reference.is_normalized and max(abs(length - 1) for length in lengths) > 0.01:
         return f"not normalized: lengths {min(lengths):.3f} to {max(lengths):.3f}; {reference.model} has length 1"
     return None
+
+
+@dataclass(frozen=True)
+class ReferenceVectors:
+    """Vectors of a well-known model, computed in float32, to find a server that pools or normalizes in another way."""
+
+    model: str
+    is_normalized: bool
+    vectors: list[Vector]  # of REFERENCE_TEXTS
+    other_pooling: dict[str, list[Vector]]  # of the first of these texts, with other pooling methods
+
+
+def find_reference(model: str) -> ReferenceVectors | None:
+    """Return the vectors of a model by its name, with or without an organization and a tag."""
+    name = model.rstrip("/").rpartition("/")[2].partition(":")[0].lower()
+    for entry in json.loads((files("cenote.doctor") / REFERENCE_FILE).read_text()):
+        if name in entry["names"]:
+            others = {method: decode_vectors(text, entry) for method, text in entry["other_pooling"].items()}
+            return ReferenceVectors(
+                entry["model"], entry["normalized"], decode_vectors(entry["vectors"], entry), others
+            )
+    return None
+
+
+def decode_vectors(text: str, entry: dict[str, Any]) -> list[Vector]:
+    rows = np.frombuffer(base64.b64decode(text), dtype="<f4").reshape(-1, entry["dimensions"])
+    return list(rows.astype(np.float64))

@@ -27,7 +27,6 @@ from cenote.utils.system_limits import count_cpus, raise_file_limit
 ROUTES = ("openai-embeddings", "vllm-pooling")
 MAX_DISTINCT_TEXTS = 4096  # identical texts in flight would be computed once
 WARM_UP_S = 1.0
-TIMEOUT_S = 60.0
 
 
 def measure_http(options: HttpLoadOptions) -> HttpResults:
@@ -64,16 +63,7 @@ async def find_target(server: SpawnedServer, options: HttpLoadOptions, texts: Se
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     problem = ""
     for name in ROUTES:
-        backend = BACKENDS[name]
-        settings = RequestSettings(
-            backend=backend,
-            endpoint=backend.path,
-            model=None,
-            encoding_format=options.encoding_format,
-            extra={},
-            headers=headers,
-            timeout_s=TIMEOUT_S,
-        )
+        settings = RequestSettings(backend=BACKENDS[name], encoding_format=options.encoding_format, headers=headers)
         probe = LoadTarget("cenote", server.address, settings)
         await probe.fetch_model()
         probe.prepare([texts[:1]])

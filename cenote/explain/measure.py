@@ -9,7 +9,6 @@ from statistics import median
 
 import torch
 
-from cenote.bench.random_batch import make_random_batch
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.errors import Unsupported
@@ -20,7 +19,7 @@ from cenote.explain.resolved_settings import iter_settings, make_linear_factory,
 from cenote.explain.results import ExplainResults, HardwareInfo
 from cenote.explain.single_text import SingleTextTime, measure_single_texts
 from cenote.explain.timing import MeasuredValue, time_call
-from cenote.explain.workload import ProbeWorkload, TextGenerator
+from cenote.explain.workload import ProbeWorkload, TextGenerator, make_random_batch
 from cenote.explain.workload_probe import WorkloadProbe, fused_block_rows, pool_states, run_backbone
 from cenote.kernels.cpu_features import cpu_name
 from cenote.llm import LLM

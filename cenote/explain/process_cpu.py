@@ -48,7 +48,7 @@ def read_cpu_times(root_pid: int) -> dict[int, CpuTimes]:
     for pid in pids:
         role = root_role if pid == root_pid else roles[pid]
         with suppress(OSError):  # it has exited
-            seconds = [_read_seconds(PROC / str(pid) / name) for name in ("stat", f"task/{pid}/stat")]
+            seconds = [_read_seconds(f"{pid}/{name}") for name in ("stat", f"task/{pid}/stat")]
             times[pid] = CpuTimes(role, *seconds)
     return times
 
@@ -73,22 +73,26 @@ def _read_parents() -> dict[int, int]:
         for entry in PROC.iterdir():
             if entry.name.isdecimal():
                 with suppress(OSError):
-                    parents[int(entry.name)] = int(_read_fields(entry / "stat")[1])
+                    parents[int(entry.name)] = int(read_stat(f"{entry.name}/stat")[1])
     return parents
 
 
 def _read_role(pid: int) -> str:
+    return next((ROLES[word] for word in read_command(pid) if word in ROLES), "other")
+
+
+def read_command(pid: int) -> list[str]:
+    """Return the words of the command line of a process; empty if it has exited."""
     with suppress(OSError):
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return next((ROLES[word] for word in words if word in ROLES), "other")
-    return "other"
+        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
 
 
-def _read_seconds(path: Path) -> float:
-    fields = _read_fields(path)
+def _read_seconds(path: str) -> float:
+    fields = read_stat(path)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
 
 
-def _read_fields(path: Path) -> list[str]:
-    """Return the fields of a stat file from the state on; the name before it may contain spaces."""
-    return path.read_text(errors="replace").rpartition(")")[2].split()
+def read_stat(path: str) -> list[str]:
+    """Return the fields of a stat file in /proc from the state on; the name before it may contain spaces."""
+    return (PROC / path).read_text(errors="replace").rpartition(")")[2].split()

@@ -1,13 +1,16 @@
-"""Synthetic texts for measurements: of one length, or of log-normal lengths."""
+"""Synthetic texts and batches for measurements: of one length, or of log-normal lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from cenote.bench.workloads import single_token_words
 from cenote.engine.engine import PoolingEngine
+from cenote.packed_batch import PackedBatch, pack_sequences
 
 # mean length of the mixed workload in tokens
 MIXED_MEAN, MIXED_SIGMA, MIXED_MAX_LENGTH = 50, 0.8, 256
@@ -75,3 +78,13 @@ def split_into_batches(lengths: Sequence[int], num_tokens: int, max_sequences: i
         batches[-1].append(length)
         tokens += length
     return batches
+
+
+def make_random_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) -> PackedBatch:
+    """Return a batch of sequences with these lengths and arbitrary tokens."""
+    tokens = torch.randint(0, vocabulary, (sum(lengths),))
+    packed = pack_sequences([part.tolist() for part in torch.split(tokens, list(lengths))])
+    if device.type == "cpu":
+        return packed
+    token_ids, positions, offsets = (x.to(device) for x in (packed.token_ids, packed.positions, packed.cu_seqlens))
+    return replace(packed, token_ids=token_ids, positions=positions, cu_seqlens=offsets)

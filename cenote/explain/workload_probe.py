@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from cenote.bench.random_batch import make_random_batch
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import PoolingError
 from cenote.explain.flops import ModelFlops
@@ -16,7 +15,7 @@ from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_at
 from cenote.explain.resolved_settings import find_fused_encoder
 from cenote.explain.results import TIME_PARTS, WorkloadResult
 from cenote.explain.timing import MeasuredValue, time_call
-from cenote.explain.workload import ProbeWorkload, split_into_batches
+from cenote.explain.workload import ProbeWorkload, make_random_batch, split_into_batches
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import Task, TokenizationParams

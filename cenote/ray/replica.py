@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from cenote.api.admission.admission_metrics import count_queued
@@ -14,8 +15,9 @@ from cenote.api.served_models import EngineUse, ServedModel
 from cenote.config.model_table import ModelEntry
 from cenote.config.server import ServerConfig
 from cenote.ray.asgi_calls import HttpRequest, HttpResponse, call_app, without_request_id
-from cenote.ray.ray_metrics import RayMetrics
-from cenote.ray.threads import set_threads
+from cenote.ray.imports import import_ray
+from cenote.ray.stage import set_threads
+from cenote.utils.metrics import LabelValues, MetricFamily, MetricSeries
 
 logger = logging.getLogger("cenote")
 
@@ -77,3 +79,43 @@ class ModelReplica:
             except Exception:
                 logger.exception("metrics were not exported to Ray")
             await asyncio.sleep(EXPORT_INTERVAL_S)
+
+
+class RayMetrics:
+    """Exports the metrics of an engine through Ray, which adds the deployment and the replica."""
+
+    def __init__(self) -> None:
+        self.serve_metrics = import_ray("ray.serve.metrics")
+        self._metrics: dict[str, Any] = {}
+        self._exported: dict[tuple[str, LabelValues], float] = {}  # totals of counters
+
+    def export(self, families: Iterable[MetricFamily]) -> None:
+        """Set gauges, and add to counters what they have gained; of a histogram the sum and the count are exported."""
+        for family in families:
+            for series in family.series:
+                self._export_series(family, series)
+
+    def _export_series(self, family: MetricFamily, series: MetricSeries) -> None:
+        tags = dict(zip(family.label_names, series.labels, strict=True))
+        if family.kind == "gauge":
+            self._get("Gauge", family.name, family).set(series.value, tags)
+        elif family.kind == "counter":
+            self._add(family.name, family, series.labels, series.value)
+        else:
+            self._add(f"{family.name}_sum", family, series.labels, series.value)
+            self._add(f"{family.name}_count", family, series.labels, sum(series.counts))
+
+    def _add(self, name: str, family: MetricFamily, labels: LabelValues, total: float) -> None:
+        gained = total - self._exported.get((name, labels), 0.0)
+        if gained > 0:
+            tags = dict(zip(family.label_names, labels, strict=True))
+            self._get("Counter", name, family).inc(gained, tags)
+            self._exported[name, labels] = total
+
+    def _get(self, kind: str, name: str, family: MetricFamily) -> Any:
+        if name not in self._metrics:
+            make = getattr(self.serve_metrics, kind)
+            self._metrics[name] = make(
+                name.replace(":", "_"), description=family.help, tag_keys=tuple(family.label_names)
+            )
+        return self._metrics[name]

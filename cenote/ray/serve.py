@@ -72,17 +72,16 @@ def build(settings: ServerConfig, table: ModelTable, config: RayConfig) -> Any:
     """Return the application: one deployment for each model, and a router before several."""
     check_settings(settings, table)
     serve = import_ray("ray.serve")
-    if len(table.entries) == 1:
-        (entry,) = table.entries
-        replica = serve.ingress()(ModelReplica)
-        deployment = serve.deployment(replica, **deployment_options(entry, settings, config))
-        return deployment.bind(entry, settings, replica_threads(config))
+    is_single = len(table.entries) == 1
+    replica = serve.ingress()(ModelReplica) if is_single else ModelReplica
     handles = [
-        serve.deployment(ModelReplica, **deployment_options(entry, settings, config)).bind(
+        serve.deployment(replica, **deployment_options(entry, settings, config)).bind(
             entry, settings, replica_threads(config)
         )
         for entry in table.entries
     ]
+    if is_single:
+        return handles[0]
     router = serve.deployment(
         serve.ingress()(ModelRouter),
         name="router",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from cenote.files.result_table import make_columns
 from cenote.files.sources import InputRow
 from cenote.protocol.results import EntityResult
 from cenote.ray.row_task import SCHEMAS, RankResult, RowTask
-from cenote.ray.threads import set_threads
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
@@ -31,6 +31,18 @@ def load_llm(engine_options: Mapping[str, Any], threads: int | None) -> LLM:
     from cenote.llm import LLM
 
     return LLM(**engine_options)
+
+
+def set_threads(threads: int | None) -> None:
+    """Compute with so many threads in this process; None: as many as torch selects."""
+    if threads is None:
+        return
+    # torch reads the first when it is imported; threads that spin take cores from the other actors of the node
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 class CenoteStage:
@@ -161,6 +173,11 @@ class CenoteStage:
 
 
 OBJECT_COLUMNS = {"entities": "entities", "rerank": "ranking"}
+# with their types in Arrow
+ENTITY_FIELDS = {
+    **dict.fromkeys(("label", "score", "word", "start", "end", "text"), "string"),
+    **{"score": "float32", "start": "int32", "end": "int32"},
+}
 
 
 def check_columns(task: RowTask, columns: Sequence[str], image_column: str | None) -> None:
@@ -225,24 +242,9 @@ def _object_columns(task: str, rows: list[InputRow], results: list[Any]) -> dict
         if isinstance(result, RankResult):
             values[position] = [{"index": index, "relevance_score": score} for index, score in result.ranking]
         elif isinstance(result, EntityResult):
-            values[position] = [
-                {name: getattr(entity, name) for name in ("label", "score", "word", "start", "end", "text")}
-                for entity in result.entities
-            ]
-    if task == "rerank":
-        item = pa.struct({"index": pa.int32(), "relevance_score": pa.float32()})
-    else:
-        text, position_type = pa.string(), pa.int32()
-        item = pa.struct(
-            {
-                "label": text,
-                "score": pa.float32(),
-                "word": text,
-                "start": position_type,
-                "end": position_type,
-                "text": text,
-            }
-        )
+            values[position] = [{name: getattr(entity, name) for name in ENTITY_FIELDS} for entity in result.entities]
+    fields = {"index": "int32", "relevance_score": "float32"} if task == "rerank" else ENTITY_FIELDS
+    item = pa.struct({name: getattr(pa, kind)() for name, kind in fields.items()})
     return {
         OBJECT_COLUMNS[task]: pa.array(values, pa.list_(item)),
         "num_tokens": pa.array(num_tokens, pa.int32()),

@@ -108,12 +108,12 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         try:
             words, path, config_at = _split_config(argv[:end])
             if path is None:
-                return [*_join_fields(read_flags(words, known_flags), known_flags, {})[0], *argv[end:]]
+                return [*join_fields(read_flags(words, known_flags), known_flags, {})[0], *argv[end:]]
             parser, start = _find_subparser(self, words[:config_at])
             on_line = list(read_flags(words[start:], known_flags))
             of_file, fields = parser._read_file(path, _list_options(on_line, known_flags))
-            before, _ = _join_fields(read_flags(words[:start], known_flags), known_flags, {})
-            after, _ = _join_fields(on_line, known_flags, fields)
+            before, _ = join_fields(read_flags(words[:start], known_flags), known_flags, {})
+            after, _ = join_fields(on_line, known_flags, fields)
         except (UsageError, OSError) as error:
             self.error(str(error))
         return [*before, *of_file, *after, *argv[end:]]
@@ -130,14 +130,8 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
                 json_words += arguments
             elif flag not in flags or flags[flag].dest not in given:
                 words += arguments
-        joined, fields = _join_fields(read_flags(json_words, flags), flags, {}, _list_options(json_words, flags))
+        joined, fields = join_fields(read_flags(json_words, flags), flags, {}, _list_options(json_words, flags))
         return [*words, *joined], fields
-
-
-def split_flags(argv: Sequence[str], known_flags: KnownFlags) -> tuple[list[str], list[DottedFlag]]:
-    """Return the words of `read_flags`, and dotted flags separately."""
-    items = list(read_flags(argv, known_flags))
-    return [item for item in items if isinstance(item, str)], [item for item in items if isinstance(item, DottedFlag)]
 
 
 def read_flags(argv: Sequence[str], known_flags: KnownFlags) -> Iterator[str | DottedFlag]:
@@ -306,7 +300,7 @@ def _list_options(items: Iterable[str | DottedFlag], known_flags: KnownFlags) ->
     return {known_flags[name].dest for name in names if name in known_flags}
 
 
-def _join_fields(
+def join_fields(
     items: Iterable[str | DottedFlag], known_flags: KnownFlags, defaults: JSONFields, joined: Collection[str] = ()
 ) -> tuple[list[str], JSONFields]:
     """Return the words with one word per JSON option for all its fields, and the fields by option.

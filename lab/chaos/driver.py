@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from cenote.bench.load import LoadPattern, run_load
+from cenote.bench.process_group import ProcessGroup
 from cenote.utils.progress import print_note
-from lab.chaos.attack_load import attackers
 from lab.chaos.capacity import find_overload, measure_capacity
 from lab.chaos.faults import FAULTS
 from lab.chaos.faults.client_faults import OVERLOAD_FACTOR, Overload
 from lab.chaos.faults.fault import Fault, FaultContext
-from lab.chaos.faults.server_faults import CACHE_FOLDER
-from lab.chaos.leaks import Holdings, find_leaks, list_shared_memory
+from lab.chaos.faults.server_faults import CACHE_FOLDER, small_disk
 from lab.chaos.outcomes import FaultWindow
-from lab.chaos.results import ChaosResults
-from lab.chaos.schedule import Schedule
+from lab.chaos.processes import Holdings, find_leaks, list_shared_memory
+from lab.chaos.results import ChaosResults, format_counts
 from lab.chaos.sender import CheckedSender, wait_until_answered
-from lab.chaos.server import ChaosServer
-from lab.chaos.session import NO_FAULTS, ChaosOptions, ChaosSession
-from lab.chaos.small_disk import small_disk
+from lab.chaos.server import THREADS, ChaosServer
+from lab.chaos.session import ADMIN_KEY, ATTACKER_KEY, NO_FAULTS, ChaosOptions, ChaosSession
 
 RECOVERY_LIMIT_S = 60.0
 SETTLE_S = 2.0  # after a load: connections of clients are closed, memory of a burst is given back
 SETTLE_LIMIT_S = 30.0  # until a server holds no more than before the load
 # share of the capacity that the open loop uses at most; attackers also send what the server answers
 MAX_LOAD, MAX_LOAD_UNDER_ATTACK = 0.7, 0.35
+# the supervisor gives up after five failures of the engine itself within a minute
+MAX_ENGINE_FAILURES, FAILURE_WINDOW_S = 4, 60.0
+MIN_GAP_S, MAX_GAP_S = 0.3, 1.5
 
 
 async def run_chaos(options: ChaosOptions) -> ChaosResults:
@@ -178,3 +185,68 @@ async def stop_loads(loads: Sequence[asyncio.Task[None]], senders: Sequence[Chec
     await asyncio.gather(*loads, return_exceptions=True)
     for sender in senders:
         await sender.wait_idle()
+
+
+class Schedule:
+    """Every fault once in random order, then again in another order, within the limits of the supervisor."""
+
+    def __init__(self, faults: Sequence[Fault], source: random.Random) -> None:
+        self.faults = faults
+        self.source = source
+        self._waiting: list[Fault] = []
+        self._failures: deque[float] = deque()
+
+    def next_fault(self) -> Fault | None:
+        """Return the next fault; None if each of the rest would exceed the limit of engine failures now."""
+        if not self._waiting:
+            self._waiting = self.source.sample(self.faults, len(self.faults))
+        while self._failures and self._failures[0] < time.monotonic() - FAILURE_WINDOW_S:
+            self._failures.popleft()
+        for fault in self._waiting:
+            if len(self._failures) + fault.num_engine_failures <= MAX_ENGINE_FAILURES:
+                self._waiting.remove(fault)
+                return fault
+        return None
+
+    def record_failures(self, fault: Fault) -> None:
+        """Count the failures of the engine when they have happened."""
+        self._failures += [time.monotonic()] * fault.num_engine_failures
+
+    def next_gap_s(self) -> float:
+        return self.source.uniform(MIN_GAP_S, MAX_GAP_S)
+
+
+@asynccontextmanager
+async def attackers(server: ChaosServer, options: ChaosOptions, results: ChaosResults) -> AsyncIterator[None]:
+    """Attack the server during the block, then add to the results what the attackers saw."""
+    command = [sys.executable, "-m", "lab.chaos.attackers", str(server.address)]
+    command += ["--api-key", ATTACKER_KEY, "--admin-key", ADMIN_KEY]
+    command += [] if server.grpc_port is None else ["--grpc-port", str(server.grpc_port)]
+    with ExitStack() as stack:
+        reports = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(options.attackers)]
+        groups = [
+            ProcessGroup(
+                [*command, "--seed", str(options.seed + number)], stdin=subprocess.DEVNULL, stdout=report, stderr=report
+            )
+            for number, report in enumerate(reports)
+        ]
+        try:
+            yield
+        finally:
+            for group in groups:
+                await THREADS.run(group.terminate)
+        for report in reports:
+            report.seek(0)
+            add_report(results, report.read().decode(errors="replace"))
+
+
+def add_report(results: ChaosResults, text: str) -> None:
+    """Add what one attacker has printed; anything but a report is its error."""
+    try:
+        report = json.loads(text.strip().rpartition("\n")[2])
+    except ValueError:
+        results.violations.append(f"an attacker has failed: {text[-500:]}")
+        return
+    results.attacks += Counter(report["attacks"])
+    results.notes.append(f"an attacker got these answers: {format_counts(report['answers'])}")
+    results.violations += [f"an attack was answered with a failure: {problem}" for problem in report["problems"]]

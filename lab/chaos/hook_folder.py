@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from lab.chaos.fault_hook import (
@@ -40,23 +40,17 @@ class HookFolder:
         search_path = [str(self.folder), ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"PYTHONPATH": os.pathsep.join(search_path), FOLDER_VARIABLE: str(self.folder)}
 
-    @contextmanager
-    def hang(self) -> Iterator[None]:
+    def hang(self) -> AbstractContextManager[None]:
         """Batches do not finish meanwhile."""
-        with self._file(HANG_FILE, b""):
-            yield
+        return self._file(HANG_FILE, b"")
 
-    @contextmanager
-    def slow_disk(self, seconds: float) -> Iterator[None]:
+    def slow_disk(self, seconds: float) -> AbstractContextManager[None]:
         """Each access of the result cache to the disk takes so long."""
-        with self._file(SLOW_DISK_FILE, str(seconds).encode()):
-            yield
+        return self._file(SLOW_DISK_FILE, str(seconds).encode())
 
-    @contextmanager
-    def clock_offset(self, seconds: float) -> Iterator[None]:
+    def clock_offset(self, seconds: float) -> AbstractContextManager[None]:
         """The wall clock of all processes of the server differs by so much."""
-        with self._file(CLOCK_FILE, OFFSET.pack(seconds)):
-            yield
+        return self._file(CLOCK_FILE, OFFSET.pack(seconds))
 
     def order_bad_frame(self, garbage: str, *, to_engine: bool) -> None:
         """Send garbage before the next message between a front-end and the engine."""

@@ -1,19 +1,21 @@
-"""The processes of a server, read from /proc."""
+"""The processes of a server, read from /proc, and what they must not keep: memory, descriptors, shared memory."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
-ENGINE_MODULE, FRONT_END_MODULE = "cenote.api.engine_process", "cenote.api.front_ends.front_end"
-LAUNCHER_MODULE = "cenote.api.engine_launcher"
+from cenote.explain.process_cpu import PROC, ROLES, read_command, read_stat
+from lab.chaos.expectations import MAX_FILE_GROWTH, MAX_MEMORY_GROWTH_MIB
+
 ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
 STOPPED = "T"  # state of a process in its stat file
 POLL_S = 0.001
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,44 +34,33 @@ def find_group(group_id: int) -> list[int]:
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
-                fields = read_stat(int(entry.name))
+                fields = read_stat(f"{entry.name}/stat")
                 if int(fields[2]) == group_id and fields[0] != "Z":
                     pids.append(int(entry.name))
     return sorted(pids)
 
 
 def find_engine(group_id: int) -> int | None:
-    return next(iter(_with_module(group_id, ENGINE_MODULE)), None)
+    return next(iter(_with_role(group_id, "engine")), None)
 
 
 def find_front_ends(group_id: int) -> list[int]:
     """Return the front-end processes; the supervisor if it contains the only front-end."""
-    return _with_module(group_id, FRONT_END_MODULE) or [group_id]
+    return _with_role(group_id, "front-end") or [group_id]
 
 
 def find_launchers(group_id: int) -> list[int]:
     """Return the process that forks engines, if there is one; it is started when the first engine is replaced."""
-    return _with_module(group_id, LAUNCHER_MODULE)
+    return _with_role(group_id, "engine launcher")
 
 
-def _with_module(group_id: int, module: str) -> list[int]:
-    return [pid for pid in find_group(group_id) if module in read_command(pid)]
-
-
-def read_command(pid: int) -> list[str]:
-    with suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    return []
-
-
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of the stat file from the state on; the name before it may contain spaces."""
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+def _with_role(group_id: int, role: str) -> list[int]:
+    return [pid for pid in find_group(group_id) if any(ROLES.get(word) == role for word in read_command(pid))]
 
 
 async def wait_until_stopped(pid: int) -> None:
     """Wait for SIGSTOP to take effect: the other threads of the process run on for a moment."""
-    while read_stat(pid)[0] != STOPPED:
+    while read_stat(f"{pid}/stat")[0] != STOPPED:
         await asyncio.sleep(POLL_S)
 
 
@@ -115,3 +106,51 @@ def find_client_ports(pid: int) -> set[int]:
         if fields[3] == ESTABLISHED and f"socket:[{fields[9]}]" in sockets:
             ports.add(int(fields[2].rpartition(":")[2], 16))
     return ports
+
+
+Sizes = Mapping[int, ProcessSize]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What all processes of a server hold together while no client is connected."""
+
+    num_processes: int
+    memory_mib: float
+    num_files: int
+    num_shared_memory_files: int
+    parts: str = ""  # the memory of each process
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> Holdings:
+        return cls(
+            sum(size.num_files > 0 for size in sizes.values()),
+            sum(size.memory_mib for size in sizes.values()),
+            sum(size.num_files for size in sizes.values()),
+            sum(size.num_shared_memory_files for size in sizes.values()),
+            ", ".join(f"{size.name} {size.memory_mib:.0f}" for size in sizes.values()),
+        )
+
+    def __str__(self) -> str:
+        counts = f"{self.memory_mib:.0f} MiB and {self.num_files} descriptors in {self.num_processes} processes"
+        return f"{counts} ({self.parts})"
+
+
+def find_leaks(before: Holdings, after: Holdings) -> list[str]:
+    """Compare what a warm, quiet server holds with what it holds after the load."""
+    limits = {
+        "memory_mib": MAX_MEMORY_GROWTH_MIB,
+        "num_files": MAX_FILE_GROWTH,
+        "num_shared_memory_files": 0,
+        "num_processes": 0,
+    }
+    return [
+        f"{name} is {getattr(after, name):.0f} after the load and was {getattr(before, name):.0f} before it"
+        for name, limit in limits.items()
+        if getattr(after, name) - getattr(before, name) > limit
+    ]
+
+
+def list_shared_memory() -> set[str]:
+    """Return the names of shared memory segments of the machine; empty where there is no such folder."""
+    return {path.name for path in SHARED_MEMORY_FOLDER.iterdir()} if SHARED_MEMORY_FOLDER.is_dir() else set()

@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cenote.bench.flags import parse_positive_float
+from cenote.config.options import option
+from cenote.utils.arguments import parse_non_negative_int, parse_positive_int
 from lab.chaos.expectations import TOLERANCE
 from lab.chaos.hook_folder import HookFolder
 from lab.chaos.request_mix import ChaosRequest, TextMaker, fresh_embed, make_mix
@@ -24,21 +27,35 @@ SHORT_WORDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    seed: int = 0
-    minutes: float = 1.0
+    seed: int = option("of texts, load and order of faults", default=0)
+    minutes: float = option("duration of the load", default=1.0, parse=parse_positive_float)
     faults: tuple[str, ...] = ()  # their names; empty: all
-    max_faults: int | None = None  # ends the run before the time is over
-    model: str | None = None
-    front_ends: int = 1
-    rate: float = 20.0  # requests per second of the open loop
-    bulk_clients: int = 1
-    attackers: int = 0  # processes that send what a server must refuse, with an API key of their own
-    max_fault_s: float = 8.0
+    max_faults: int | None = option(
+        "end after so many faults, before --minutes are over", default=None, parse=parse_positive_int
+    )
+    model: str | None = option("hub name or folder; the default model if unset", default=None)
+    front_ends: int = option("--api-server-count of the server", default=1, parse=parse_positive_int)
+    rate: float = option("requests per second, at most 70% of the capacity", default=20.0, parse=parse_positive_float)
+    bulk_clients: int = option("clients that send requests with many texts", default=1, parse=parse_non_negative_int)
+    attackers: int = option(
+        "processes that attack the server all the time; memory and descriptors must come back afterwards",
+        default=0,
+        parse=parse_non_negative_int,
+    )
+    max_fault_s: float = option(
+        "duration of faults that last, such as a stopped engine", default=8.0, parse=parse_positive_float
+    )
     fault_period_s: float = 0.0  # at least so long from the start of a fault to that of the next one
-    step_timeout_s: float | None = 30.0  # of the server; None: its default
-    request_timeout_s: float = 60.0
-    device_tokens_per_s: int | None = None  # batches take as long as on such a device; None: as they take
-    deterministic: bool = False
+    step_timeout_s: float | None = option(  # None: the default of the server
+        "--step-timeout-s of the server", default=30.0, parse=parse_positive_float
+    )
+    timeout_s: float = option("a reply that takes longer is lost", default=60.0, parse=parse_positive_float)
+    device_tokens_per_s: int | None = option(
+        "batches take as long as on a device of this speed: figures do not depend on other work of the machine",
+        default=None,
+        parse=parse_positive_int,
+    )
+    deterministic: bool = option("serve with --deterministic; results are bit-equal", default=False)
     serve_args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     log: Path | None = None  # of the server
@@ -72,7 +89,7 @@ class ChaosSession:
             yield server
 
     def make_client(self, server: ChaosServer) -> TracedClient:
-        return TracedClient(server.address, timeout_s=self.options.request_timeout_s)
+        return TracedClient(server.address, timeout_s=self.options.timeout_s)
 
     def make_sender(
         self, client: TracedClient, draw: Draw | None = None, *, has_aborts: bool = False, pauses: bool = False
@@ -90,7 +107,7 @@ class ChaosSession:
         flags = ["--deterministic"] if options.deterministic else []
         if options.attackers:
             # what attackers send is work too, and no reason to refuse the others
-            flags += ["--admin-api-key", ADMIN_KEY, "--max-queue-seconds", f"{options.request_timeout_s / 2:g}"]
+            flags += ["--admin-api-key", ADMIN_KEY, "--max-queue-seconds", f"{options.timeout_s / 2:g}"]
         if options.step_timeout_s is not None:
             flags += ["--step-timeout-s", f"{options.step_timeout_s:g}"]
         return ServerOptions(

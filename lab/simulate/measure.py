@@ -10,7 +10,6 @@ from statistics import median
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from cenote.bench.backends import BACKENDS
 from cenote.bench.load import LoadPattern, RequestSample
 from cenote.bench.load_stats import LoadStats, compute_load_stats
 from cenote.bench.target import LoadTarget, RequestSettings
@@ -24,7 +23,6 @@ CONCURRENCIES = (1, 2, 4, 16)  # the last one is more for more than two replicas
 MEAN_TOKENS = (16, 48, 128)
 FULL_CONCURRENCY = 8  # clients per replica with which requests always wait for every replica
 DISTINCT_TEXTS = 2048
-TIMEOUT_S = 60.0
 METRICS = {
     "batches": "cenote_batch_sequences_count",
     "sequences": "cenote_batch_sequences_sum",
@@ -100,16 +98,7 @@ async def _make_target(
     url: str, api_key: str | None, model: str | None, mean_tokens: float, sigma: float
 ) -> tuple[LoadTarget, list[int]]:
     workload = make_log_normal_workload(load_tokenizer(model), DISTINCT_TEXTS, mean=mean_tokens, sigma=sigma)
-    backend = BACKENDS["openai-embeddings"]
-    settings = RequestSettings(
-        backend=backend,
-        endpoint=backend.path,
-        model=None,
-        encoding_format="base64",
-        extra={},
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout_s=TIMEOUT_S,
-    )
+    settings = RequestSettings(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
     target = LoadTarget("cenote", ServerAddress.from_url(url), settings)
     if problem := await target.fetch_model():
         raise PoolingError(f"{url} is not a server with a model: {problem}")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.simulate.requests import Request
-from lab.simulate.routing import Policy
+from lab.simulate.routing import Policy, Request
 from lab.simulate.service_time import ServiceTime
 
 

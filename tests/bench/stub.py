@@ -33,8 +33,11 @@ Handler = Callable[[ReceivedRequest], Awaitable[bytes]]  # returns the bytes of 
 class StubServer:
     """Server in its own thread; /models has a fixed response, `handler` handles all other requests."""
 
-    def __init__(self, handler: Handler, *, uds: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, handler: Handler, *, port: int = 0, uds: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.handler = handler
+        self.port = port
         self.uds = uds
         self.tls = tls
         self.requests: list[ReceivedRequest] = []
@@ -65,7 +68,7 @@ class StubServer:
     async def _start(self) -> asyncio.Server:
         if self.uds:
             return await asyncio.start_unix_server(self._connected, self.uds, ssl=self.tls)
-        return await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self.tls, limit=2**24)
+        return await asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=self.tls, limit=2**24)
 
     async def _stop(self) -> None:
         self.server.close()

@@ -16,7 +16,7 @@ import tokenizers
 import uvloop
 from tokenizers import models, pre_tokenizers
 
-from cenote.bench.backends import BACKENDS, Vectors
+from cenote.bench.backends import Vectors
 from cenote.bench.in_process import InProcessEngine
 from cenote.bench.load import LoadPattern
 from cenote.bench.main import main
@@ -236,10 +236,7 @@ class KnownEngine(InProcessEngine):
 
 
 def compare_with(engine: InProcessEngine, stub: StubServer) -> ServeReport:
-    settings = RequestSettings(
-        backend=BACKENDS["openai-embeddings"], endpoint="/v1/embeddings", model="m", encoding_format="base64",
-        extra={}, headers={}, timeout_s=5,
-    )  # fmt: skip
+    settings = RequestSettings(model="m", timeout_s=5)
     target = LoadTarget("stub", ServerAddress.from_url(stub.url), settings, model="m")
     groups = [["some", "texts"], ["and", "more"], ["of", "them"]]
     target.prepare(groups)

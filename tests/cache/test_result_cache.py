@@ -9,8 +9,7 @@ import pytest
 
 from cenote.cache import memory_cache, result_cache
 from cenote.cache.memory_cache import ENTRY_OVERHEAD_BYTES, MemoryCache
-from cenote.cache.result_cache import CacheKeyBuilder, ResultCache
-from cenote.cache.serialization import deserialize, serialize
+from cenote.cache.result_cache import CacheKeyBuilder, ResultCache, deserialize, serialize
 
 IDS = np.arange(5, dtype=np.int32).tobytes()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cenote.cli.admin import format_bytes
 from cenote.cli.main import main
-from cenote.cli.model_table import format_bytes
 from tests.cli.fake_server import FakeServer, run_fake_server
 
 READY = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cenote.cli.commands import embed
+from cenote.cli.text_commands import embed
 from cenote.config.engine import EngineConfig
 from cenote.config.options import option_fields
 

@@ -38,13 +38,10 @@ class FakeAdminClient:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float | None = None) -> None:
         self.url, self.api_key = url, api_key
 
-    def get(self, path: str) -> Any:
+    def call(self, method: str, path: str, body: Any = None) -> Any:
         if path == "/health/live":
             raise ServerUnreachable("stopped")
-        return {"models": [{"name": "bge-m3", "state": "ready"}]}
-
-    def post(self, path: str, body: Any = None) -> Any:
-        return {"state": "ready"}
+        return {"models": [{"name": "bge-m3", "state": "ready"}], "state": "ready"}
 
 
 def help_text(*words: str) -> str:
@@ -130,7 +127,7 @@ def test_an_example_of_the_help_works(
         monkeypatch.setattr(
             "cenote.cli.explain.explain_model", lambda options, **kwargs: calls.append((options, kwargs)) or 0
         )
-        monkeypatch.setattr("cenote.cli.explain_http.explain_http", lambda *args: calls.append(args) or 0)
+        monkeypatch.setattr("cenote.cli.explain.explain_http", lambda *args: calls.append(args) or 0)
     if argv[0] in ("ps", "load", "unload", "stop"):  # need a server
         monkeypatch.setattr("cenote.cli.admin.AdminClient", FakeAdminClient)
     if argv[0] == "doctor":  # needs a server

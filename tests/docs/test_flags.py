@@ -10,6 +10,7 @@ import pytest
 
 from cenote.cli.completion import collect_parser, list_commands
 from cenote.cli.main import find_command
+from lab.chaos.__main__ import make_parser
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -18,7 +19,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*
 SCRIPTS = (
     "cenote/bench/**/*.py",
     "lab/**/*.py",
-    "cenote/cli/explain_http.py",
+    "cenote/cli/explain.py",
     "examples/**/*.py",
     "tests/clients/matrix/*.py",
     "tests/workers.py",
@@ -40,6 +41,7 @@ OTHER_PROGRAMS = {
 @cache
 def list_known_flags() -> frozenset[str]:
     shown = {flag for command in list_commands() for option in command.options for flag in option.flags}
+    shown |= make_parser()._option_string_actions.keys()
     sources = [path.read_text() for pattern in SCRIPTS for path in ROOT.glob(pattern)]
     declared = {flag for source in sources for flag in re.findall(r'"(--[a-z][a-z-]*)"', source)}
     return frozenset(shown | declared).union(*(flags.split() for flags in OTHER_PROGRAMS.values()))

@@ -17,7 +17,7 @@ from cenote.api.app_state import AppState
 from cenote.api.http.server import HttpServer
 from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
-from cenote.doctor.proxy import ForwardingProxy
+from cenote.doctor.recording import ForwardingProxy
 
 NAME = "all-MiniLM-L6-v2"
 EXACT = {"dtype": "float32", "device": "cpu"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.doctor.proxy import ForwardingProxy, ProxyRequest
+from cenote.doctor.recording import ForwardingProxy, ProxyRequest
 from cenote.utils.http_client import HttpClient, HttpReply
 
 ChangeRequest = Callable[[dict[str, Any]], None]

@@ -11,7 +11,7 @@ import pytest
 
 from cenote.cli.main import main
 from cenote.doctor.comparison import Comparison, compare, kendall_tau
-from cenote.doctor.proxy import ProxyRequest
+from cenote.doctor.recording import ProxyRequest
 from cenote.doctor.texts import COMPARED_TEXTS, make_long_text
 from cenote.utils.http_client import HttpClient, HttpReply
 from tests.doctor import faulty_proxy as faults

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.doctor.reference_vectors import find_reference
+from cenote.doctor.embedding_checks import find_reference
 from cenote.doctor.texts import REFERENCE_TEXTS
 
 

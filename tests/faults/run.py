@@ -10,9 +10,8 @@ from typing import TypeVar
 import uvloop
 
 from lab.chaos.driver import run_chaos
-from lab.chaos.report import format_results
-from lab.chaos.results import ChaosResults
-from lab.chaos.scenarios.scenario import Figure, format_figures
+from lab.chaos.results import ChaosResults, format_results
+from lab.chaos.scenarios import Figure, format_figures
 from lab.chaos.session import ChaosOptions
 
 T = TypeVar("T")

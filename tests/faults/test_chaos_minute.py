@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.chaos.driver import run_chaos
-from lab.chaos.report import format_results
+from lab.chaos.results import format_results
 from lab.chaos.session import ChaosOptions
 
 from .run import run

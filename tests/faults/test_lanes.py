@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.chaos.scenarios.lanes import measure_lanes
+from lab.chaos.scenarios import measure_lanes
 from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL

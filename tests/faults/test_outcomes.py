@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 
 from cenote.api.replies import status_error_reply
-from lab.chaos.attack_load import add_report
+from lab.chaos.__main__ import make_parser
+from lab.chaos.driver import MAX_ENGINE_FAILURES, Schedule, add_report
 from lab.chaos.expectations import FAULTS as HONEST
 from lab.chaos.fault_hook import contains_run
 from lab.chaos.faults import FAULTS
-from lab.chaos.flags import make_parser
-from lab.chaos.leaks import Holdings, find_leaks
 from lab.chaos.outcomes import FaultWindow, Outcome, check_error_reply, compare_answer, judge
-from lab.chaos.processes import ProcessSize
-from lab.chaos.report import format_results
+from lab.chaos.processes import Holdings, ProcessSize, find_leaks
 from lab.chaos.request_mix import embed, read_ranking
-from lab.chaos.results import ChaosResults
-from lab.chaos.scenarios.scenario import Figure
-from lab.chaos.schedule import MAX_ENGINE_FAILURES, Schedule
+from lab.chaos.results import ChaosResults, format_results
+from lab.chaos.scenarios import Figure
 
 OK = Outcome("embed", 10.0, 11.0, expected_status=200, status=200)
 

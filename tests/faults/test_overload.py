@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.chaos.scenarios.overload import measure_overload
+from lab.chaos.scenarios import measure_overload
 from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL

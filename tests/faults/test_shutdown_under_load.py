@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.chaos.scenarios.shutdown import measure_shutdown
+from lab.chaos.scenarios import measure_shutdown
 from lab.chaos.session import ChaosOptions
 
 from .conftest import IS_FULL

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.big_model import TINY, NoiseWeights, Shape, main
+from lab.big_model import QWEN_72B, TINY, NoiseWeights, count_quantized_bytes, main
 
 
 def test_the_default_shape_has_72_billion_parameters() -> None:
-    assert sum(torch.Size(size).numel() for _, size in Shape().tensors()) == pytest.approx(71.6e9, rel=0.01)
-    assert Shape().quantized_bytes == pytest.approx(72.8e9, rel=0.01)
+    assert sum(torch.Size(size).numel() for _, size in QWEN_72B.tensors()) == pytest.approx(71.6e9, rel=0.01)
+    assert count_quantized_bytes(QWEN_72B) == pytest.approx(72.8e9, rel=0.01)
 
 
 def test_a_small_model_is_loaded_and_measured_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:

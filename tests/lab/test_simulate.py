@@ -12,8 +12,7 @@ from cenote.bench.load import LoadPattern
 from cenote.errors import BadRequest
 from lab.simulate.__main__ import main
 from lab.simulate.measure import mean_others
-from lab.simulate.requests import Request, make_requests, make_trace
-from lab.simulate.routing import POLICIES, make_policy
+from lab.simulate.routing import POLICIES, Request, make_policy, make_requests, make_trace
 from lab.simulate.service_time import LoadWindow, ServiceTime, fit_service_time, relative_errors
 from lab.simulate.simulation import ReplicaSettings, SimulationResult, simulate
 

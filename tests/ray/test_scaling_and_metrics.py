@@ -9,7 +9,7 @@ import pytest
 
 from cenote.errors import BadRequest
 from cenote.ray.autoscaling import scale_on_queue
-from cenote.ray.ray_metrics import RayMetrics
+from cenote.ray.replica import RayMetrics
 from cenote.ray.serve import app, convert_value
 from cenote.utils.metrics import MetricsRegistry
 
@@ -47,7 +47,7 @@ def test_counters_are_exported_by_what_they_gain(monkeypatch: pytest.MonkeyPatch
     values: dict[str, float] = {}
     monkeypatch.setattr(Recorder, "values", values)
     stand_in: Any = SimpleNamespace(Counter=Recorder, Gauge=Recorder)
-    monkeypatch.setattr("cenote.ray.ray_metrics.import_ray", lambda _: stand_in)
+    monkeypatch.setattr("cenote.ray.replica.import_ray", lambda _: stand_in)
     registry = MetricsRegistry()
     add = registry.counter("requests_total", "Requests.", "route")
     observe = registry.histogram("seconds", "Seconds.", (1.0, 2.0))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cenote.bench.compare.environments import ENVIRONMENTS
+from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_environment
 from cenote.errors import BadRequest
+from cenote.utils.progress import print_note
 
 CENOTE = "cenote"
 REFERENCE_ENGINE = "st-float32"  # outputs of the other engines are compared with its outputs
@@ -40,51 +42,36 @@ class PeerEngine:
         return Path(sys.executable) if self.environment is None else ENVIRONMENTS[self.environment].find_python(root)
 
 
-_ST_SCRIPT, _EXPORTABLE_TASKS = "run_sentence_transformers.py", (EMBED, TOKEN_EMBED, SCORE)
 _TASKS_WITH_IMAGES = (*ALL_TASKS, EMBED_IMAGES)
+
+
+def _cenote(name: str, title: str, *, is_default: bool = True, **settings: str) -> PeerEngine:
+    return PeerEngine(name, title, "run_cenote.py", None, settings, _TASKS_WITH_IMAGES, is_default=is_default)
+
+
+def _sentence_transformers(name: str, title: str, **settings: str) -> PeerEngine:
+    title, script = f"sentence-transformers {title}", "run_sentence_transformers.py"
+    if "backend" in settings:
+        return PeerEngine(name, title, script, "openvino", settings, (EMBED, TOKEN_EMBED, SCORE), needs_export=True)
+    return PeerEngine(name, title, script, "st", settings, _TASKS_WITH_IMAGES)
+
+
+def _embedder(name: str, title: str, script: str, environment: str, **settings: str) -> PeerEngine:
+    """Return an engine that computes embeddings only, of an exported model or of a file with these weights."""
+    is_exported = environment == "onnx"
+    return PeerEngine(name, title, script, environment, settings, (EMBED,), is_exported, needs_pooling=True)
+
+
 ENGINES = {
     engine.name: engine
     for engine in (
-        PeerEngine(CENOTE, "Cenote", "run_cenote.py", None, {}, _TASKS_WITH_IMAGES),
-        PeerEngine("cenote-int8", "Cenote int8", "run_cenote.py", None, {"quantization": "int8"}, _TASKS_WITH_IMAGES),
-        PeerEngine(
-            "cenote-float32",
-            "Cenote float32",
-            "run_cenote.py",
-            None,
-            {"dtype": "float32"},
-            _TASKS_WITH_IMAGES,
-            is_default=False,
-        ),
-        PeerEngine(
-            REFERENCE_ENGINE,
-            "sentence-transformers float32",
-            _ST_SCRIPT,
-            "st",
-            {"dtype": "float32"},
-            _TASKS_WITH_IMAGES,
-        ),
-        PeerEngine(
-            "st-bfloat16", "sentence-transformers bfloat16", _ST_SCRIPT, "st", {"dtype": "bfloat16"}, _TASKS_WITH_IMAGES
-        ),
-        PeerEngine(
-            "st-onnx",
-            "sentence-transformers ONNX",
-            _ST_SCRIPT,
-            "openvino",
-            {"backend": "onnx"},
-            _EXPORTABLE_TASKS,
-            True,
-        ),
-        PeerEngine(
-            "st-openvino",
-            "sentence-transformers OpenVINO",
-            _ST_SCRIPT,
-            "openvino",
-            {"backend": "openvino"},
-            _EXPORTABLE_TASKS,
-            True,
-        ),
+        _cenote(CENOTE, "Cenote"),
+        _cenote("cenote-int8", "Cenote int8", quantization="int8"),
+        _cenote("cenote-float32", "Cenote float32", is_default=False, dtype="float32"),
+        _sentence_transformers(REFERENCE_ENGINE, "float32", dtype="float32"),
+        _sentence_transformers("st-bfloat16", "bfloat16", dtype="bfloat16"),
+        _sentence_transformers("st-onnx", "ONNX", backend="onnx"),
+        _sentence_transformers("st-openvino", "OpenVINO", backend="openvino"),
         PeerEngine("vllm", "vLLM (CPU) bfloat16", "run_vllm.py", "vllm", {"dtype": "bfloat16"}),
         PeerEngine(
             "vllm-all-cores",
@@ -95,28 +82,10 @@ ENGINES = {
             is_default=False,
             environment_variables={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         ),
-        PeerEngine(
-            "onnxruntime", "plain onnxruntime", "run_onnxruntime.py", "onnx", {}, (EMBED,), True, needs_pooling=True
-        ),
-        PeerEngine("fastembed", "fastembed", "run_fastembed.py", "onnx", {}, (EMBED,), True, needs_pooling=True),
-        PeerEngine(
-            "llama-cpp",
-            "llama.cpp float16",
-            "run_llama_cpp.py",
-            "llama-cpp",
-            {"weights": "f16"},
-            (EMBED,),
-            needs_pooling=True,
-        ),
-        PeerEngine(
-            "llama-cpp-q8",
-            "llama.cpp int8 (Q8_0)",
-            "run_llama_cpp.py",
-            "llama-cpp",
-            {"weights": "q8_0"},
-            (EMBED,),
-            needs_pooling=True,
-        ),
+        _embedder("onnxruntime", "plain onnxruntime", "run_onnxruntime.py", "onnx"),
+        _embedder("fastembed", "fastembed", "run_fastembed.py", "onnx"),
+        _embedder("llama-cpp", "llama.cpp float16", "run_llama_cpp.py", "llama-cpp", weights="f16"),
+        _embedder("llama-cpp-q8", "llama.cpp int8 (Q8_0)", "run_llama_cpp.py", "llama-cpp", weights="q8_0"),
     )
 }
 
@@ -137,3 +106,21 @@ def split_by_emulated(engines: Sequence[PeerEngine], *, has_bfloat16: bool) -> t
     emulated = ", ".join(engine.name for engine in engines if engine not in kept)
     reason = "this CPU has no bfloat16 instructions and would emulate them; `--peers` with their names runs them"
     return kept, [f"{emulated}: {reason}"] if emulated else []
+
+
+def run_peers(args: argparse.Namespace) -> int:
+    """`cenote bench peers`: list or install the environments of other engines."""
+    root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
+    names = args.names or list(ENVIRONMENTS)
+    for name in names:
+        if name not in ENVIRONMENTS:
+            raise BadRequest(f"unknown peer environment {name!r}; expected one of: {', '.join(ENVIRONMENTS)}")
+    if args.action == "install":
+        for name in names:
+            print_note(f"installing the peer environment {name} in {root / name}; takes minutes")
+            install_environment(name, root)
+    for name in names:
+        python = ENVIRONMENTS[name].find_python(root)
+        engines = ", ".join(engine.name for engine in ENGINES.values() if engine.environment == name)
+        print(f"{name:<9} {'not installed' if python is None else python}  ({engines})")
+    return 0

@@ -151,7 +151,7 @@ def format_workload(outcome: WorkloadOutcome) -> list[str]:
 
 def compute_agreement(task: str, rows: OutputRows, reference: OutputRows) -> float | None:
     """Return the minimum cosine or, for scalar tasks, the maximum difference; None if not comparable."""
-    if [row.shape for row in rows] != [row.shape for row in reference]:
+    if not rows or [row.shape for row in rows] != [row.shape for row in reference]:
         return None
     pairs = list(zip(rows, reference, strict=True))
     if task in SCALAR_TASKS:

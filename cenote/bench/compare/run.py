@@ -23,16 +23,22 @@ from cenote.bench.compare.engines import (
 )
 from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_command, install_environment
 from cenote.bench.compare.flags import QUICK_ROUNDS, ROUNDS
-from cenote.bench.compare.http import run_http
+from cenote.bench.compare.http import SERVING_ENGINES, compute_reference_rows, describe_requests, start_server
 from cenote.bench.compare.models import ComparedModel, export_model, prepare_model
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.progress import format_duration, leave_out
 from cenote.bench.compare.results import CompareReport
-from cenote.bench.compare.rounds import RunningEngine, measure_rounds
+from cenote.bench.compare.rounds import RunningEngine, format_duration, leave_out, measure_rounds
 from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
-from cenote.bench.compare.workload_specs import WorkloadSpec, prepare_image_workload, prepare_workload, select_workloads
+from cenote.bench.compare.workload_specs import (
+    TEXTS_PER_REQUEST,
+    WorkloadSpec,
+    prepare_image_workload,
+    prepare_workload,
+    select_workloads,
+)
 from cenote.bench.report import write_json
 from cenote.bench.workloads import load_tokenizer
+from cenote.errors import LoadError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.utils.progress import print_note
 
@@ -55,8 +61,7 @@ def run_compare(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for group in group_by_task(kinds):
             model = prepare_model(group[0].task, model_option(args, group[0].task), Path(scratch))
-            run = run_http if group[0].is_over_http else run_in_process_group
-            run(args, group, model, installed, root, Path(scratch), report)
+            run_group(args, group, model, installed, root, Path(scratch), report)
             save_report(args, report)  # keeps the results if the next group fails
     print_note(f"done after {format_duration(time.monotonic() - began)}")
     print(report.to_text())
@@ -108,7 +113,7 @@ def model_option(args: argparse.Namespace, task: str) -> str | None:
     return options.get(task, args.model)
 
 
-def run_in_process_group(
+def run_group(
     args: argparse.Namespace,
     kinds: Sequence[WorkloadSpec],
     model: ComparedModel,
@@ -119,28 +124,39 @@ def run_in_process_group(
 ) -> None:
     max_tokens = model.max_tokens(args.max_tokens)
     task, same = kinds[0].task, {"texts": args.texts, "quick": args.quick, "seed": args.seed}
+    is_over_http = kinds[0].is_over_http
     if task == EMBED_IMAGES:
         works = [prepare_image_workload(kind, scratch / kind.name, **same) for kind in kinds]
     else:
         tokenizer = load_tokenizer(str(model.folder))
         works = [prepare_workload(kind, tokenizer, max_tokens=max_tokens, **same) for kind in kinds]
     settings = {"batch_size": args.batch_size, "max_tokens": max_tokens}
-    print_note(f"{', '.join(kind.name for kind in kinds)}: {model.title}, at most {max_tokens} tokens")
+    how = describe_requests(works[0]) if is_over_http else f"at most {max_tokens} tokens"
+    print_note(f"{', '.join(kind.name for kind in kinds)}: {model.title}, {how}")
     with ExitStack() as stack:
         running: list[RunningEngine] = []
         exported = ModelExports(model, root, scratch)
         for engine in engines:
-            if task not in engine.tasks:
+            if (engine.name not in SERVING_ENGINES) if is_over_http else (task not in engine.tasks):
                 continue
             try:
-                running.append(start_engine(engine, task, model, exported, settings, root, stack))
+                if is_over_http:
+                    running.append(start_server(engine, model, max_tokens, root, stack))
+                else:
+                    running.append(start_engine(engine, task, model, exported, settings, root, stack))
                 print_note(f"  {engine.name}: ready after {running[-1].info['ready_s']:.0f} s")
-            except WorkerFailed as error:
+            except (WorkerFailed, LoadError) as error:
                 if engine.name == CENOTE:
                     raise
-                leave_out(report.left_out, f"{engine.name} on {task}: {error.message}")
-        outcomes = measure_rounds(running, works, model.title, rounds=args.rounds, left_out=report.left_out)
-    report.outcomes += outcomes
+                place = kinds[0].name if is_over_http else task
+                leave_out(report.left_out, f"{engine.name} on {place}: {error.message}")
+        reference = None
+        if is_over_http:
+            reference = compute_reference_rows(model, works[0].inputs[:TEXTS_PER_REQUEST], max_tokens, root)
+        left_out = report.left_out
+        report.outcomes += measure_rounds(
+            running, works, model.title, rounds=args.rounds, left_out=left_out, reference=reference
+        )
 
 
 class ModelExports:

@@ -11,8 +11,6 @@ class Engine:
         from fastembed import TextEmbedding
         from fastembed.common.model_description import ModelSource, PoolingType
 
-        if task != "embed":
-            raise ValueError(f"fastembed supports the task embed only, got {task}")
         TextEmbedding.add_custom_model(
             model="compared/model",
             pooling=getattr(PoolingType, settings["pooling"]),

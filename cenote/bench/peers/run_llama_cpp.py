@@ -22,8 +22,6 @@ class Engine:
     def __init__(self, model: str, task: str, settings: dict[str, Any]) -> None:
         import llama_cpp
 
-        if task != "embed":
-            raise ValueError(f"llama.cpp is compared on the task embed only, got {task}")
         with tempfile.TemporaryDirectory() as folder:  # mapped into memory, so that it can be deleted
             path = os.path.join(folder, "model.gguf")
             load_sibling("gguf_file").write_gguf(model, path, weights=settings["weights"], pooling=settings["pooling"])

@@ -12,8 +12,6 @@ class Engine:
         import onnxruntime
         import tokenizers
 
-        if task != "embed":
-            raise ValueError(f"only the task embed is supported, got {task}")
         self.np = np
         self.batch_size = settings["batch_size"]
         self.pooling = settings["pooling"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cenote.utils.async_http_client import NoResponse, ServerAddress
 from cenote.utils.system_limits import raise_file_limit
-from lab.chaos.attackers.bodies import change_models, send_large_body
+from lab.chaos.attackers.bodies import change_models, send_empty_strings, send_large_body
 from lab.chaos.attackers.connections import (
     cut_bodies,
     half_close,
@@ -20,7 +20,6 @@ from lab.chaos.attackers.connections import (
     send_bad_bytes,
     send_slow_heads,
 )
-from lab.chaos.attackers.grpc_calls import send_empty_strings
 from lab.chaos.attackers.target import Attack, AttackReport, Target
 
 # an attack and how often it comes, beside the others

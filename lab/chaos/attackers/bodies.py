@@ -1,10 +1,11 @@
-"""Attacks by bodies: products of two fields, texts of tokens, images and models that are none."""
+"""Attacks by bodies: products of two fields, texts of tokens, images and models that are none, messages of gRPC."""
 
 from __future__ import annotations
 
 import base64
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from struct import pack
 from typing import Any
 
@@ -12,6 +13,11 @@ from lab.chaos.attackers.target import Target
 
 MEGABYTE = 1_000_000
 EMBEDDINGS = "/v1/embeddings"
+EMPTY_TEXT = b"\x12\x00"  # an element of `RerankRequest.texts`: two bytes of a message, about 50 of memory
+NUM_TEXTS = 10_000_000
+NUM_CALLS = 4
+RERANK_METHOD = "/tei.v1.Rerank/Rerank"
+CALL_TIMEOUT_S = 30.0
 MAX_SIDE = 30_000  # of an image whose pixels would need gigabytes
 
 # path and body; sizes are those with which an earlier server was killed, or silent for seconds
@@ -81,6 +87,23 @@ async def change_models(target: Target) -> None:
     """Admin requests for models that do not exist, at odd places and with odd names."""
     for route, body in target.source.sample(ADMIN_BODIES, 4):
         await target.post(f"/admin/models/{route}", body, key=target.admin_key)
+
+
+async def send_empty_strings(target: Target) -> None:
+    """Messages of ten million empty strings, some without a key."""
+    if target.grpc_port is None:
+        return
+    import grpc
+
+    message = EMPTY_TEXT * NUM_TEXTS
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"{target.address.host}:{target.grpc_port}", options=options) as channel:
+        call = channel.unary_unary(RERANK_METHOD)
+        for number in range(NUM_CALLS):
+            metadata = (("authorization", f"Bearer {target.api_key}"),) if number % 2 else ()
+            with suppress(grpc.aio.AioRpcError):
+                await call(message, metadata=metadata, timeout=CALL_TIMEOUT_S)
+                target.report.add_problem(f"{RERANK_METHOD}: {NUM_TEXTS} texts were accepted")
 
 
 def make_image_body(content: bytes) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import resource
 import signal
 import socket
 import sqlite3
-from contextlib import closing, suppress
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from cenote.bench.load import run_load
@@ -25,6 +27,7 @@ NUM_IDLE_CONNECTIONS = 32
 NUM_SPARE_FILES = 2
 CLOCK_JUMPS_S = (3600.0, -3600.0, 86400.0 * 365, -86400.0 * 365)
 SLOW_DISK_S = 0.2
+DISK_MIB = 8
 FILLER_BYTES = 4096
 SQLITE_TIMEOUT_S = 5.0
 NEW_TEXTS_PER_S = 20.0
@@ -139,3 +142,19 @@ def fill_disk(path: Path) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Create the folder, as a file system of its own if possible; yield whether it is one."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "none", str(folder)]
+    try:
+        is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        is_mounted = False
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", str(folder)], capture_output=True, check=False)

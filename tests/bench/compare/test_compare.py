@@ -13,11 +13,11 @@ import tokenizers
 from cenote import LLM
 from cenote.bench.compare import engines as table
 from cenote.bench.compare.engines import PeerEngine, select_engines
-from cenote.bench.compare.http import make_server_command
+from cenote.bench.compare.http import ServerWorker, make_server_command
 from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.models import ComparedModel, prepare_model
 from cenote.bench.compare.rounds import RunningEngine, measure_rounds
-from cenote.bench.compare.worker import WorkerProcess
+from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import (
     WORKLOADS,
     PreparedWorkload,
@@ -29,8 +29,10 @@ from cenote.bench.compare.workload_specs import (
 from cenote.bench.main import main
 from cenote.bench.peers.run_cenote import Engine as CenoteEngine
 from cenote.bench.peers.worker import decode_inputs
+from cenote.bench.spawn import find_free_port
 from cenote.errors import BadRequest
 from cenote.loading.default_model import find_default_model
+from tests.bench.stub import vector
 
 STUB = str(Path(__file__).with_name("stub_engine.py"))
 
@@ -142,6 +144,35 @@ def test_servers_are_started_with_the_same_model_and_limit() -> None:
     assert theirs[:2] == ["/peers/vllm/bin/python", "-m"] and "/models/mini" in theirs
     for command, port in ((ours, "81"), (theirs, "82")):
         assert command[command.index("--max-model-len") + 1] == "128" and command[command.index("--port") + 1] == port
+
+
+SERVER = """
+import sys, time
+from tests.bench.stub import StubServer, embed, reply
+async def handle(request):
+    if request.method == "GET":
+        return reply({})
+    return reply({"error": "no such text"}, 500) if "fail" in request.body["input"] else await embed(request)
+with StubServer(handle, port=int(sys.argv[1])):
+    time.sleep(60)
+"""
+
+
+def test_a_server_is_measured_as_other_engines_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    port = find_free_port()
+    worker = ServerWorker(make_stub_engine("served"), [sys.executable, "-c", SERVER, str(port)], port)
+    try:
+        worker.prepare("http", ["a text"] * 40)
+        vectors, (seconds,) = worker.outputs("http", "embed", 32), worker.run("http", "embed", is_single_query=False)
+        worker.prepare("http", ["fail"])
+        with pytest.raises(WorkerFailed, match="^requests failed: no such text$"):
+            worker.run("http", "embed", is_single_query=False)
+    finally:
+        worker.terminate()
+
+    assert [row.tolist() for row in vectors] == [vector("a text").tolist()] * 32
+    assert seconds > 0 and worker.server.group.process.returncode is not None
 
 
 def test_a_generated_classifier_has_the_weights_of_the_model_and_a_random_head(
