@@ -53,7 +53,6 @@ from cenote.protocol.model_info import ModelInfo
 CLIENT_CLOSED_REQUEST = 499
 MAX_INLINE_BYTES = 256 * 1024  # larger bodies are neither parsed nor handled in the event loop
 MODEL_HEADER = b"x-model"  # for requests whose body names no model
-MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
 def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
@@ -157,7 +156,7 @@ class Endpoint:
         scope["handler"] = self.name
         if (entry := self.sole) is not None:
             self._check_route(entry.route, admission)  # before the body is read
-        check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
+        check_media_type(scope)
         settings = app_state.settings
         content_length = get_header(scope, b"content-length")
         check_content_length(content_length, settings.max_body_bytes)
@@ -178,16 +177,7 @@ class Endpoint:
         route = entry.route
         body = await run_in_parser_thread(parse_raw_body, route, raw) if is_large else parse_raw_body(route, raw)
         header_model = scope["headers_by_name"].get(MODEL_HEADER)
-        context = RequestContext(
-            app_state.models,
-            app_state.load_model,
-            route,
-            settings,
-            scope["request_id"],
-            admission,
-            None if header_model is None else str(header_model, "latin-1"),
-            scope.get("model"),
-        )
+        context = RequestContext(app_state, route, scope["request_id"], admission, header_model, scope.get("model"))
         context.timing.received_at = received_at
         context.is_header_id = get_header(scope, b"x-request-id") is not None
         context.read_options(body)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
 from cenote.api.openapi_groups import add_groups, document_path
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, list_members
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, RouteTable
 from cenote.version import __version__
@@ -107,7 +106,7 @@ class SchemaRegistry:
     """JSON schemas of types and unions of types; named types are collected in `components`."""
 
     def __init__(self, types: Sequence[Any]) -> None:
-        parts = list(dict.fromkeys(part for type_ in types for part in self._union_members(type_)))
+        parts = list(dict.fromkeys(part for type_ in types for part in list_members(type_)))
         part_schemas, self.components = msgspec.json.schema_components(parts, ref_template=SCHEMA_REF)
         self.schemas = dict(zip(parts, part_schemas, strict=True))
 
@@ -115,13 +114,9 @@ class SchemaRegistry:
         return self.union([type_])
 
     def union(self, types: Iterable[Any]) -> dict[str, Any]:
-        members = dict.fromkeys(part for type_ in types for part in self._union_members(type_))
+        members = dict.fromkeys(part for type_ in types for part in list_members(type_))
         parts = [self.schemas[part] for part in members]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
-
-    @staticmethod
-    def _union_members(type_: Any) -> Sequence[Any]:
-        return get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
 
 
 def _describe_model(app_state: AppState) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import runpy
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -79,7 +80,15 @@ def test_the_checked_in_messages_are_those_of_the_proto_files(tmp_path: Path) ->
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["health_pb2.py", "health_pb2.pyi", "tei_pb2.py", "tei_pb2.pyi"]
     for name in names:
-        assert (tmp_path / name).read_text() == (checked_in / name).read_text(), f"run tools/generate_grpc.py: {name}"
+        made = [read_module(folder / name) for folder in (tmp_path, checked_in)]
+        assert made[0] == made[1], f"run tools/generate_grpc.py: {name}"
+
+
+def read_module(path: Path) -> str | bytes:
+    """Return a stub, or the descriptor of a module, whose compressed form depends on the version of zlib."""
+    if path.suffix == ".pyi":
+        return path.read_text()
+    return bytes(runpy.run_path(str(path))["DESCRIPTOR"].serialized_pb)
 
 
 def test_every_method_has_a_handler() -> None:

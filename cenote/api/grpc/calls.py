@@ -276,13 +276,7 @@ class Call:
         """Compute the response for a message, or for all those of a stream."""
         header_model = self.headers.get(b"x-model")
         context = self.context = RequestContext(
-            self.app_state.models,
-            self.app_state.load_model,
-            self.method.route,
-            self.app_state.settings,
-            self.request_id,
-            request.admission,
-            None if header_model is None else header_model.decode("latin-1"),
+            self.app_state, self.method.route, self.request_id, request.admission, header_model
         )
         context.timing.received_at = time.monotonic()
         try:

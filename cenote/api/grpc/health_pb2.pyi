@@ -7,7 +7,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class HealthCheckRequest(_message.Message):
     __slots__ = ("service",)
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
     service: str
     def __init__(self, service: _Optional[str] = ...) -> None: ...
 
@@ -23,6 +22,5 @@ class HealthCheckResponse(_message.Message):
     SERVING: HealthCheckResponse.ServingStatus
     NOT_SERVING: HealthCheckResponse.ServingStatus
     SERVICE_UNKNOWN: HealthCheckResponse.ServingStatus
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: HealthCheckResponse.ServingStatus
     def __init__(self, status: _Optional[_Union[HealthCheckResponse.ServingStatus, str]] = ...) -> None: ...
