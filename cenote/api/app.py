@@ -19,13 +19,12 @@ from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import Dialect, Route, adapt_advice
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
-from cenote.api.docs import DOCS_ROUTES, CachedDocument, make_docs_file_routes
+from cenote.api.docs import DOCS_ROUTES, CachedDocument, make_docs_file_routes, make_playground_routes
 from cenote.api.handler_thread import handle_in_thread, run_in_parser_thread
 from cenote.api.middleware import RequestMiddleware, get_header
 from cenote.api.plain_route import make_starlette_routes
-from cenote.api.playground import make_playground_routes
 from cenote.api.replies import (
     ErrorEncoder,
     Reply,
@@ -46,7 +45,6 @@ from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.selected_model import make_unsupported_error
 from cenote.api.system_routes import ROOT_ROUTE, SYSTEM_ROUTES
-from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 

@@ -1,4 +1,4 @@
-"""OpenAPI document, and the page that shows it with Swagger UI."""
+"""The pages of the server: the OpenAPI document, its page with Swagger UI, and the playground at `/`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
+from cenote.api.auth import PLAYGROUND
 from cenote.api.openapi import build_document
 from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.replies import Reply, json_reply
@@ -17,7 +18,7 @@ from cenote.api.static_files import make_file_route, read_files
 from cenote.config.server import ServerConfig
 from cenote.protocol.model_info import ModelInfo
 
-FOLDER = "docs"
+FOLDER, PLAYGROUND_FOLDER = "docs", "playground"
 INDEX = "index.html"
 
 DOCS_ROUTES = Routes(PlainRoute)
@@ -64,3 +65,12 @@ def make_docs_file_routes(app_state: AppState) -> list[StarletteRoute]:
         return []
     found = read_files(FOLDER)
     return [make_file_route(f"/docs/{path}", file, handler="/docs") for path, file in found.items() if path != INDEX]
+
+
+def make_playground_routes(app_state: AppState) -> list[StarletteRoute]:
+    if app_state.settings.disable_ui:
+        return []
+    found = read_files(PLAYGROUND_FOLDER)
+    index = make_file_route(PLAYGROUND, found[INDEX], handler=PLAYGROUND, needs_browser=True)
+    others = [make_file_route(f"/ui/{path}", file, handler="/ui") for path, file in found.items() if path != INDEX]
+    return [index, *others]

@@ -16,7 +16,7 @@ import pytest
 from cenote import LLM
 from cenote.api.app_state import AppState
 from cenote.api.grpc import tei_pb2 as tei
-from cenote.api.grpc.calls import CallRunner, Method, parse_peer
+from cenote.api.grpc.calls import CallRunner, parse_peer
 from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
 from cenote.api.grpc.health_pb2 import HealthCheckRequest
 from cenote.api.grpc.messages import MessageParser
@@ -129,7 +129,9 @@ def serve_handler(app_state: AppState, handler: Any, use: Callable[[grpc.aio.Cha
             method.name: make_method_handler(
                 method,
                 CallRunner(
-                    Method(f"/tei.v1.Embed/{method.name}", ROUTES["/embed"], handler),
+                    f"/tei.v1.Embed/{method.name}",
+                    ROUTES["/embed"],
+                    handler,
                     MessageParser(method.input_type, 2048),
                     app_state,
                     Receiver(0),

@@ -200,14 +200,6 @@ def test_a_request_without_a_content_type_is_read(client: TestClient) -> None:
     assert client.post("/v1/embeddings", content=b'{"input": "a"}').status_code == 200
 
 
-def test_keys_in_google_headers_and_in_the_query_are_accepted(llm: LLM) -> None:
-    client = make_client(llm, api_key=("secret",))
-
-    assert client.post("/v1/embeddings", json={"input": "a"}, headers={"x-goog-api-key": "secret"}).status_code == 200
-    assert client.post("/v1/embeddings?key=secret", json={"input": "a"}).status_code == 200
-    assert client.post("/v1/embeddings?key=other", json={"input": "a"}).status_code == 401
-
-
 def test_models_answer_to_their_hub_name_folder_and_suffixes(llm: LLM, tmp_path: Path) -> None:
     client = make_client(llm)
 

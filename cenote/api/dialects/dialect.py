@@ -10,7 +10,8 @@ from cenote.api.plain_route import PlainRoute, read_reply_type, read_summary
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, encode_default_error
 from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
-from cenote.inputs.limits import SET_TRUNCATION
+from cenote.errors import InputTooLong, PoolingError
+from cenote.inputs.limits import SERVER_ADVICE, SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 
@@ -94,3 +95,14 @@ class Dialect:
     error_statuses: Sequence[int] = ()  # besides those of all dialects
     truncation: str | None = SET_TRUNCATION  # what a client does to have inputs cut; None: it cannot
     generation_paths: Sequence[str] = ()  # where the vendor generates text, for an error that explains it
+
+
+def adapt_advice(error: PoolingError, truncation: str | None) -> None:
+    """Change the message for HTTP clients; `truncation`: what the client has to do, None if only the server can."""
+    if not isinstance(error, InputTooLong) or truncation == SET_TRUNCATION or SET_TRUNCATION not in error.message:
+        return
+    before, _, after = str(error).partition(SET_TRUNCATION)
+    if truncation is None:
+        error.http_message = f"{before}A server cuts such inputs{after.partition(SERVER_ADVICE)[2]}"
+    else:
+        error.http_message = f"{before}{truncation}{after}"

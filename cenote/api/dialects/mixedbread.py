@@ -9,9 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from cenote.api.dialects.dialect import SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.rerank import NonNegativeInt, RankFields, RerankUsage, make_document_input
-from cenote.api.dialects.text_requests import check_not_empty, make_truncation
+from cenote.api.dialects.text_requests import check_not_empty, make_truncation, rank_best_first
 from cenote.api.plain_route import Routes
-from cenote.api.raw_scores import rank_best_first
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.protocol.requests import ScoreRequest

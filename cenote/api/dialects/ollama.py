@@ -127,7 +127,7 @@ def read_model_name(body: ShowBody) -> str | None:
 
 @routes.add(
     "/api/embed",
-    read_model_name=None,
+    read_model_name=None,  # the handler measures the time of the selection
     needs=EMBEDDINGS,
     example={"input": ["Hello, my name is", "The capital of France is"]},
 )

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import SCORES, Dialect, Route
+from cenote.api.dialects.text_requests import rank_best_first, score_as
 from cenote.api.embedding_types import apply_truncation
 from cenote.api.plain_route import Routes
-from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, doc

@@ -207,7 +207,10 @@ async def extract_features(body: FeatureExtractionBody, context: RequestContext)
     example={"inputs": "Hello, my name is"},
 )
 async def run_any(body: msgspec.Raw, context: RequestContext) -> Any:
-    """Run the request that the body and the task of the model select, for Hugging Face clients."""
+    """Run the request that the body and the task of the model select, for Hugging Face clients.
+
+    One text of a classifier gives a list of lists.
+    """
     keys = parse_body(InstanceKeys, body, is_partial=True)
     await context.select_model(keys.model)
     return await run_instance(body, keys, context, is_nested=True)

@@ -89,7 +89,10 @@ async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
     example={"query": "a bird", "documents": ["a red bird"], "property": ""},
 )
 async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentScores:
-    """Score documents for Weaviate's reranker-transformers."""
+    """Score documents for Weaviate's reranker-transformers.
+
+    The scores are in the order of the documents.
+    """
     if not body.documents:
         raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
     await context.hold_echo()

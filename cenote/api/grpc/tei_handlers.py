@@ -15,9 +15,9 @@ from cenote.api.dialects.tei_fields import (
     check_not_empty,
 )
 from cenote.api.dialects.tei_tokenize import iter_tokens
+from cenote.api.dialects.text_requests import rank_best_first, score_as
 from cenote.api.encoding import to_float32_array
 from cenote.api.grpc import tei_pb2 as tei
-from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input

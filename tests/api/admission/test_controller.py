@@ -15,7 +15,7 @@ from cenote.api.admission.controller import (
 )
 from cenote.api.admission.counters import BYTES, MODELS, QUEUED, REQUESTS, Counters, make_counters_file
 from cenote.api.admission.engine_speed import RECOVERY_S, SpeedReport
-from cenote.api.key_settings import ANONYMOUS, KeySettings, parse_key_lines
+from cenote.api.api_keys import ANONYMOUS, KeySettings, parse_key_lines
 from cenote.errors import BodyTooLarge, DeadlineExceeded, Overloaded
 
 from .simulated_server import Outcome, SimulatedServer
