@@ -6,6 +6,7 @@ writes, they work with every version of the protobuf library, and beside other m
 
 from __future__ import annotations
 
+import re
 import sys
 from base64 import b85encode
 from importlib.resources import files
@@ -18,6 +19,7 @@ from grpc_tools import protoc
 
 FOLDER = Path(__file__).parents[1] / "cenote" / "api" / "grpc"
 LINE_CHARS = 112
+UNUSED = re.compile(r"_FIELD_NUMBER:|__slots__ =")  # lines of a stub that say nothing to those who use the messages
 
 MODULE = '''"""Message classes of {name}.proto; written by tools/generate_grpc.py."""
 
@@ -40,7 +42,7 @@ def generate(target: Path, folder: Path = FOLDER) -> None:
             (descriptor,) = FileDescriptorSet.FromString(descriptor_set.read_bytes()).file
             lines = (Path(temporary) / f"{proto.stem}_pb2.pyi").read_text().splitlines(keepends=True)
         (target / f"{proto.stem}_pb2.py").write_text(format_module(proto.stem, descriptor))
-        (target / f"{proto.stem}_pb2.pyi").write_text("".join(line for line in lines if "_FIELD_NUMBER:" not in line))
+        (target / f"{proto.stem}_pb2.pyi").write_text("".join(line for line in lines if not UNUSED.search(line)))
 
 
 def run_protoc(proto: Path, *arguments: str) -> None:

@@ -44,10 +44,6 @@ def embed(client: TestClient, **fields: Any) -> list[Any]:
     return [entry["embedding"] for entry in reply.json()["data"]]
 
 
-def test_a_type_of_floats_changes_nothing(client: TestClient) -> None:
-    assert embed(client, output_dtype="float") == embed(client)
-
-
 @pytest.mark.parametrize(
     ("fields", "words", "param"),
     [

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
-from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
+from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_mixed_input, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.encoding import CohereEmbeddingType
@@ -169,7 +169,9 @@ def make_content_parts(body: EmbedBody, model_info: ModelInfo) -> list[ContentPa
         raise InvalidBody(
             "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
         )
-    return parse_images(body.images, model_info) if body.images else parse_inputs(body.inputs or [], model_info)
+    if body.images:
+        return parse_images(body.images, model_info)
+    return [parse_mixed_input(item, index, model_info) for index, item in enumerate(body.inputs or [])]
 
 
 def make_billed_units(context: RequestContext, num_images: int) -> BilledUnits:
