@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert_classifier
 
@@ -27,9 +27,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
 
 
 def post_classify(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    reply = client.post("/classify", json=body)
-    assert reply.status_code == 200, reply.text
-    data: list[dict[str, Any]] = reply.json()["data"]
+    data: list[dict[str, Any]] = post_json(client, "/classify", **body)["data"]
     return data
 
 

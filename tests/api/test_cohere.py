@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import make_client
+from tests.api.app_client import make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import change_config, save_tiny, tiny_bert
 
@@ -42,9 +42,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> 
 
 
 def embed(client: TestClient, path: str = "/v2/embed", **body: Any) -> Any:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return post_json(client, path, **body)
 
 
 def get_error(client: TestClient, path: str = "/v2/embed", **body: Any) -> tuple[int, str, str | None]:

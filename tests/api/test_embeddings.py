@@ -17,7 +17,7 @@ from cenote import LLM, PoolingParams
 from cenote.api.dialects.openai import Embedding
 from cenote.api.dialects.vllm import PoolingAnswer
 from cenote.api.replies import AnswerList
-from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client
+from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert
 
@@ -61,9 +61,8 @@ def test_responses_equal_what_msgspec_encodes_for_their_type(
 
 
 def embeddings(client: TestClient, **body: Any) -> np.ndarray[Any, Any]:
-    reply = client.post("/v1/embeddings", json=body)
-    assert reply.status_code == 200, reply.text
-    return np.array([item["embedding"] for item in reply.json()["data"]], dtype=np.float32)
+    data = post_json(client, "/v1/embeddings", **body)["data"]
+    return np.array([item["embedding"] for item in data], dtype=np.float32)
 
 
 def expected(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:

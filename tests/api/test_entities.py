@@ -11,7 +11,7 @@ from cenote import LLM
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult
-from tests.api.app_client import assert_refused, make_client
+from tests.api.app_client import assert_refused, make_client, post_json
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_token_classifier
@@ -35,9 +35,7 @@ def client(entity_llm: LLM) -> TestClient:
 
 
 def post_entities(client: TestClient, path: str = "/entities", **body: Any) -> list[dict[str, Any]]:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    data: list[dict[str, Any]] = reply.json()["data"]
+    data: list[dict[str, Any]] = post_json(client, path, **body)["data"]
     return data
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client
+from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, post_json
 from tests.factories import LLMFactory
 from tests.plugins.conftest import InstallPlugin, install_plugin  # noqa: F401  # a fixture
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_cross_encoder
@@ -42,9 +42,7 @@ def token_classifier(shared_llm: LLMFactory) -> LLM:
 
 
 def post_pooling(client: TestClient, **body: Any) -> list[Any]:
-    reply = client.post("/pooling", json=body)
-    assert reply.status_code == 200, reply.text
-    return [item["data"] for item in reply.json()["data"]]
+    return [item["data"] for item in post_json(client, "/pooling", **body)["data"]]
 
 
 def encode_offline(llm: LLM, task: str, prompts: Any = TEXTS, **params: Any) -> list[Any]:

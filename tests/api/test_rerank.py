@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.rerank import RerankBody
-from tests.api.app_client import make_client
+from tests.api.app_client import make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
@@ -87,9 +87,7 @@ def cross_encoder(shared_llm: LLMFactory) -> LLM:
 
 
 def rerank(client: TestClient, path: str = "/rerank", **body: Any) -> Any:
-    reply = client.post(path, json={"query": QUERY, "documents": DOCUMENTS, **body})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return post_json(client, path, **{"query": QUERY, "documents": DOCUMENTS, **body})
 
 
 def get_error(client: TestClient, path: str = "/rerank", **body: Any) -> tuple[int, str, str | None]:

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from tests.api.app_client import assert_refused, make_client
+from tests.api.app_client import assert_refused, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
@@ -35,9 +35,7 @@ def three_labels(shared_llm: LLMFactory) -> TestClient:
 
 
 def scores(client: TestClient, **body: Any) -> list[float]:
-    reply = client.post("/score", json=body)
-    assert reply.status_code == 200, reply.text
-    data = reply.json()["data"]
+    data = post_json(client, "/score", **body)["data"]
     assert [item["index"] for item in data] == list(range(len(data)))
     return [item["score"] for item in data]
 

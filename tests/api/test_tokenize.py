@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import assert_refused, make_client, save_chat_embedder
+from tests.api.app_client import assert_refused, make_client, post_json, save_chat_embedder
 from tests.factories import LLMFactory
 
 MESSAGES = [{"role": "user", "content": "the old city"}]
@@ -25,10 +25,9 @@ def chat_client(chat_llm: LLM) -> TestClient:
 
 
 def tokenize(client: TestClient, **body: Any) -> list[int]:
-    reply = client.post("/tokenize", json=body)
-    assert reply.status_code == 200, reply.text
-    found: list[int] = reply.json()["tokens"]
-    assert reply.json()["count"] == len(found)
+    reply = post_json(client, "/tokenize", **body)
+    found: list[int] = reply["tokens"]
+    assert reply["count"] == len(found)
     return found
 
 

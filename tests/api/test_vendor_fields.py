@@ -16,7 +16,7 @@ from cenote.api.dialects.openai import EmbeddingsBody
 from cenote.api.dialects.rerank import RerankBody
 from cenote.api.model_names import list_source_names
 from cenote.config.engine import DEFAULT_MODEL
-from tests.api.app_client import assert_refused, make_client, null_fields
+from tests.api.app_client import assert_refused, make_client, null_fields, post_json
 from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_cross_encoder
 
@@ -39,9 +39,8 @@ def cross_encoder(shared_llm: LLMFactory) -> LLM:
 
 
 def embed(client: TestClient, **fields: Any) -> list[Any]:
-    reply = client.post("/v1/embeddings", json={"input": TEXTS} | fields)
-    assert reply.status_code == 200, reply.text
-    return [entry["embedding"] for entry in reply.json()["data"]]
+    data = post_json(client, "/v1/embeddings", **{"input": TEXTS} | fields)["data"]
+    return [entry["embedding"] for entry in data]
 
 
 @pytest.mark.parametrize(
