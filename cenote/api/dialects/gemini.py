@@ -74,8 +74,7 @@ class EmbedContentBody(EmbedConfig, kw_only=True, rename="camel"):
     def resolve_config(self) -> EmbedConfig:
         """Return the options; those of `embedContentConfig` take precedence."""
         inner = self.embed_content_config or EmbedConfig()
-        names = ("task_type", "title", "output_dimensionality", "auto_truncate")
-        values = {name: getattr(inner, name) for name in names}
+        values = {name: getattr(inner, name) for name in EmbedConfig.__struct_fields__}
         return EmbedConfig(**{name: getattr(self, name) if value is None else value for name, value in values.items()})
 
 
