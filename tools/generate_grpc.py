@@ -6,26 +6,30 @@ writes, they work with every version of the protobuf library, and beside other m
 
 from __future__ import annotations
 
+import re
 import sys
+from base64 import b85encode
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import compress
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
 FOLDER = Path(__file__).parents[1] / "cenote" / "api" / "grpc"
-LINE_BYTES = 28
+LINE_CHARS = 112
+UNUSED = re.compile(r"_FIELD_NUMBER:|__slots__ =")  # lines of a stub that say nothing to those who use the messages
 
 MODULE = '''"""Message classes of {name}.proto; written by tools/generate_grpc.py."""
 
-{imports}
+from cenote.api.grpc.messages import make_classes
 
-DESCRIPTOR = DescriptorPool().AddSerializedFile(
+globals().update(
+    make_classes(
 {content}
+    )
 )
-
-{classes}
 '''
 
 
@@ -36,9 +40,9 @@ def generate(target: Path, folder: Path = FOLDER) -> None:
             descriptor_set = Path(temporary) / "set"
             run_protoc(proto, f"--descriptor_set_out={descriptor_set}", f"--pyi_out={temporary}")
             (descriptor,) = FileDescriptorSet.FromString(descriptor_set.read_bytes()).file
-            stub = (Path(temporary) / f"{proto.stem}_pb2.pyi").read_text()
+            lines = (Path(temporary) / f"{proto.stem}_pb2.pyi").read_text().splitlines(keepends=True)
         (target / f"{proto.stem}_pb2.py").write_text(format_module(proto.stem, descriptor))
-        (target / f"{proto.stem}_pb2.pyi").write_text(stub)
+        (target / f"{proto.stem}_pb2.pyi").write_text("".join(line for line in lines if not UNUSED.search(line)))
 
 
 def run_protoc(proto: Path, *arguments: str) -> None:
@@ -48,25 +52,9 @@ def run_protoc(proto: Path, *arguments: str) -> None:
 
 
 def format_module(name: str, descriptor: FileDescriptorProto) -> str:
-    data = descriptor.SerializeToString(deterministic=True)
-    parts = [data[start : start + LINE_BYTES] for start in range(0, len(data), LINE_BYTES)]
-    content = "\n".join("    b" + '"' + "".join(map(escape, part)) + '"' for part in parts)
-    imports = ["from google.protobuf.descriptor_pool import DescriptorPool"]
-    if descriptor.enum_type:
-        imports.append("from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper")
-    imports.append("from google.protobuf.message_factory import GetMessageClass")
-    lines = []
-    for enum in descriptor.enum_type:
-        lines.append(f'{enum.name} = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["{enum.name}"])')
-        lines += [f"{value.name} = {value.number}" for value in enum.value]
-    for message in descriptor.message_type:
-        lines.append(f'{message.name} = GetMessageClass(DESCRIPTOR.message_types_by_name["{message.name}"])')
-    return MODULE.format(name=name, imports="\n".join(imports), content=content, classes="\n".join(lines))
-
-
-def escape(byte: int) -> str:
-    character = chr(byte)
-    return character if character.isascii() and character.isprintable() and character not in '"\\' else f"\\x{byte:02x}"
+    text = b85encode(compress(descriptor.SerializeToString(deterministic=True), 9)).decode()
+    parts = [text[start : start + LINE_CHARS] for start in range(0, len(text), LINE_CHARS)]
+    return MODULE.format(name=name, content="\n".join(f'        "{part}"' for part in parts))
 
 
 if __name__ == "__main__":

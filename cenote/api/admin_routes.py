@@ -10,9 +10,8 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState
-from cenote.api.middleware import get_header
 from cenote.api.model_row import ModelRow
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_fields import doc
 from cenote.api.wire import control_messages
@@ -21,8 +20,8 @@ from cenote.api.wire.messages import Call, to_json
 from cenote.errors import BadRequest, BodyTooLarge, LoadError
 
 MAX_BODY_BYTES = 1024**2
-MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
-
+CHANGE_ERRORS = (400, 403, 404, 503)
+ADMIN_ROUTES = Routes(PlainRoute)
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -58,85 +57,42 @@ class ShuttingDown(msgspec.Struct):
     state: str = "draining"
 
 
+@ADMIN_ROUTES.add("/admin/models", access="admin", errors=(403,))
 async def list_models(http: Request, app_state: AppState) -> ModelRows:
+    """List the models with their state, memory and load; needs an admin key."""
     return ModelRows((await app_state.admin(ListModels())).rows)
 
 
+@ADMIN_ROUTES.add("/admin/models/load", body_type=LoadBody, methods=("POST",), access="admin", errors=CHANGE_ERRORS)
 async def load(http: Request, app_state: AppState) -> ModelRow:
+    """Load a model, perhaps a new one, and return when it is ready; needs an admin key."""
     body = await read_body(http, LoadBody)
     with source_errors():
         changes = list_changes(body)
         return await call_for_row(app_state, LoadModel(body.name, to_json(changes) if changes else None))
 
 
+@ADMIN_ROUTES.add("/admin/models/unload", body_type=UnloadBody, methods=("POST",), access="admin", errors=CHANGE_ERRORS)
 async def unload(http: Request, app_state: AppState) -> ModelRow:
+    """Unload a model when its requests are answered; needs an admin key."""
     body = await read_body(http, UnloadBody)
     return await call_for_row(app_state, UnloadModel(body.name))
 
 
+@ADMIN_ROUTES.add("/admin/models/reload", body_type=ReloadBody, methods=("POST",), access="admin", errors=CHANGE_ERRORS)
 async def reload(http: Request, app_state: AppState) -> ModelRow:
+    """Load a model again, perhaps from another source, without a pause; needs an admin key."""
     body = await read_body(http, ReloadBody)
     with source_errors():
         return await call_for_row(app_state, ReloadModel(body.name, to_json(list_changes(body))))
 
 
+@ADMIN_ROUTES.add("/admin/shutdown", methods=("POST",), access="admin", status=202, errors=(400, 403))
 async def shutdown(http: Request, app_state: AppState) -> ShuttingDown:
+    """Stop the server when its requests are answered; needs an admin key."""
     await read_body(http, EmptyBody)
     await app_state.admin(ShutDown())
     return ShuttingDown()
-
-
-CHANGE_ERRORS = (400, 403, 404, 503)
-ADMIN_ROUTES = (
-    PlainRoute(
-        ("/admin/models",),
-        list_models,
-        "List the models with their state, memory and load; needs an admin key",
-        ModelRows,
-        access="admin",
-        errors=(403,),
-    ),
-    PlainRoute(
-        ("/admin/models/load",),
-        load,
-        "Load a model, perhaps a new one, and return when it is ready; needs an admin key",
-        ModelRow,
-        methods=("POST",),
-        access="admin",
-        body_type=LoadBody,
-        errors=CHANGE_ERRORS,
-    ),
-    PlainRoute(
-        ("/admin/models/unload",),
-        unload,
-        "Unload a model when its requests are answered; needs an admin key",
-        ModelRow,
-        methods=("POST",),
-        access="admin",
-        body_type=UnloadBody,
-        errors=CHANGE_ERRORS,
-    ),
-    PlainRoute(
-        ("/admin/models/reload",),
-        reload,
-        "Load a model again, perhaps from another source, without a pause; needs an admin key",
-        ModelRow,
-        methods=("POST",),
-        access="admin",
-        body_type=ReloadBody,
-        errors=CHANGE_ERRORS,
-    ),
-    PlainRoute(
-        ("/admin/shutdown",),
-        shutdown,
-        "Stop the server when its requests are answered; needs an admin key",
-        ShuttingDown,
-        methods=("POST",),
-        access="admin",
-        status=202,
-        errors=(400, 403),
-    ),
-)
 
 
 @contextmanager
@@ -160,7 +116,7 @@ def list_changes(body: msgspec.Struct) -> dict[str, Any]:
 
 
 async def read_body(http: Request, body_type: type[BodyT]) -> BodyT:
-    check_media_type(*[get_header(http.scope, name) for name in MEDIA_TYPE_HEADERS])
+    check_media_type(http.scope)
     raw = b""
     async for part in http.stream():
         raw += part

@@ -19,13 +19,12 @@ from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.app_state import AppState
 from cenote.api.dialects import COMMON_PATHS, DIALECTS
-from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.dialect import Dialect, Route, adapt_advice
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
-from cenote.api.docs import DOCS_ROUTES, CachedDocument, make_docs_file_routes
+from cenote.api.docs import DOCS_ROUTES, CachedDocument, make_docs_file_routes, make_playground_routes
 from cenote.api.handler_thread import handle_in_thread, run_in_parser_thread
 from cenote.api.middleware import RequestMiddleware, get_header
 from cenote.api.plain_route import make_starlette_routes
-from cenote.api.playground import make_playground_routes
 from cenote.api.replies import (
     ErrorEncoder,
     Reply,
@@ -46,14 +45,12 @@ from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.selected_model import make_unsupported_error
 from cenote.api.system_routes import ROOT_ROUTE, SYSTEM_ROUTES
-from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_INLINE_BYTES = 256 * 1024  # larger bodies are neither parsed nor handled in the event loop
 MODEL_HEADER = b"x-model"  # for requests whose body names no model
-MEDIA_TYPE_HEADERS = (b"content-type", b"content-encoding", b"origin")
 
 
 def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
@@ -157,7 +154,7 @@ class Endpoint:
         scope["handler"] = self.name
         if (entry := self.sole) is not None:
             self._check_route(entry.route, admission)  # before the body is read
-        check_media_type(*[get_header(scope, name) for name in MEDIA_TYPE_HEADERS])
+        check_media_type(scope)
         settings = app_state.settings
         content_length = get_header(scope, b"content-length")
         check_content_length(content_length, settings.max_body_bytes)
@@ -178,16 +175,7 @@ class Endpoint:
         route = entry.route
         body = await run_in_parser_thread(parse_raw_body, route, raw) if is_large else parse_raw_body(route, raw)
         header_model = scope["headers_by_name"].get(MODEL_HEADER)
-        context = RequestContext(
-            app_state.models,
-            app_state.load_model,
-            route,
-            settings,
-            scope["request_id"],
-            admission,
-            None if header_model is None else str(header_model, "latin-1"),
-            scope.get("model"),
-        )
+        context = RequestContext(app_state, route, scope["request_id"], admission, header_model, scope.get("model"))
         context.timing.received_at = received_at
         context.is_header_id = get_header(scope, b"x-request-id") is not None
         context.read_options(body)

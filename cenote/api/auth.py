@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.api_keys import ApiKeyStore
-from cenote.api.plain_route import READ_METHODS
-from cenote.api.replies import ErrorEncoder, error_reply, to_response
+from cenote.api.plain_route import READ_METHODS, PlainRoute, list_public
+from cenote.api.replies import ErrorEncoder, encode_default_error, error_reply, to_response
 from cenote.errors import Unauthorized
 
 PLAYGROUND = "/"
@@ -17,15 +16,14 @@ UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the head
 ADMIN_ONLY_NOTE = " (the server has only admin keys, which all routes require; --api-key adds keys for clients)"
 
 
-class KnownPaths(Protocol):
-    """What the middleware needs of a RouteTable."""
+class KnownPaths:
+    """What the middleware needs to know of paths: those of a server without dialects, which RouteTable adds."""
 
-    @property
-    def public(self) -> Mapping[str, Collection[str]]:
-        """The methods that need no key, by path."""
-        ...
+    def __init__(self, plain_routes: Iterable[PlainRoute]) -> None:
+        self.public = list_public(plain_routes)  # the methods that need no key, by path
 
-    def find_error_encoder(self, path: str) -> ErrorEncoder: ...
+    def find_error_encoder(self, path: str) -> ErrorEncoder:
+        return encode_default_error
 
 
 class AuthMiddleware:

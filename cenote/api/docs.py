@@ -1,4 +1,4 @@
-"""OpenAPI document, and the page that shows it with Swagger UI."""
+"""The pages of the server: the OpenAPI document, its page with Swagger UI, and the playground at `/`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
+from cenote.api.auth import PLAYGROUND
 from cenote.api.openapi import build_document
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.replies import Reply, json_reply
 from cenote.api.route_table import RouteTable
 from cenote.api.static_files import make_file_route, read_files
 from cenote.config.server import ServerConfig
 from cenote.protocol.model_info import ModelInfo
 
-FOLDER = "docs"
+FOLDER, PLAYGROUND_FOLDER = "docs", "playground"
 INDEX = "index.html"
+
+DOCS_ROUTES = Routes(PlainRoute)
 
 
 class CachedDocument:
@@ -38,33 +41,22 @@ class CachedDocument:
         return self._reply
 
 
-async def show_document(http: Request, app_state: AppState) -> Reply:
-    document: CachedDocument = http.app.state.document
-    return document.get_reply()
-
-
-async def show_page(http: Request, app_state: AppState) -> Response:
-    return read_files(FOLDER)[INDEX].respond(http)
-
-
 def has_docs(settings: ServerConfig) -> bool:
     return not settings.disable_docs
 
 
-DOCS_ROUTES = (
-    PlainRoute(
-        ("/openapi.json",), show_document, "Return this OpenAPI document", dict[str, Any], is_served=has_docs, errors=()
-    ),
-    PlainRoute(
-        ("/docs", "/redoc"),
-        show_page,
-        "Documentation page, from which requests can be sent",
-        access="public",  # without data: what it shows, it fetches with a key
-        is_served=has_docs,
-        media_type="text/html",
-        errors=(),
-    ),
-)
+@DOCS_ROUTES.add("/openapi.json", reply_type=dict[str, Any], is_served=has_docs, errors=())
+async def show_document(http: Request, app_state: AppState) -> Reply:
+    """Return this OpenAPI document."""
+    document: CachedDocument = http.app.state.document
+    return document.get_reply()
+
+
+# public: the page has no data of its own, and fetches what it shows with a key
+@DOCS_ROUTES.add(("/docs", "/redoc"), access="public", is_served=has_docs, media_type="text/html", errors=())
+async def show_page(http: Request, app_state: AppState) -> Response:
+    """Documentation page, from which requests can be sent."""
+    return read_files(FOLDER)[INDEX].respond(http)
 
 
 def make_docs_file_routes(app_state: AppState) -> list[StarletteRoute]:
@@ -73,3 +65,12 @@ def make_docs_file_routes(app_state: AppState) -> list[StarletteRoute]:
         return []
     found = read_files(FOLDER)
     return [make_file_route(f"/docs/{path}", file, handler="/docs") for path, file in found.items() if path != INDEX]
+
+
+def make_playground_routes(app_state: AppState) -> list[StarletteRoute]:
+    if app_state.settings.disable_ui:
+        return []
+    found = read_files(PLAYGROUND_FOLDER)
+    index = make_file_route(PLAYGROUND, found[INDEX], handler=PLAYGROUND, needs_browser=True)
+    others = [make_file_route(f"/ui/{path}", file, handler="/ui") for path, file in found.items() if path != INDEX]
+    return [index, *others]

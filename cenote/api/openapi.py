@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
 from cenote.api.openapi_groups import add_groups, document_path
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, list_members
 from cenote.api.replies import BINARY_MEDIA_TYPE, JSON_MEDIA_TYPE, ErrorBody
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, RouteTable
 from cenote.version import __version__
@@ -107,7 +106,7 @@ class SchemaRegistry:
     """JSON schemas of types and unions of types; named types are collected in `components`."""
 
     def __init__(self, types: Sequence[Any]) -> None:
-        parts = list(dict.fromkeys(part for type_ in types for part in self._union_members(type_)))
+        parts = list(dict.fromkeys(part for type_ in types for part in list_members(type_)))
         part_schemas, self.components = msgspec.json.schema_components(parts, ref_template=SCHEMA_REF)
         self.schemas = dict(zip(parts, part_schemas, strict=True))
 
@@ -115,13 +114,9 @@ class SchemaRegistry:
         return self.union([type_])
 
     def union(self, types: Iterable[Any]) -> dict[str, Any]:
-        members = dict.fromkeys(part for type_ in types for part in self._union_members(type_))
+        members = dict.fromkeys(part for type_ in types for part in list_members(type_))
         parts = [self.schemas[part] for part in members]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
-
-    @staticmethod
-    def _union_members(type_: Any) -> Sequence[Any]:
-        return get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
 
 
 def _describe_model(app_state: AppState) -> str:
@@ -153,56 +148,43 @@ def _describe_endpoint(
     content: dict[str, Any] = {name: {"schema": schemas.union(types)} for name, types in contents.items()}
     if any(entry.route.can_be_binary for entry in entries):
         content[BINARY_MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary"}}
+    headers = _header_refs(*RESPONSE_HEADERS)
+    summary = "; or: ".join(dict.fromkeys(entry.route.summary for entry in reversed(entries)))
     request = {"schema": schemas.union(map(_body_type, entries)), "example": example}
-    error_schema = schemas.union(entry.dialect.error_type for entry in entries)
+    success = {"200": {"description": "Results, one for every input", "headers": headers, "content": content}}
     statuses = {*ENDPOINT_ERRORS, *(status for entry in entries for status in entry.dialect.error_statuses)}
-    return {
-        "operationId": _operation_id("post", path),
-        "summary": "; or: ".join(dict.fromkeys(entry.route.summary for entry in reversed(entries))),
-        "parameters": _describe_parameters(path),
-        "requestBody": {"required": True, "content": {JSON_MEDIA_TYPE: request}},
-        "responses": {
-            "200": {
-                "description": "Results, one for every input",
-                "headers": _header_refs(*RESPONSE_HEADERS),
-                "content": content,
-            },
-            **_error_responses(sorted(statuses), error_schema),
-        },
-    }
-
-
-def _describe_parameters(path: str) -> list[dict[str, Any]]:
-    names = re.findall(r"{(\w+)}", path)
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    error_schema = schemas.union(entry.dialect.error_type for entry in entries)
+    return _describe_operation("post", path, summary, request, success, statuses, error_schema)
 
 
 def _describe_plain_route(
     method: str, path: str, route: PlainRoute, error_type: Any, schemas: SchemaRegistry
 ) -> dict[str, Any]:
     content = {route.media_type: {"schema": schemas[route.reply_type]}}
-    request: dict[str, Any] = {}
+    request = None
     if route.body_type is not None:
-        body = {JSON_MEDIA_TYPE: {"schema": schemas[route.body_type], "example": {"name": "my-model"}}}
-        request = {"requestBody": {"required": True, "content": body}}
+        request = {"schema": schemas[route.body_type], "example": {"name": "my-model"}}
+    success = {str(route.status): {"description": route.summary, "headers": _header_refs(), "content": content}}
+    errors = {*route.errors, 500}
+    return _describe_operation(method, path, route.summary, request, success, errors, schemas[error_type])
+
+
+def _describe_operation(
+    method: str, path: str, summary: str, request: Any, success: dict[str, Any], statuses: Collection[int], error: Any
+) -> dict[str, Any]:
+    """`request`: content of the body, None without one; `error`: schema of all errors."""
+    names = re.findall(r"{(\w+)}", path)
     return {
-        "operationId": _operation_id(method, path),
-        "summary": route.summary,
-        "parameters": _describe_parameters(path),
-        **request,
-        "responses": {
-            str(route.status): {"description": route.summary, "headers": _header_refs(), "content": content},
-            **_error_responses((*route.errors, 500), schemas[error_type]),
-        },
+        "operationId": "_".join((method, *re.findall(r"\w+", path))),
+        "summary": summary,
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        **({} if request is None else {"requestBody": {"required": True, "content": {JSON_MEDIA_TYPE: request}}}),
+        "responses": {**success, **{str(status): _error_response(status, error) for status in sorted(statuses)}},
     }
 
 
 def _header_refs(*names: str) -> dict[str, Any]:
     return {name: {"$ref": HEADER_REF.format(name=name)} for name in names or ("x-request-id",)}
-
-
-def _error_responses(statuses: Sequence[int], schema: Any) -> dict[str, Any]:
-    return {str(status): _error_response(status, schema) for status in sorted(statuses)}
 
 
 def _error_response(status: int, schema: Any) -> dict[str, Any]:
@@ -224,7 +206,3 @@ def _add_security(document: dict[str, Any], public: Mapping[str, Collection[str]
                 error_schema = error["content"][JSON_MEDIA_TYPE]["schema"]  # of the dialect
                 statuses = (401, 403) if "429" in operation["responses"] else (401,)  # 403: endpoints of the model
                 operation["responses"] |= {str(status): _error_response(status, error_schema) for status in statuses}
-
-
-def _operation_id(method: str, path: str) -> str:
-    return "_".join((method, *re.findall(r"\w+", path)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -52,42 +53,41 @@ FINISHED_REASONS = {
     "refused": "refused",
     "expired": "timeout",
 }
+# the counters of TEI that are sums over outcomes of requests
+TEI_OUTCOMES: Mapping[str, Mapping[str, str | None]] = {
+    "te_request_count": dict.fromkeys(FINISHED_REASONS),
+    "te_request_success": {"answered": None},
+    "te_request_failure": TEI_FAILURES,
+}
+METRIC_CLASSES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
-def render_metrics(families: Sequence[MetricFamily]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_FamilyCollector(families))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+class _AllMetrics(Collector):
+    """The metrics of the server under all of their names, and those of the process."""
 
-
-class _FamilyCollector(Collector):
     def __init__(self, families: Sequence[MetricFamily]) -> None:
         self.families = families
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
         yield from map(make_metric, self.families)
-        yield from self._collect_vllm_aliases()
-        yield from self._collect_tei_aliases()
-
-    def _collect_vllm_aliases(self) -> Iterator[Metric]:
         by_name = {family.name: family for family in self.families}
         for name, cenote_name in VLLM_NAMES.items():
-            if cenote_name in by_name:
-                alias = replace(by_name[cenote_name], name=name)
-                if name == "vllm:request_success_total":
-                    alias = _map_finished_reasons(alias)
+            if (family := by_name.get(cenote_name)) is not None:
+                is_outcome = name == "vllm:request_success_total"
+                alias = replace(_map_finished_reasons(family) if is_outcome else family, name=name)
                 yield make_metric(_add_engine_label(alias))
-
-    def _collect_tei_aliases(self) -> Iterator[Metric]:
-        by_name = {family.name: family for family in self.families}
         for name, cenote_name in TEI_NAMES.items():
             if (family := by_name.get(cenote_name)) is not None:
                 yield make_metric(replace(family, name=name))
         if (requests := by_name.get("cenote_requests_total")) is not None:
-            yield make_untyped(_sum_outcomes(requests, "te_request_count", dict.fromkeys(FINISHED_REASONS)))
-            yield make_untyped(_sum_outcomes(requests, "te_request_success", {"answered": None}))
-            yield make_untyped(_sum_outcomes(requests, "te_request_failure", TEI_FAILURES))
+            for name, errors in TEI_OUTCOMES.items():
+                # of a counter whose name lacks _total, prometheus_client would add it
+                yield make_metric(_sum_outcomes(requests, name, errors), UntypedMetricFamily)
+        yield from ProcessCollector(registry=None).collect()
+
+
+def render_metrics(families: Sequence[MetricFamily]) -> bytes:
+    return generate_latest(_AllMetrics(families))
 
 
 def _sum_outcomes(family: MetricFamily, name: str, errors: Mapping[str, str | None]) -> MetricFamily:
@@ -104,14 +104,6 @@ def _sum_outcomes(family: MetricFamily, name: str, errors: Mapping[str, str | No
     return replace(family, name=name, label_names=names, series=[MetricSeries(*entry) for entry in sums.items()])
 
 
-def make_untyped(family: MetricFamily) -> Metric:
-    """Convert a counter whose name lacks _total, which prometheus_client would add."""
-    metric = UntypedMetricFamily(family.name, family.help, labels=family.label_names)
-    for series in family.series:
-        metric.add_metric(series.labels, series.value)
-    return metric
-
-
 def _add_engine_label(family: MetricFamily) -> MetricFamily:
     """Return the family with vLLM's label for data parallelism."""
     if REPLICA_LABEL not in family.label_names:
@@ -120,19 +112,13 @@ def _add_engine_label(family: MetricFamily) -> MetricFamily:
     return replace(family, label_names=names)
 
 
-def make_metric(family: MetricFamily) -> Metric:
+def make_metric(family: MetricFamily, metric_class: Any = None) -> Metric:
     """Convert a family to a metric of prometheus_client."""
-    metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-    if family.kind == "histogram":
-        metric = HistogramMetricFamily(family.name, family.help, labels=family.label_names)
-        for series in family.series:
-            metric.add_metric(series.labels, _make_cumulative_buckets(family, series), series.value)
-        return metric
-    metric_class = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    metric = metric_class(family.name, family.help, labels=family.label_names)
+    metric = (metric_class or METRIC_CLASSES[family.kind])(family.name, family.help, labels=family.label_names)
     for series in family.series:
-        metric.add_metric(series.labels, series.value)
-    return metric
+        buckets = [_make_cumulative_buckets(family, series)] if family.kind == "histogram" else []
+        metric.add_metric(series.labels, *buckets, series.value)
+    return metric  # type: ignore[no-any-return]
 
 
 def _make_cumulative_buckets(family: MetricFamily, series: MetricSeries) -> list[tuple[str, float]]:

@@ -106,6 +106,11 @@ def encode_default_error(body: ErrorBody, error: PoolingError | None) -> tuple[i
     return body.code, body
 
 
+def encode_string_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, Any]:
+    """Return an error whose field `error` is the message."""
+    return body.code, {"error": body.message}
+
+
 def to_response(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
     return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
 

@@ -11,9 +11,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
+from starlette.types import Scope
 
 from cenote.api.admission.cost import SMALL_BYTES
 from cenote.api.field_names import find_misspelt, find_similar
+from cenote.api.middleware import get_header
 from cenote.api.validation_errors import classify_error
 from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
@@ -48,13 +50,14 @@ JSON_MEDIA_TYPE_PATTERN = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)
 CHARSET_PATTERN = re.compile(r"charset\s*=\s*\"?(?P<name>[\w.-]+)", re.IGNORECASE)
 
 
-def check_media_type(content_type: str | None, content_encoding: str | None, origin: str | None) -> None:
-    """Raise unless the body is JSON in UTF-8.
+def check_media_type(scope: Scope) -> None:
+    """Raise unless the body of a request is JSON in UTF-8.
 
     Browsers send other types, or none, cross-site without a preflight request. Requests without a type are therefore
     accepted only without the header Origin, which browsers always send cross-site.
     """
-    is_untyped = content_type is None and origin is None
+    content_type, content_encoding = get_header(scope, b"content-type"), get_header(scope, b"content-encoding")
+    is_untyped = content_type is None and get_header(scope, b"origin") is None
     if not is_untyped and not JSON_MEDIA_TYPE_PATTERN.fullmatch((content_type or "").strip()):
         raise NotJSON(
             "Unsupported Media Type: Only 'application/json' is allowed; set the header Content-Type: application/json",

@@ -24,9 +24,7 @@ from cenote.api.admission.ticket import Ticket
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
 from cenote.api.selected_model import SelectedModel
-from cenote.api.served_models import LoadModel, ServedModels
 from cenote.api.server_timing import format_server_timing
-from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, InputTooLong
 from cenote.protocol.input_types import Input
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
@@ -36,6 +34,7 @@ from cenote.utils.async_utils import gather_or_cancel
 from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 if TYPE_CHECKING:
+    from cenote.api.app_state import AppState
     from cenote.api.dialects.dialect import Route
 
 T = TypeVar("T")
@@ -58,21 +57,19 @@ class RequestContext(SelectedModel):
 
     def __init__(
         self,
-        models: ServedModels,
-        load: LoadModel,
+        app_state: AppState,
         route: Route,
-        settings: ServerConfig,
         request_id: str,
         admission: RequestAdmission,
-        header_model: str | None = None,
+        header_model: bytes | None = None,
         path_model: str | None = None,
     ) -> None:
         """`header_model`: the model that a header of the request names, for requests that name none elsewhere.
 
         `path_model`: the model in the path of the request, whatever the body says.
         """
-        super().__init__(models, load, route, settings, admission, header_model, path_model)
-        self.auto_truncates = settings.auto_truncate  # too long inputs, unless the request decides it
+        super().__init__(app_state, route, admission, header_model, path_model)
+        self.auto_truncates = self.settings.auto_truncate  # too long inputs, unless the request decides it
         self.request_id = request_id
         self.is_header_id = False  # whether a header of the request sets the id, whatever the body says
         self.created = int(time.time())

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
+from cenote.api.auth import KnownPaths
 from cenote.api.dialects.dialect import BodyKeys, Dialect, Route
 from cenote.api.field_names import add_known_fields
-from cenote.api.plain_route import PlainRoute, list_public
+from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorEncoder, encode_default_error
 from cenote.api.request_body import NULL_JSON, decode, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
@@ -65,7 +66,7 @@ class PathRoutes:
         )
 
 
-class RouteTable:
+class RouteTable(KnownPaths):
     """All paths of the dialects, and of the server itself."""
 
     def __init__(self, dialects: Sequence[Dialect], plain_routes: Sequence[PlainRoute] = ()) -> None:
@@ -84,7 +85,7 @@ class RouteTable:
             *((route, None) for route in plain_routes),
             *((route, dialect) for dialect in dialects for route in dialect.plain_routes),
         ]
-        self.public = list_public([route for route, _ in self.plain_routes])
+        super().__init__([route for route, _ in self.plain_routes])
         self.generation_paths = {path: dialect for dialect in dialects for path in dialect.generation_paths}
         self._patterns = [(compile_path(path), path) for path in self.by_path if MODEL_PARAMETER in path]
         self._generation_patterns = [

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
-from cenote.api.served_models import EngineUse, LoadModel, Selection, ServedModel, ServedModels
-from cenote.config.server import ServerConfig
+from cenote.api.served_models import EngineUse, Selection, ServedModel
 from cenote.errors import NotOffered, PoolingError, RouteNotFound
 from cenote.protocol.engine import Engine
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Role
 
 if TYPE_CHECKING:
+    from cenote.api.app_state import AppState
     from cenote.api.dialects.dialect import Route
 
 
@@ -25,24 +25,21 @@ class SelectedModel:
 
     def __init__(
         self,
-        models: ServedModels,
-        load: LoadModel,
+        app_state: AppState,
         route: Route,
-        settings: ServerConfig,
         admission: RequestAdmission,
-        header_model: str | None,
+        header_model: bytes | None,
         path_model: str | None,
     ) -> None:
-        self.models = models
+        self.models, self.settings = app_state.models, app_state.settings
         self.route = route
-        self.settings = settings
         self.admission = admission
         self.header_model = header_model
         self.path_model = path_model
         self.is_model_chosen = False  # of several, by the route, as the request names none
         self.adapter: str | None = None  # adapter that the request names as its model
         self.role: Role | None = None  # whose prompt is used, by the name of the model
-        self._load = load
+        self._load = app_state.load_model
         self._use: EngineUse | None = None
 
     @property
@@ -60,16 +57,13 @@ class SelectedModel:
         if self.path_model is not None:
             name = self._resolve_path_model(self.path_model)
         elif name is None:
-            name = self.header_model
+            name = None if self.header_model is None else self.header_model.decode("latin-1")
         if moves := self.is_in_thread:
             await TO_LOOP
         model = self.models.by_name.get(name)
         if model is None:
             model, self.adapter, self.role = self._find(name, param, is_able)
-        use, is_checked = (
-            model.use,
-            self.models.sole is not None,
-        )  # the route of a single model, before the body is read
+        use, is_checked = model.use, self.models.sole is not None  # that of a single model, before the body is read
         if use is None or not use.is_ready:
             use = await model.wait(self._load, self.admission.deadline_at, self.settings.replay_timeout_s)
             is_checked = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cenote.api.admission.controller import AdmissionController
@@ -21,6 +21,7 @@ IsSupported = Callable[[ModelInfo], bool]
 LoadModel = Callable[[str], Coroutine[Any, Any, None]]  # has a model of the table loaded; returns when it is
 
 
+@dataclass(slots=True, eq=False)
 class EngineUse:
     """An engine that requests are sent to, and its admission.
 
@@ -28,14 +29,11 @@ class EngineUse:
     one in the meantime.
     """
 
-    __slots__ = ("admission", "engine", "engine_ids", "num_users", "on_unused")
-
-    def __init__(self, engine: Engine, admission: AdmissionController, engine_ids: tuple[int, ...] = ()) -> None:
-        self.engine = engine
-        self.admission = admission
-        self.engine_ids = engine_ids
-        self.num_users = 0  # requests
-        self.on_unused: Callable[[], None] | None = None  # called when the last request has ended
+    engine: Engine
+    admission: AdmissionController
+    engine_ids: tuple[int, ...] = ()
+    num_users: int = 0  # requests
+    on_unused: Callable[[], None] | None = None  # called when the last request has ended
 
     @property
     def is_ready(self) -> bool:

@@ -10,9 +10,9 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.app_state import AppState
+from cenote.api.auth import KnownPaths
 from cenote.api.middleware import RequestMiddleware
-from cenote.api.plain_route import READ_METHODS, list_public, make_starlette_routes
-from cenote.api.replies import ErrorEncoder, encode_default_error
+from cenote.api.plain_route import READ_METHODS, make_starlette_routes
 from cenote.api.system_routes import SYSTEM_ROUTES
 
 HEALTH_PATHS = frozenset(("/health", "/health/ready", "/health/live"))
@@ -28,7 +28,7 @@ class StartupApp:
         self.app_state = app_state
         self.build_app = build_app  # called in a thread
         health_app = Starlette(routes=make_starlette_routes(app_state, SYSTEM_ROUTES))
-        self._health_app = RequestMiddleware(health_app, app_state, NoDialects())
+        self._health_app = RequestMiddleware(health_app, app_state, KnownPaths(SYSTEM_ROUTES))
         self._built: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,12 +43,3 @@ class StartupApp:
             self._built = asyncio.get_running_loop().run_in_executor(thread, self.build_app)
             thread.shutdown(wait=False)  # it ends after the call
         return await asyncio.shield(self._built)
-
-
-class NoDialects:
-    """What the middleware needs of a RouteTable, without a dialect."""
-
-    public = list_public(SYSTEM_ROUTES)
-
-    def find_error_encoder(self, path: str) -> ErrorEncoder:
-        return encode_default_error

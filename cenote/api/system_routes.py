@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import Request
 
 from cenote.api.app_state import AppState, ServerStatus
-from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply, json_reply
+from cenote.api.plain_route import PlainRoute, Routes
+from cenote.api.replies import TEXT_MEDIA_TYPE, ErrorBody, Reply, error_reply
 from cenote.api.served_models import ServedModel
 from cenote.errors import PoolingError
 from cenote.protocol.engine import ModelStatus
@@ -22,6 +22,8 @@ from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
 
 ROOT_TEXT = b"Cenote is running: /health has its state, /v1/models its models, /docs its routes\n"
+
+SYSTEM_ROUTES = Routes(PlainRoute)
 
 ModelType = Literal["embedding", "rerank"]
 
@@ -109,8 +111,9 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
+@SYSTEM_ROUTES.add("/health/ready", access="public")
 async def ready(http: Request, app_state: AppState) -> Health | Reply:
-    """Return 200 unless the model is loading, the server is draining or the engine has died."""
+    """Readiness: return 200 when the server accepts requests for the model."""
     try:
         app_state.check_ready()
     except PoolingError as error:
@@ -118,36 +121,48 @@ async def ready(http: Request, app_state: AppState) -> Health | Reply:
     return make_health(app_state)
 
 
+@SYSTEM_ROUTES.add("/health", access="public")
 async def health(http: Request, app_state: AppState) -> HealthCheck | Reply:
+    """Return 200 when the server is ready, 503 otherwise."""
     reply = await ready(http, app_state)
     return reply if isinstance(reply, Reply) else HealthCheck(time.time())
 
 
+@SYSTEM_ROUTES.add("/ping", media_type="text/plain", methods=("GET", "POST"), access="public")
 async def ping(http: Request, app_state: AppState) -> Reply:
-    """Like `ready`, with an empty body on success, as SageMaker has it."""
+    """Return 200 with an empty body when the server is ready, 503 otherwise."""
     reply = await ready(http, app_state)
     return reply if isinstance(reply, Reply) else Reply(b"", media_type="text/plain")
 
 
+@SYSTEM_ROUTES.add("/health/live", access="public")
 async def live(http: Request, app_state: AppState) -> Health | Reply:
-    """Return 200 unless nobody can replace engines that exit."""
+    """Liveness: return 200 unless nobody can replace engines that exit."""
     error = app_state.find_final_error()
     return make_health(app_state) if error is None else unhealthy_reply(app_state, error)
 
 
+@SYSTEM_ROUTES.add("/version", errors=())
 async def version(http: Request, app_state: AppState) -> Version:
+    """Return the version of the server."""
     return Version(__version__)
 
 
+@SYSTEM_ROUTES.add("/load", errors=())
 async def load(http: Request, app_state: AppState) -> Load:
+    """Return the number of requests in flight."""
     return Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere)
 
 
+@SYSTEM_ROUTES.add("/v1/models")
 async def models(http: Request, app_state: AppState) -> ModelList:
+    """List the served model names and adapters."""
     return ModelList(list_model_cards(app_state))
 
 
+@SYSTEM_ROUTES.add("/v1/models/{name:path}", errors=(404, 503))
 async def model(http: Request, app_state: AppState) -> ModelCard:
+    """Return one model or adapter by name."""
     name = http.path_params["name"]
     cards = list_model_cards(app_state)
     # the leading slash of a folder path was merged with the slash before it
@@ -161,13 +176,19 @@ async def model(http: Request, app_state: AppState) -> ModelCard:
     raise app_state.models.make_unknown_error(name)
 
 
+@SYSTEM_ROUTES.add(
+    "/tokenizer_info", reply_type=dict[str, Any], is_served=lambda settings: settings.enable_tokenizer_info_endpoint
+)
 async def tokenizer_info(http: Request, app_state: AppState) -> Any:
+    """Return tokenizer_config.json and the chat template."""
     name = http.query_params.get("model")
     model = app_state.models.first if name is None else app_state.models.require(name).model
     return model.engine.model_info.tokenizer_info
 
 
+@SYSTEM_ROUTES.add("/metrics", media_type="text/plain")
 async def metrics(http: Request, app_state: AppState) -> Reply:
+    """Return metrics in the Prometheus text format."""
     return await app_state.metrics_executor.run(metrics_reply, await app_state.metrics.collect())
 
 
@@ -181,13 +202,11 @@ def make_health(app_state: AppState) -> Health:
 
 
 def unhealthy_reply(app_state: AppState, error: PoolingError) -> Reply:
-    reply = error_reply(error)
-    body = msgspec.json.decode(reply.content)
     models = [
         ModelHealth(model.name, model.status, model.reason, model.since) for model in app_state.models if model.since
     ]
-    health = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3), "models": models}
-    return json_reply(msgspec.convert({**body, **health}, Unhealthy), reply.status, reply.headers)
+    health = {**msgspec.structs.asdict(make_health(app_state)), "models": models}
+    return error_reply(error, encode_error=lambda body, _: (body.code, {**msgspec.structs.asdict(body), **health}))
 
 
 def list_model_cards(app_state: AppState) -> list[ModelCard]:
@@ -253,44 +272,5 @@ def metrics_reply(families: Sequence[MetricFamily]) -> Reply:
     return Reply(prometheus.render_metrics(families), media_type=prometheus.CONTENT_TYPE)
 
 
-SYSTEM_ROUTES = (
-    PlainRoute(
-        ("/health",), health, "Return 200 when the server is ready, 503 otherwise", HealthCheck, access="public"
-    ),
-    PlainRoute(
-        ("/health/live",),
-        live,
-        "Liveness: return 200 unless nobody can replace engines that exit",
-        Health,
-        access="public",
-    ),
-    PlainRoute(
-        ("/health/ready",),
-        ready,
-        "Readiness: return 200 when the server accepts requests for the model",
-        Health,
-        access="public",
-    ),
-    PlainRoute(
-        ("/ping",),
-        ping,
-        "Return 200 with an empty body when the server is ready, 503 otherwise",
-        media_type="text/plain",
-        methods=("GET", "POST"),
-        access="public",
-    ),
-    PlainRoute(("/v1/models",), models, "List the served model names and adapters", ModelList),
-    PlainRoute(("/v1/models/{name:path}",), model, "Return one model or adapter by name", ModelCard, errors=(404, 503)),
-    PlainRoute(("/version",), version, "Return the version of the server", Version, errors=()),
-    PlainRoute(("/load",), load, "Return the number of requests in flight", Load, errors=()),
-    PlainRoute(("/metrics",), metrics, "Return metrics in the Prometheus text format", media_type="text/plain"),
-    PlainRoute(
-        ("/tokenizer_info",),
-        tokenizer_info,
-        "Return tokenizer_config.json and the chat template",
-        dict[str, Any],
-        is_served=lambda settings: settings.enable_tokenizer_info_endpoint,
-    ),
-)
 # after the page of that path, which only browsers get
-ROOT_ROUTE = PlainRoute(("/",), root, "Say what is here", is_documented=False)
+ROOT_ROUTE = PlainRoute(root, "/", is_documented=False)

@@ -57,7 +57,7 @@ class SimulatedEngineChild(SimulatedChild, EngineChild):
 
     @property
     def machine(self) -> Machine:
-        return cast("Any", self.listener).machine  # type: ignore[no-any-return]
+        return cast("Any", self.models).machine  # type: ignore[no-any-return]
 
     def spawn_in(self, control: End) -> Process:
         machine = self.machine

@@ -85,9 +85,7 @@ async def _pool(front_end: FrontEnd, request: Request) -> Sequence[Any]:
     admission = RequestAdmission(app_state.admission, app_state.api_keys, None)
     if request.timeout_s is not None:
         admission.set_timeout(request.timeout_s)
-    context = RequestContext(
-        app_state.models, app_state.load_model, ROUTE, app_state.settings, str(request.number), admission
-    )
+    context = RequestContext(app_state, ROUTE, str(request.number), admission)
     try:
         await context.select_model(None)
         ticket = admission.admit(RequestCost(sum(map(len, request.inputs)), num_inputs=len(request.inputs)))

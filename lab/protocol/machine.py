@@ -111,10 +111,10 @@ class Machine:
 class SimulatedSupervisor(Supervisor):
     machine: Machine
 
-    def _on_all_ready(self) -> None:
+    def on_all_ready(self) -> None:
         self.machine.ready_at = self.machine.loop.time()
 
-    def _on_failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException) -> None:
         self.machine.report(f"the server ends: {error}")
 
 

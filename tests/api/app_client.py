@@ -31,6 +31,13 @@ def make_client(llm: LLM, **settings: Any) -> TestClient:
     return TestClient(build_app(app_state))
 
 
+def post_json(client: TestClient, path: str, /, **body: Any) -> Any:
+    """Return the body of the response, which has to be one of success."""
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
 def list_served_routes(client: TestClient) -> dict[str, set[str]]:
     """Return the methods of every path that the app serves, as the OpenAPI document writes them."""
     app: Any = client.app

@@ -38,6 +38,27 @@ def test_an_option_opens_them_to_this_machine_only(llm: LLM) -> None:
 
     assert on_this_machine(client).get("/admin/models").status_code == 200
     assert client.get("/admin/models").status_code == 403
+    own_page = {"origin": "http://127.0.0.1:8000"}
+    assert on_this_machine(client).get("/admin/models", headers=own_page).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-forwarded-for": "10.0.0.9"},  # of a proxy
+        {"origin": "https://pages.example"},
+        {"origin": "null"},
+        {"host": "pages.example:8000"},  # which resolves to this machine
+    ],
+    ids=str,
+)
+def test_the_option_opens_nothing_to_clients_of_a_proxy_and_to_pages_of_other_sites(
+    llm: LLM, headers: dict[str, str]
+) -> None:
+    client = on_this_machine(make_client(llm, allow_local_admin=True))
+
+    for method, path in ADMIN_ROUTES:
+        assert client.request(method, path, headers=headers).status_code == 403
 
 
 def test_the_option_opens_nothing_on_a_server_with_keys(llm: LLM) -> None:

@@ -19,7 +19,7 @@ from cenote.api.dialects.dialect import Route
 from cenote.api.replies import encode_default_error
 from cenote.api.request_body import check_raw_body, check_utf8, count_chars, parse_body, strip_strings
 from cenote.errors import BodyTooLarge, InvalidBody
-from tests.api.app_client import make_client, save_chat_cross_encoder
+from tests.api.app_client import make_client, null_fields, save_chat_cross_encoder
 from tests.factories import LLMFactory
 from tests.suite import first_of
 from tests.tiny import tiny_bert_token_classifier, tiny_bge_m3
@@ -78,6 +78,17 @@ def assert_works(client: TestClient, route: Route) -> None:
 def with_field(example: Any, value: bytes) -> bytes:
     """Return the example with one more field whose value is this JSON."""
     return json.dumps(example).encode()[:-1] + b', "something": ' + value + b"}"
+
+
+@pytest.mark.parametrize("path", TYPED_ROUTES)
+def test_every_optional_field_may_be_null(clients: Clients, path: str) -> None:
+    route = TYPED_ROUTES[path]
+    replies = [
+        clients[path].post(path, json=body | route.example).json() for body in ({}, null_fields(route.body_type))
+    ]
+
+    for key in replies[0].keys() - {"id", "created"}:
+        assert replies[0][key] == replies[1][key]
 
 
 @pytest.mark.parametrize("path", ROUTES)

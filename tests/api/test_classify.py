@@ -10,10 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from cenote.api.dialects.vllm import ClassifyBody
-from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, null_fields
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, post_json
 from tests.factories import LLMFactory
-from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+from tests.tiny import change_config, tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?", "a red bird, a blue fish", "two"]
 LABELS = ["bad", "good", "new"]
@@ -28,9 +27,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
 
 
 def post_classify(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    reply = client.post("/classify", json=body)
-    assert reply.status_code == 200, reply.text
-    data: list[dict[str, Any]] = reply.json()["data"]
+    data: list[dict[str, Any]] = post_json(client, "/classify", **body)["data"]
     return data
 
 
@@ -96,12 +93,6 @@ def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM
     np.testing.assert_allclose(both, np.concatenate([written, written]), atol=1e-6)
 
 
-def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
-    assert post_classify(client, **null_fields(ClassifyBody) | {"input": TEXTS, "more": 1}) == post_classify(
-        client, input=TEXTS
-    )
-
-
 def test_a_model_with_one_class_returns_its_label(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=1, id2label={0: "relevant"})
     with load_llm(tmp_path) as llm:
@@ -121,12 +112,3 @@ def test_without_names_the_label_is_the_default_of_transformers(tmp_path: Path) 
     assert names == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert item["label"] == f"LABEL_{item['probs'].index(max(item['probs']))}"
     assert item["num_classes"] == 3
-
-
-def test_an_embedding_model_refuses_the_route_and_lists_supported_routes(tmp_path: Path) -> None:
-    tiny_bert(tmp_path)
-    with load_llm(tmp_path) as embedder:
-        reply = make_client(embedder).post("/classify", json={"input": "a"})
-
-    assert_refused(reply, "The model does not support Classification API.", None)
-    assert "/v1/embeddings" in reply.json()["message"]

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cohere
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects.cohere import EmbedBody
-from tests.api.app_client import make_client
+from tests.api.app_client import make_client, post_json
 from tests.factories import LLMFactory
-from tests.tiny import change_config, save_tiny, tiny_bert, tiny_bert_classifier
+from tests.tiny import change_config, save_tiny, tiny_bert
 
 TEXTS = ["a deep cave", "the price of bread"]
 ROUTES = ["/v1/embed", "/v2/embed"]
@@ -44,9 +42,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> 
 
 
 def embed(client: TestClient, path: str = "/v2/embed", **body: Any) -> Any:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return post_json(client, path, **body)
 
 
 def get_error(client: TestClient, path: str = "/v2/embed", **body: Any) -> tuple[int, str, str | None]:
@@ -137,12 +133,6 @@ def test_binary_types_need_a_size_that_is_a_multiple_of_8(tmp_path: Path) -> Non
     for status, message, param in errors:
         assert (status, param) == (400, "embedding_types")
         assert message.startswith("Embedding dimension must be a multiple of 8 for binary embedding types, but got 36.")
-
-
-def test_every_field_may_be_null(client: TestClient) -> None:
-    nulls = dict.fromkeys(EmbedBody.__struct_fields__)
-
-    assert embed(client, **{**nulls, "texts": TEXTS})["embeddings"] == embed(client, texts=TEXTS)["embeddings"]
 
 
 def test_text_parts_are_joined_by_newlines_and_not_echoed(client: TestClient, llm: LLM) -> None:
@@ -338,39 +328,3 @@ def test_output_dimension_requires_a_matryoshka_model(client: TestClient, tmp_pa
     assert len(found["embeddings"]["float"][0]) == 16
     assert np.linalg.norm(found["embeddings"]["float"][0]) == pytest.approx(1, abs=1e-5)
     assert len(found["embeddings"]["ubinary"][0]) == 2
-
-
-def test_a_classifier_refuses_the_route(tmp_path: Path) -> None:
-    tiny_bert_classifier(tmp_path)
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, _ = get_error(make_client(llm), texts=["a"])
-
-    assert status == 404
-    assert message.startswith("The model does not support Embeddings API")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_cohere_clients_of_both_versions_work(client: TestClient, llm: LLM) -> None:
-    options: dict[str, Any] = {"api_key": "none", "base_url": "http://testserver", "httpx_client": client}
-    client_v1, client_v2 = cohere.Client(**options), cohere.ClientV2(**options)
-    many = [f"text {number}" for number in range(100)]  # version 1 sends them in two requests
-
-    floats = client_v1.embed(texts=many, model="mini", input_type="search_document")
-    typed = client_v1.embed(texts=TEXTS, model="mini", input_type="search_query", embedding_types=["int8", "float"])
-    second = client_v2.embed(
-        texts=TEXTS,
-        model="mini",
-        input_type="search_query",
-        embedding_types=["float", "ubinary"],
-        truncate="END",
-        max_tokens=128,
-    )
-
-    assert floats.response_type == "embeddings_floats"
-    assert np.allclose(floats.embeddings, embed_offline(llm, many), atol=1e-5)
-    assert typed.response_type == "embeddings_by_type"
-    assert second.embeddings.float_ is not None and second.embeddings.ubinary is not None
-    assert typed.embeddings.float_ == second.embeddings.float_
-    assert np.allclose(second.embeddings.float_, embed_offline(llm, TEXTS), atol=1e-6)
-    assert second.meta is not None and second.meta.tokens is not None and second.meta.tokens.input_tokens

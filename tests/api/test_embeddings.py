@@ -14,12 +14,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from cenote.api.dialects.openai import Embedding, EmbeddingsBody
+from cenote.api.dialects.openai import Embedding
 from cenote.api.dialects.vllm import PoolingAnswer
 from cenote.api.replies import AnswerList
-from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, post_json
 from tests.factories import LLMFactory
-from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+from tests.tiny import change_config, tiny_bert
 
 TEXTS = ["Follow the white rabbit.", "a", "How deep is the cave?"]
 LONG = "the water in the cave is clear and cold and very deep " * 3
@@ -61,9 +61,8 @@ def test_responses_equal_what_msgspec_encodes_for_their_type(
 
 
 def embeddings(client: TestClient, **body: Any) -> np.ndarray[Any, Any]:
-    reply = client.post("/v1/embeddings", json=body)
-    assert reply.status_code == 200, reply.text
-    return np.array([item["embedding"] for item in reply.json()["data"]], dtype=np.float32)
+    data = post_json(client, "/v1/embeddings", **body)["data"]
+    return np.array([item["embedding"] for item in data], dtype=np.float32)
 
 
 def expected(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
@@ -148,17 +147,6 @@ def test_a_request_id_that_cannot_be_in_a_header_is_replaced(client: TestClient,
 
     assert re.fullmatch(r"embd-[0-9a-f]{32}", reply.json()["id"])
     assert reply.json()["id"] == f"embd-{reply.headers['x-request-id']}"
-
-
-def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
-    plain = client.post("/v1/embeddings", json={"input": TEXTS}).json()
-
-    with_nulls = client.post(
-        "/v1/embeddings", json=null_fields(EmbeddingsBody) | {"input": TEXTS, "unknown": [None]}
-    ).json()
-
-    assert with_nulls["data"] == plain["data"]
-    assert with_nulls["usage"] == plain["usage"]
 
 
 def test_a_named_prompt_is_prepended_to_every_text(chat_client: TestClient) -> None:
@@ -459,13 +447,3 @@ def test_the_server_timing_header_has_the_stages_of_a_request(client: TestClient
     assert times["wire"] == 0  # the engine runs in this process
     assert times["pack"] + times["device"] <= times["inference"] + 0.002  # rounded
     assert sum(times[name] for name in stages) <= wall_ms
-
-
-def test_a_classifier_refuses_the_route_and_lists_supported_routes(tmp_path: Path) -> None:
-    tiny_bert_classifier(tmp_path)
-    with load_llm(tmp_path) as llm:
-        reply = make_client(llm).post("/v1/embeddings", json={"input": "a"})
-
-    assert_refused(reply, "The model does not support Embeddings API.", None)
-    _, _, routes = reply.json()["message"].partition("tasks classify, token_classify; supported routes: ")
-    assert "/classify" in routes.split(", ") and "/v1/embeddings" not in routes

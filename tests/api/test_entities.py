@@ -8,11 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects.entities import EntitiesBody
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult
-from tests.api.app_client import assert_refused, make_client, null_fields
+from tests.api.app_client import assert_refused, make_client, post_json
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_token_classifier
@@ -36,9 +35,7 @@ def client(entity_llm: LLM) -> TestClient:
 
 
 def post_entities(client: TestClient, path: str = "/entities", **body: Any) -> list[dict[str, Any]]:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    data: list[dict[str, Any]] = reply.json()["data"]
+    data: list[dict[str, Any]] = post_json(client, path, **body)["data"]
     return data
 
 
@@ -107,12 +104,6 @@ def test_with_stride_a_long_text_is_processed_in_windows(client: TestClient, ent
     body: dict[str, Any] = {"input": LONG, "stride": 10, "ignore_labels": []}
     (pooled,) = post_entities(client, "/pooling", **body, aggregation_strategy="simple")
     assert pooled == item
-
-
-def test_every_other_field_may_be_null(client: TestClient) -> None:
-    expected = post_entities(client, input="the cat")
-
-    assert post_entities(client, **null_fields(EntitiesBody), input="the cat", x=1) == expected
 
 
 def test_invalid_requests_are_refused_with_the_field(client: TestClient, entity_llm: LLM) -> None:

@@ -14,7 +14,7 @@ from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from cenote import LLM
-from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.app_client import assert_refused, load_llm, make_client, post_json
 from tests.api.image_helpers import (
     CAT,
     DOG,
@@ -83,9 +83,8 @@ def expected(llm: LLM, *prompts: Any, task: str = "embed") -> list[Any]:
 
 
 def post_vectors(client: TestClient, path: str = "/v1/embeddings", **body: Any) -> list[Any]:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return [item["embedding" if "embedding" in item else "data"] for item in reply.json()["data"]]
+    data = post_json(client, path, **body)["data"]
+    return [item["embedding" if "embedding" in item else "data"] for item in data]
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.api.api_keys import ApiKeyStore
-from cenote.api.key_settings import parse_key_lines
+from cenote.api.api_keys import ApiKeyStore, parse_key_lines
 from cenote.errors import LoadError
 
 

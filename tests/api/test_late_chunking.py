@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.protocol.late_chunking import split_text
-from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
+from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
@@ -33,9 +33,7 @@ def client(llm: LLM) -> TestClient:
 
 
 def post(client: TestClient, **fields: Any) -> dict[str, Any]:
-    reply = client.post("/v1/embeddings", json={"input": CHUNKS, "late_chunking": True} | fields)
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
+    body: dict[str, Any] = post_json(client, "/v1/embeddings", **{"input": CHUNKS, "late_chunking": True} | fields)
     return body
 
 
@@ -113,9 +111,7 @@ def token_client(shared_llm: LLMFactory) -> TestClient:
 
 
 def post_tokens(client: TestClient, path: str = "/v1/embeddings", **fields: Any) -> dict[str, Any]:
-    reply = client.post(path, json={"input": [TEXT, "two"]} | fields)
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
+    body: dict[str, Any] = post_json(client, path, **{"input": [TEXT, "two"]} | fields)
     return body
 
 

@@ -22,7 +22,7 @@ from cenote.errors import BadRequest, UnknownModel
 from cenote.loading.checkpoint import find_adapter
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
-from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.app_client import assert_refused, load_llm, make_client, post_json
 from tests.engine.conftest import BatchGate, wait_until
 from tests.factories import LLMFactory
 from tests.models.adapters import BERT_TARGETS, save_adapter
@@ -64,12 +64,6 @@ def client(tuned: TunedModel) -> Iterator[TestClient]:
     yield make_admin_client(tuned.llm, served_model_name=("tiny", "small"))
     if "late" in tuned.llm.engine.model_info.adapters:
         asyncio.run(tuned.llm.engine.unload_adapter("late"))
-
-
-def post_json(client: TestClient, path: str, **body: Any) -> Any:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def post_vectors(client: TestClient, model: str | None = None) -> np.ndarray[Any, Any]:

@@ -122,9 +122,12 @@ def test_the_document_has_every_route_of_the_app_while_the_model_is_loading(opti
 def test_only_routes_that_the_model_does_not_support_are_left_out(models: Models, name: str) -> None:
     left_out = list_operations(models[name]) - list_documented(models[name])
 
+    routes = {path: found.default.route for path, found in RouteTable(DIALECTS).by_path.items()}
     assert left_out and list_documented(models[name]) <= list_operations(models[name])
     for path, method in left_out:
-        assert "does not support" in models[name].request(method, path, json={}).text, path
+        reply, route = models[name].request(method, path, json={}), routes[path]
+        assert f"does not support {route.needs.api_name} API" in reply.text and "supported routes: " in reply.text, path
+        assert (reply.status_code == 404) == route.is_absent_if_unsupported
 
 
 def test_docs_can_be_disabled(llm: LLM) -> None:

@@ -14,8 +14,8 @@ from cenote.api import pressure
 from cenote.api.admission.admission_metrics import collect_server_metrics
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.counters import MEMORY, Counters
+from cenote.api.api_keys import ANONYMOUS
 from cenote.api.http.server_state import ServerState
-from cenote.api.key_settings import ANONYMOUS
 from cenote.api.pressure import describe_limit, limit_connections, watch_pressure
 from cenote.api.replies import error_reply
 from cenote.config.server import ServerConfig

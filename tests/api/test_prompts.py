@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.protocol.requests import PoolRequest, ScoreRequest
-from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, post_json
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
 from tests.models.rotary_encoders import save_adapted
@@ -45,9 +45,7 @@ def jina(tmp_path_factory: pytest.TempPathFactory, open_llm: LLMFactory) -> LLM:
 def post_vectors(client: TestClient, path: str, **body: Any) -> np.ndarray[Any, Any]:
     """Return the embeddings of all texts from any route; token embeddings are concatenated."""
     inputs = {"texts": TEXTS, "embedding_types": ["float"]} if path.endswith("embed") else {"input": TEXTS}
-    reply = client.post(path, json=inputs | body)
-    assert reply.status_code == 200, reply.text
-    content = reply.json()
+    content = post_json(client, path, **inputs | body)
     if "embeddings" in content:
         return np.array(content["embeddings"]["float"])
     return np.concatenate([np.array(item.get("embedding", item.get("data"))).ravel() for item in content["data"]])

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import make_client
+from tests.api.app_client import make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert
 
@@ -54,20 +54,14 @@ def mini(llm: LLM) -> TestClient:
     return make_client(llm)
 
 
-def post(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    answer: dict[str, Any] = reply.json()
-    return answer
-
-
 def embed(client: TestClient, path: str, fields: dict[str, Any]) -> list[Any]:
     inputs = {"inputs": PARTS} if "multimodal" in path else {"input": TEXTS}
-    return [item["embedding"] for item in post(client, path, **inputs, **fields)["data"]]
+    return [item["embedding"] for item in post_json(client, path, **inputs, **fields)["data"]]
 
 
 def expect(client: TestClient, dtype: str) -> list[list[float]]:
-    values: list[list[float]] = post(client, "/v2/embed", texts=TEXTS, embedding_types=[dtype])["embeddings"][dtype]
+    embeddings = post_json(client, "/v2/embed", texts=TEXTS, embedding_types=[dtype])["embeddings"]
+    values: list[list[float]] = embeddings[dtype]
     return values
 
 

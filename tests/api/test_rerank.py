@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import cohere
 import pytest
-from langchain_cohere import CohereRerank
-from langchain_core.documents import Document
 from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.rerank import RerankBody
-from tests.api.app_client import make_client
+from tests.api.app_client import make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
@@ -90,9 +87,7 @@ def cross_encoder(shared_llm: LLMFactory) -> LLM:
 
 
 def rerank(client: TestClient, path: str = "/rerank", **body: Any) -> Any:
-    reply = client.post(path, json={"query": QUERY, "documents": DOCUMENTS, **body})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+    return post_json(client, path, **{"query": QUERY, "documents": DOCUMENTS, **body})
 
 
 def get_error(client: TestClient, path: str = "/rerank", **body: Any) -> tuple[int, str, str | None]:
@@ -371,38 +366,6 @@ def test_a_search_unit_is_a_hundred_documents(cross_encoder: LLM) -> None:
     found = rerank(make_client(cross_encoder), query="cat", documents=["dog"] * 101)
 
     assert found["meta"]["billed_units"] == {"search_units": 2}
-
-
-@pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_cohere_clients_of_both_versions_work(client: TestClient) -> None:
-    options: dict[str, Any] = {"api_key": "none", "base_url": "http://testserver", "httpx_client": client}
-    client_v1, client_v2 = cohere.Client(**options), cohere.ClientV2(**options)
-
-    first = client_v1.rerank(
-        model="mini",
-        query=QUERY,
-        documents=[{"text": text, "page": "7"} for text in DOCUMENTS],
-        top_n=2,
-        return_documents=True,
-        max_chunks_per_doc=3,
-    )
-    second = client_v2.rerank(model="mini", query=QUERY, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=4096)
-
-    assert [result.index for result in first.results] == [result.index for result in second.results] == [1, 2]
-    assert first.results[0].document is not None
-    assert first.results[0].document.text == DOCUMENTS[1]
-    assert first.meta is not None and first.meta.api_version is not None and first.meta.api_version.version == "1"
-    assert second.meta is not None and second.meta.tokens is not None and second.meta.tokens.input_tokens
-
-
-@pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_the_langchain_compressor_works(client: TestClient) -> None:
-    cohere_client = cohere.ClientV2(api_key="none", base_url="http://testserver", httpx_client=client)  # type: ignore[arg-type]
-    compressor = CohereRerank(client=cohere_client, model="mini", top_n=2)
-
-    found = compressor.compress_documents([Document(page_content=text) for text in DOCUMENTS], QUERY)
-
-    assert [document.page_content for document in found] == [DOCUMENTS[1], DOCUMENTS[2]]
 
 
 def test_rank_fields_are_limited(client: TestClient) -> None:

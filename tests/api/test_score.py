@@ -9,8 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from cenote.api.dialects.vllm import ScoreBody
-from tests.api.app_client import assert_refused, make_client, null_fields
+from tests.api.app_client import assert_refused, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert_classifier, tiny_cross_encoder
 
@@ -36,9 +35,7 @@ def three_labels(shared_llm: LLMFactory) -> TestClient:
 
 
 def scores(client: TestClient, **body: Any) -> list[float]:
-    reply = client.post("/score", json=body)
-    assert reply.status_code == 200, reply.text
-    data = reply.json()["data"]
+    data = post_json(client, "/score", **body)["data"]
     assert [item["index"] for item in data] == list(range(len(data)))
     return [item["score"] for item in data]
 
@@ -213,12 +210,6 @@ def test_usage_counts_a_query_once_and_queries_of_their_own_each(client: TestCli
     assert one == 4 + 3
     assert count("two two", ["two"] * 10) == one + 9 * 3
     assert count(["two two"] * 10, ["two"] * 10) == 10 * one
-
-
-def test_every_field_but_queries_and_documents_may_be_null(client: TestClient) -> None:
-    body = {"text_1": QUERY, "text_2": DOCUMENTS}
-
-    assert scores(client, **null_fields(ScoreBody) | body, others=[]) == pytest.approx(scores(client, **body), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,7 @@ def encode_string_error(body: ErrorBody, error: PoolingError | None) -> tuple[in
 
 
 def make_route(*paths: str, **options: Any) -> Route:
-    fields: dict[str, Any] = {"body_type": NamedBody, "handler": show_route, "summary": "Show", "reply_type": dict}
-    return Route(paths=paths, example={"a": 1}, **(fields | options))
+    return Route(**({"handler": show_route} | options), paths=paths, example={"a": 1})
 
 
 def make_client(llm: LLM, *dialects: Dialect, **settings: Any) -> TestClient:
@@ -65,7 +64,7 @@ STRINGS = Dialect(
         make_route("/shared", body_keys=has_keys("inputs")),
         make_route("/deployments/{model}/embed", body_keys=has_keys("late")),
     ],
-    [PlainRoute(paths=("/state",), handler=show_state, summary="State", access="public")],
+    [PlainRoute(show_state, "/state", access="public")],
     encode_string_error,
     StringError,
 )

@@ -9,13 +9,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects.sparse import SparseBody
 from cenote.api.sparse_response import TaskAnswers
 from cenote.protocol.params import TASKS
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from tests.api.api_document import assert_documented, get_document
-from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
@@ -81,14 +80,6 @@ def test_a_response_has_usage_and_token_counts(bge_m3: LLM) -> None:
     assert body["object"] == "list" and body["model"] == "tiny"
     assert body["usage"]["prompt_tokens"] == 3
     assert body["data"][0]["token_counts"] == {"used": 3, "given": 3, "truncated": 0}
-
-
-def test_null_fields_equal_missing_fields(bge_m3: LLM) -> None:
-    client = make_client(bge_m3)
-
-    (one,) = post_json(client, "/v1/sparse_embeddings", **null_fields(SparseBody) | {"input": "the cat"})
-    (other,) = post_json(client, "/sparse_embeddings", input="the cat")
-    assert_same(one, other)
 
 
 def test_weights_in_base64(bge_m3: LLM) -> None:

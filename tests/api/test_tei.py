@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from tests.api.app_client import load_llm, make_client
+from tests.api.app_client import load_llm, make_client, post_json
 from tests.factories import LLMFactory
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bge_m3, tiny_cross_encoder
 
@@ -39,35 +39,29 @@ def reranker(shared_llm: LLMFactory) -> TestClient:
     return make_client(shared_llm(tiny_cross_encoder))
 
 
-def post(client: TestClient, path: str, **body: Any) -> Any:
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
 def test_embed_returns_a_plain_list_also_for_one_text(client: TestClient, embedder: LLM) -> None:
     expected = [output.outputs.embedding for output in embedder.embed(TEXTS, use_tqdm=False)]
 
     for path in ("/embed", "/", "/invocations", "/pipeline/feature-extraction/tiny"):
-        assert np.allclose(post(client, path, inputs=TEXTS), expected, atol=1e-5)
-        assert np.allclose(post(client, path, inputs=TEXTS[0]), expected[:1], atol=1e-5)
+        assert np.allclose(post_json(client, path, inputs=TEXTS), expected, atol=1e-5)
+        assert np.allclose(post_json(client, path, inputs=TEXTS[0]), expected[:1], atol=1e-5)
 
 
 def test_token_ids_are_one_input(client: TestClient) -> None:
-    assert np.shape(post(client, "/embed", inputs=[7, 8, 9])) == (1, 32)
-    assert np.shape(post(client, "/embed", inputs=[[7, 8], [9], "a"])) == (3, 32)
+    assert np.shape(post_json(client, "/embed", inputs=[7, 8, 9])) == (1, 32)
+    assert np.shape(post_json(client, "/embed", inputs=[[7, 8], [9], "a"])) == (3, 32)
 
 
 def test_normalize_false_is_honoured(client: TestClient, embedder: LLM) -> None:
     params = PoolingParams(use_activation=False)
     expected = [output.outputs.embedding for output in embedder.embed(TEXTS, pooling_params=params, use_tqdm=False)]
 
-    assert np.allclose(post(client, "/", inputs=TEXTS, normalize=False, truncate=True), expected, atol=1e-4)
+    assert np.allclose(post_json(client, "/", inputs=TEXTS, normalize=False, truncate=True), expected, atol=1e-4)
 
 
 def test_long_texts_are_cut_unless_truncate_is_false(client: TestClient) -> None:
-    right, left = (post(client, "/embed", inputs=LONG, truncation_direction=side) for side in ("Right", "Left"))
-    assert right == post(client, "/embed", inputs=LONG, truncate=True) and right != left
+    right, left = (post_json(client, "/embed", inputs=LONG, truncation_direction=side) for side in ("Right", "Left"))
+    assert right == post_json(client, "/embed", inputs=LONG, truncate=True) and right != left
 
     reply = client.post("/embed", json={"inputs": LONG, "truncate": False})
     assert reply.status_code == 422 and reply.json()["error_type"] == "Validation"
@@ -79,62 +73,62 @@ def test_a_cut_text_keeps_its_special_tokens(client: TestClient, embedder: LLM, 
     first, *words, last = embedder.get_tokenizer().encode(LONG)
     kept = words[2 - limit :] if side == "Left" else words[: limit - 2]
 
-    (expected,) = post(client, "/embed", inputs=[[first, *kept, last]])
+    (expected,) = post_json(client, "/embed", inputs=[[first, *kept, last]])
 
     assert len(words) > limit
-    assert post(client, "/embed", inputs=LONG, truncation_direction=side)[0] == pytest.approx(expected, abs=1e-5)
+    assert post_json(client, "/embed", inputs=LONG, truncation_direction=side)[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_chroma_and_weaviate_options_are_ignored(client: TestClient) -> None:
-    vectors = post(client, "/pipeline/feature-extraction/tiny", inputs=TEXTS, options={"wait_for_model": True})
+    vectors = post_json(client, "/pipeline/feature-extraction/tiny", inputs=TEXTS, options={"wait_for_model": True})
 
-    assert vectors == post(client, "/embed", inputs=TEXTS)
+    assert vectors == post_json(client, "/embed", inputs=TEXTS)
     reply = client.post("/pipeline/feature-extraction/other", json={"inputs": TEXTS})
     assert reply.status_code == 404 and isinstance(reply.json()["error"], str)
 
 
 def test_similarity_is_the_cosine(client: TestClient) -> None:
-    source, *others = np.array(post(client, "/embed", inputs=["a", *TEXTS]))
+    source, *others = np.array(post_json(client, "/embed", inputs=["a", *TEXTS]))
     body = {"inputs": {"source_sentence": "a", "sentences": TEXTS}}
 
     for path in ("/similarity", "/", "/pipeline/sentence-similarity/tiny"):
-        assert post(client, path, **body) == pytest.approx([float(source @ other) for other in others], abs=1e-5)
+        assert post_json(client, path, **body) == pytest.approx([float(source @ other) for other in others], abs=1e-5)
 
 
 def test_embed_all_returns_a_vector_per_token(client: TestClient) -> None:
-    matrices = post(client, "/embed_all", inputs=["a", TEXTS[0]])
+    matrices = post_json(client, "/embed_all", inputs=["a", TEXTS[0]])
 
     assert [np.shape(matrix)[1] for matrix in matrices] == [32, 32] and len(matrices[0]) < len(matrices[1])
 
 
 def test_predict_returns_all_classes_best_first(classifier: TestClient) -> None:
-    single = post(classifier, "/predict", inputs="a cat")
+    single = post_json(classifier, "/predict", inputs="a cat")
     assert len(single) == 3 and sum(item["score"] for item in single) == pytest.approx(1, abs=1e-5)
     assert single == sorted(single, key=lambda item: -item["score"])
-    batch = post(classifier, "/predict", inputs=[["a cat"], ["a cat", "a dog"]])
+    batch = post_json(classifier, "/predict", inputs=[["a cat"], ["a cat", "a dog"]])
     assert [item["label"] for item in batch[0]] == [item["label"] for item in single]
-    pair = post(classifier, "/predict", inputs=["a cat", "a dog"])
+    pair = post_json(classifier, "/predict", inputs=["a cat", "a dog"])
     assert [item["score"] for item in pair] == pytest.approx([item["score"] for item in batch[1]], abs=1e-5)
-    logits = post(classifier, "/predict", inputs="a cat", raw_scores=True)
+    logits = post_json(classifier, "/predict", inputs="a cat", raw_scores=True)
     assert sum(item["score"] for item in logits) != pytest.approx(1, abs=1e-3)
 
 
 def test_the_root_gives_a_list_of_lists_for_a_classifier(classifier: TestClient) -> None:
-    assert post(classifier, "/", inputs="a cat") == [post(classifier, "/predict", inputs="a cat")]
+    assert post_json(classifier, "/", inputs="a cat") == [post_json(classifier, "/predict", inputs="a cat")]
 
 
 def test_rerank_with_texts_is_a_plain_list_of_probabilities(reranker: TestClient) -> None:
     body: dict[str, Any] = {"query": "a cat", "texts": ["a dog", "the river", "a cat"]}
-    ranks = post(reranker, "/rerank", **body)
-    logits = {item["index"]: item["score"] for item in post(reranker, "/rerank", **body, raw_scores=True)}
+    ranks = post_json(reranker, "/rerank", **body)
+    logits = {item["index"]: item["score"] for item in post_json(reranker, "/rerank", **body, raw_scores=True)}
 
     assert all(item.keys() == {"index", "score"} for item in ranks)
     assert {item["index"]: item["score"] for item in ranks} == pytest.approx(
         {index: 1 / (1 + math.exp(-logit)) for index, logit in logits.items()}
     )
-    shown = post(reranker, "/rerank", **body, return_text=True, top_n=1, truncation_direction="Right")
+    shown = post_json(reranker, "/rerank", **body, return_text=True, top_n=1, truncation_direction="Right")
     assert len(shown) == 1 and shown[0]["text"] == body["texts"][shown[0]["index"]]
-    documents = post(reranker, "/rerank", query="a cat", documents=body["texts"])
+    documents = post_json(reranker, "/rerank", query="a cat", documents=body["texts"])
     assert [item["index"] for item in documents["results"]] == [item["index"] for item in ranks]
 
 
@@ -143,15 +137,15 @@ def test_sparse_embeddings_have_index_and_value(tmp_path_factory: pytest.TempPat
     tiny_bge_m3(folder)
     with load_llm(folder) as llm:
         client = make_client(llm)
-        sparse = post(client, "/v1/sparse_embeddings", input=TEXTS)["data"]
-        values = post(client, "/embed_sparse", inputs=TEXTS)
+        sparse = post_json(client, "/v1/sparse_embeddings", input=TEXTS)["data"]
+        values = post_json(client, "/embed_sparse", inputs=TEXTS)
 
     assert [[item["index"] for item in row] for row in values] == [row["token_ids"] for row in sparse]
     assert values[0][0]["value"] == pytest.approx(sparse[0]["weights"][0], abs=1e-6)
 
 
 def test_vertex_runs_every_instance(client: TestClient) -> None:
-    predictions = post(client, "/vertex", instances=[{"inputs": TEXTS[0]}, {"inputs": TEXTS}])["predictions"]
+    predictions = post_json(client, "/vertex", instances=[{"inputs": TEXTS[0]}, {"inputs": TEXTS}])["predictions"]
 
     assert [np.shape(item) for item in predictions] == [(1, 32), (2, 32)]
 
@@ -225,19 +219,19 @@ def test_a_pipeline_path_refuses_the_body_of_another_task(client: TestClient, pa
 
 def test_infinity_clients_get_labels_where_vllm_clients_get_probabilities(classifier: TestClient) -> None:
     body = {"input": ["a cat", "a dog"], "model": "tiny"}
-    reply = post(classifier, "/classify", **body, raw_scores=False)
+    reply = post_json(classifier, "/classify", **body, raw_scores=False)
 
-    expected = post(classifier, "/predict", inputs=[["a cat"]])[0]
+    expected = post_json(classifier, "/predict", inputs=[["a cat"]])[0]
     assert reply["object"] == "classify" and [len(entry) for entry in reply["data"]] == [3, 3]
     assert [item["label"] for item in reply["data"][0]] == [item["label"] for item in expected]
     assert [item["score"] for item in reply["data"][0]] == pytest.approx([item["score"] for item in expected], abs=1e-5)
-    assert "probs" in post(classifier, "/classify", **body)["data"][0]
+    assert "probs" in post_json(classifier, "/classify", **body)["data"][0]
 
 
 def test_tokenize_returns_tokens_with_byte_offsets_and_marks_special_ones(client: TestClient, embedder: LLM) -> None:
     text = "Café, the cat"
 
-    (tokens,) = post(client, "/tokenize", inputs=text)
+    (tokens,) = post_json(client, "/tokenize", inputs=text)
 
     assert [token["id"] for token in tokens] == embedder.get_tokenizer().encode(text)
     assert [token["special"] for token in tokens] == [True, *[False] * (len(tokens) - 2), True]
@@ -248,22 +242,22 @@ def test_tokenize_returns_tokens_with_byte_offsets_and_marks_special_ones(client
 
 
 def test_tokenize_takes_lists_without_special_tokens(client: TestClient) -> None:
-    answers = post(client, "/tokenize", inputs=TEXTS, add_special_tokens=False)
+    answers = post_json(client, "/tokenize", inputs=TEXTS, add_special_tokens=False)
 
     assert len(answers) == 2
     assert not any(token["special"] for tokens in answers for token in tokens)
 
 
 def test_tokenize_of_vllm_stays_on_the_same_path(client: TestClient) -> None:
-    assert post(client, "/tokenize", prompt="the cat")["count"] == 4
+    assert post_json(client, "/tokenize", prompt="the cat")["count"] == 4
 
 
 def test_decode_returns_texts_without_special_tokens_unless_asked(client: TestClient) -> None:
-    ids = post(client, "/tokenize", prompt="the cat")["tokens"]
+    ids = post_json(client, "/tokenize", prompt="the cat")["tokens"]
 
-    assert post(client, "/decode", ids=ids) == ["the cat"]
-    assert post(client, "/decode", ids=[ids, ids]) == ["the cat", "the cat"]
-    assert post(client, "/decode", ids=ids, skip_special_tokens=False) == ["[CLS] the cat [SEP]"]
+    assert post_json(client, "/decode", ids=ids) == ["the cat"]
+    assert post_json(client, "/decode", ids=[ids, ids]) == ["the cat", "the cat"]
+    assert post_json(client, "/decode", ids=ids, skip_special_tokens=False) == ["[CLS] the cat [SEP]"]
     assert client.post("/decode", json={"ids": [10**9]}).status_code == 422
 
 
@@ -274,7 +268,7 @@ def test_an_unknown_prompt_name_of_tokenize_is_refused(client: TestClient) -> No
 
 
 def test_metrics_have_the_names_of_text_embeddings_inference(client: TestClient) -> None:
-    post(client, "/embed", inputs=TEXTS)
+    post_json(client, "/embed", inputs=TEXTS)
 
     lines = client.get("/metrics").text.splitlines()
 
@@ -293,11 +287,11 @@ def test_predict_returns_probabilities_also_if_the_cross_encoder_is_configured_f
     tiny_bert_classifier(tmp_path, num_labels=1, sentence_transformers=identity)
     with load_llm(tmp_path) as llm:
         client = make_client(llm)
-        (logit,) = post(client, "/predict", inputs=TEXTS[0], raw_scores=True)
-        (prediction,) = post(client, "/predict", inputs=TEXTS[0])
-        infinity = post(client, "/classify", input=[TEXTS[0]], raw_scores=False)["data"][0][0]
-        moderation = post(client, "/v1/moderations", input=TEXTS[0])["results"][0]["category_scores"]
-        (configured,) = post(client, "/classify", input=TEXTS[0])["data"]
+        (logit,) = post_json(client, "/predict", inputs=TEXTS[0], raw_scores=True)
+        (prediction,) = post_json(client, "/predict", inputs=TEXTS[0])
+        infinity = post_json(client, "/classify", input=[TEXTS[0]], raw_scores=False)["data"][0][0]
+        moderation = post_json(client, "/v1/moderations", input=TEXTS[0])["results"][0]["category_scores"]
+        (configured,) = post_json(client, "/classify", input=TEXTS[0])["data"]
 
     probability = 1 / (1 + np.exp(-logit["score"]))
     assert configured["probs"] == pytest.approx([logit["score"]], abs=1e-5)

@@ -8,8 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects.tokenize import DetokenizeBody, TokenizeBody
-from tests.api.app_client import assert_refused, make_client, null_fields, save_chat_embedder
+from tests.api.app_client import assert_refused, make_client, post_json, save_chat_embedder
 from tests.factories import LLMFactory
 
 MESSAGES = [{"role": "user", "content": "the old city"}]
@@ -26,10 +25,9 @@ def chat_client(chat_llm: LLM) -> TestClient:
 
 
 def tokenize(client: TestClient, **body: Any) -> list[int]:
-    reply = client.post("/tokenize", json=body)
-    assert reply.status_code == 200, reply.text
-    found: list[int] = reply.json()["tokens"]
-    assert reply.json()["count"] == len(found)
+    reply = post_json(client, "/tokenize", **body)
+    found: list[int] = reply["tokens"]
+    assert reply["count"] == len(found)
     return found
 
 
@@ -92,17 +90,6 @@ def test_a_trusted_template_gets_tools_and_kwargs(chat_client: TestClient, chat_
     assert_refused(
         chat_client.post("/tokenize", json=body), "Refused request with untrusted chat template.", "chat_template"
     )
-
-
-def test_every_other_field_may_be_null(chat_client: TestClient) -> None:
-    assert tokenize(chat_client, **null_fields(TokenizeBody) | {"prompt": "a", "x": 1}) == tokenize(
-        chat_client, prompt="a"
-    )
-    assert tokenize(chat_client, **null_fields(TokenizeBody) | {"messages": MESSAGES}) == tokenize(
-        chat_client, messages=MESSAGES
-    )
-    reply = chat_client.post("/detokenize", json=null_fields(DetokenizeBody) | {"tokens": [7], "x": 1})
-    assert reply.json() == {"prompt": "the"}
 
 
 def test_detokenize_returns_the_text(client: TestClient) -> None:

@@ -6,10 +6,7 @@ import base64
 import json
 import os
 import re
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +25,7 @@ from tests.factories import LLMFactory
 from tests.serving.server_process import (
     TIMEOUT_S,
     ServerProcess,
+    children,
     is_alive,
     open_files,
     wait_until,
@@ -224,15 +222,6 @@ def test_a_burst_of_clients_is_distributed_over_front_ends(server: FrontEndServe
     assert min(owners.count(pid) for pid in server.front_ends()) >= 4
 
 
-def test_a_front_end_does_not_import_torch() -> None:
-    code = "import sys, cenote.api.front_ends.front_end; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-
-    assert done.stdout.split() == ["False"], done.stderr
-
-
 def test_metrics_at_any_front_end_are_the_sum(server: FrontEndServers) -> None:
     def count_responses(client: HTTPConnection) -> float:
         return metric_value(client, "http_requests_total", handler="/v1/embeddings", status="200")
@@ -291,6 +280,7 @@ def connections(server: FrontEndServers, count: int) -> list[HTTPConnection]:
 
 def test_killing_a_front_end_closes_only_its_own_connections(server: FrontEndServers) -> None:
     victim, survivor = server.front_ends()
+    engine = server.engine
     clients = connections(server, 16)
     owners = [server.find_owner(client) for client in clients]
     assert set(owners) == {victim, survivor}
@@ -322,6 +312,7 @@ def test_killing_a_front_end_closes_only_its_own_connections(server: FrontEndSer
             future.result()
 
     assert failed == {number for number, owner in enumerate(owners) if owner == victim}
+    assert server.engine == engine and is_alive(server.process.pid)
     assert re.search(r"front-end \d \(process \d+\) exited with SIGKILL", server.output)
     wait_until(lambda: len({server.find_owner(client) for client in connections(server, 40)}) == 2)
 
@@ -345,92 +336,12 @@ def test_requests_of_a_killed_front_end_are_cancelled_in_the_engine(server: Fron
     wait_until(lambda: len(server.front_ends()) == 2)
 
 
-def test_a_disconnected_client_cancels_its_request_in_the_engine(server: FrontEndServers) -> None:
-    [staying] = connections(server, 1)
-    num_cancelled, num_attempts = 0.0, 0
-    # reading the metrics may take longer than the work, if another front-end is still being started: then there is
-    # nothing left to cancel when the client disconnects
-    while num_cancelled == 0 and num_attempts < 5:
-        num_attempts += 1
-        [leaving] = connections(server, 1)
-        before, num_before = count_ended(staying, "cancelled"), count_ended(staying)
-        leaving.request("POST", "/v1/embeddings", json.dumps(LONG_WORK), {"content-type": "application/json"})
-        wait_until(lambda client=leaving: metric_value(staying, "cenote_requests_running") == 1 or has_reply(client))  # type: ignore[misc]
-        leaving.close()
-        wait_until(lambda count=num_before: count_ended(staying) == count + 1)  # type: ignore[misc]
-        num_cancelled = count_ended(staying, "cancelled") - before
-
-    assert num_cancelled == 1
-    assert metric_value(staying, "cenote_requests_running") == 0
-
-
-def has_reply(client: HTTPConnection) -> bool:
-    return bool(select.select([client.sock], [], [], 0)[0])
-
-
-def count_ended(client: HTTPConnection, outcome: str = "") -> float:
-    """Return the number of requests that have ended, of all outcomes or of one."""
-    client.request("GET", "/metrics")
-    lines = client.getresponse().read().decode().splitlines()
-    return sum(
-        float(line.split()[-1])
-        for line in lines
-        if line.startswith("cenote_requests_total{") and f'="{outcome}' in line
-    )
-
-
 def metric_value(client: HTTPConnection, name: str, **labels: str) -> float:
     client.request("GET", "/metrics")
     for line in client.getresponse().read().decode().splitlines():
         if line.startswith(name) and all(f'{key}="{value}"' in line for key, value in labels.items()):
             return float(line.split()[-1])
     return 0.0
-
-
-@pytest.mark.slow
-def test_health_responds_while_loading_and_shutdown_then_succeeds(own_server: FrontEndServers) -> None:
-    wait_until(lambda: own_server.status("/health") is not None)
-    status, body = own_server.get("/health")
-    assert (status, json.loads(body)["state"]) == (503, "loading")
-
-    own_server.signal()
-
-    assert own_server.wait() == 0
-    assert not own_server.front_ends()
-
-
-@pytest.mark.slow
-def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> None:
-    own_server.wait_until_ready()
-    outcomes: list[Any] = []
-    refused = threading.Event()
-
-    def send_requests() -> None:
-        while not refused.is_set():
-            client = own_server.connect()
-            try:
-                client.connect()
-            except OSError:
-                refused.set()  # the server does not listen any more: the request was never accepted
-                return
-            try:
-                outcomes.append(post(client, "/v1/embeddings", SHORT_WORK)[0])
-            except (OSError, HTTPException) as error:
-                outcomes.append(error)
-            client.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(send_requests) for _ in range(8)]
-        wait_until(lambda: len(outcomes) > 40)
-        front_ends = own_server.front_ends()
-        own_server.signal()
-        for future in running:
-            future.result()
-
-    assert own_server.wait() == 0
-    assert set(outcomes) == {200}, [outcome for outcome in outcomes if outcome != 200][:5]
-    assert not any(map(is_alive, front_ends))
-    assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
 @pytest.mark.slow
@@ -458,15 +369,17 @@ def test_a_server_whose_supervisor_is_stopped_is_not_alive_until_it_goes_on(own_
 
 
 @pytest.mark.slow
-def test_ctrl_c_to_the_process_group_is_one_shutdown(own_server: FrontEndServers) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_to_every_process_is_one_shutdown(own_server: FrontEndServers, signal_number: int) -> None:
+    """A terminal and service managers signal all processes at once; the engine must finish the requests."""
     own_server.wait_until_ready()
-    front_ends = own_server.front_ends()
+    processes = [own_server.process.pid, *children(own_server.process.pid)]
 
-    for pid in (*front_ends, own_server.process.pid):
-        os.kill(pid, signal.SIGINT)
+    for pid in processes:
+        os.kill(pid, signal_number)
 
     assert own_server.wait() == 0
-    assert not any(map(is_alive, front_ends))
+    assert not any(map(is_alive, processes))
     assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
@@ -518,30 +431,3 @@ def test_a_terminated_front_end_drains_and_is_replaced(server: FrontEndServers) 
     assert set(outcomes) == {200}, [outcome for outcome in outcomes if outcome != 200][:5]
     assert staying in server.front_ends()
     assert "exited with status 0; 0 requests were lost" in server.output
-
-
-@pytest.mark.slow
-def test_a_second_signal_exits_immediately(own_server: FrontEndServers) -> None:
-    own_server.wait_until_ready()
-    front_ends = own_server.front_ends()
-    clients = connections(own_server, 4)
-    with ThreadPoolExecutor(len(clients)) as pool:
-        pending = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
-        wait_until(lambda: load(own_server) == len(clients))
-        own_server.signal()
-        own_server.wait_for_line("received SIGTERM")
-        own_server.signal()
-        assert own_server.wait() == 128 + signal.SIGTERM
-        wait_until(lambda: not any(map(is_alive, front_ends)))
-        for future in pending:
-            error = future.exception(timeout=5)
-            assert isinstance(error, OSError | HTTPException) or future.result()[0] == 503
-
-
-@pytest.mark.slow
-def test_a_model_that_fails_to_load_stops_the_front_ends(tmp_path: Path) -> None:
-    own_server = FrontEndServers(tmp_path)
-
-    assert own_server.wait() == 78
-    assert "is not a model folder: no config.json" in own_server.lines[-1]
-    assert not own_server.front_ends()

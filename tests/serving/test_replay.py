@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving.request_load import NUM_CLIENTS, Load
+from tests.serving.request_load import Load
 
 from .failing_device import CRASHED, failing_server
-from .server_process import ServerProcess, children, command_line, is_alive, read_metrics, wait_until
+from .server_process import ServerProcess, is_alive, read_metrics, wait_until
 
 NUM_KILLS = 3
 
@@ -123,22 +123,6 @@ def test_poison_requests_do_not_use_up_the_restarts_of_the_server(folder: Path) 
         assert client.post("/v1/embeddings", json={"input": [[20]]}).status_code == 200
         assert client.get("/health/live").status_code == 200
         assert read_metrics(client)["cenote_engine_restarts_total"] == 6
-
-
-@pytest.mark.slow
-def test_a_killed_front_end_breaks_only_its_own_connections(folder: Path) -> None:
-    server = ServerProcess(str(folder), "--dtype", "float32", "--api-server-count", "2").wait_until_ready()
-    try:
-        with Load(server, connection_errors=True) as load:
-            wait_until(lambda: load.num_answered > 10)
-            pids = [pid for pid in children(server.process.pid) if "front_ends.front_end" in command_line(pid)]
-            os.kill(pids[0], signal.SIGKILL)
-            num_answered = load.num_answered
-            wait_until(lambda: load.num_answered > num_answered + 50)
-        assert not load.failures
-        assert load.num_broken <= NUM_CLIENTS
-    finally:
-        server.stop()
 
 
 @pytest.mark.slow

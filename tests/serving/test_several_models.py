@@ -329,16 +329,6 @@ def test_a_model_that_fails_at_the_start_is_named_and_the_others_serve(models: M
         assert client.post("/v1/embeddings", json={"input": "a", "model": "broken"}).status_code == 503
 
 
-def test_a_source_that_cannot_be_resolved_leaves_the_server_as_it_was(three: ServerProcess, models: Models) -> None:
-    with three.client() as client:
-        before = list(list_models(client))
-        for source in ("~nosuchuser/x", "/" + "x" * 300):
-            reply = client.post("/admin/models/load", json={"name": "bad", "source": source})
-            assert reply.status_code == 400 and "cannot be resolved" in reply.text
-        assert list(list_models(client)) == before
-        assert models.check_embedder(client) == ""
-
-
 def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
     server = start(
         str(models.folder / "embedder"), "--api-key", "plain", "--admin-api-key", "boss", "--api-server-count", "2"
@@ -352,27 +342,6 @@ def test_admin_routes_need_the_admin_key(models: Models, start: Start) -> None:
         assert client.post("/admin/shutdown", headers={"Authorization": "Bearer plain"}).status_code == 403
         assert client.post("/admin/shutdown", headers={"Authorization": "Bearer boss"}).status_code == 202
     assert server.wait() == 0
-
-
-@pytest.mark.slow
-def test_with_local_admin_admin_routes_are_closed_to_clients_of_a_proxy_and_to_pages_of_other_sites(
-    models: Models, start: Start
-) -> None:
-    server = start(str(models.folder / "embedder")).wait_until_ready()
-    with server.client() as client:
-        for headers in (
-            {"X-Forwarded-For": "10.0.0.9"},
-            {"Origin": "https://pages.example"},
-            {"Origin": "null"},
-            {"Host": "pages.example:8000"},  # which resolves to this machine
-        ):
-            assert client.get("/admin/models", headers=headers).status_code == 403, headers
-            assert client.post("/admin/shutdown", headers=headers).status_code == 403, headers
-        assert client.get("/admin/models").status_code == 200
-        assert client.get("/admin/models", headers={"Origin": server.address}).status_code == 200
-        started_at = time.monotonic()
-        assert client.post("/admin/shutdown").status_code == 202
-    assert server.wait() == 0 and time.monotonic() - started_at < 30
 
 
 def test_a_killed_engine_is_replaced_while_the_other_models_serve(three: ServerProcess, models: Models) -> None:

@@ -150,9 +150,3 @@ def test_the_help_lists_serve_first() -> None:
     done = subprocess.run([sys.executable, "-m", "cenote", "--help"], capture_output=True, text=True, timeout=60)
 
     assert done.stdout.index("serve") < done.stdout.index("embed  ")
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/version", "/load", "/openapi.json"])
-def test_system_routes_are_served(path: str, shared_server: ServerProcess) -> None:
-    with shared_server.client() as client:
-        assert client.get(path).status_code == 200

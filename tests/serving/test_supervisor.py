@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,48 +59,6 @@ def test_a_killed_engine_is_replaced_again_and_again(server: ServerProcess) -> N
     with server.client() as client:
         assert read_metrics(client)["cenote_engine_restarts_total"] == NUM_KILLS
     assert server.output.count("exited with SIGKILL; starting another now") == NUM_KILLS
-
-
-@pytest.mark.slow
-def test_a_stopped_engine_is_noticed_and_replaced(server: ServerProcess) -> None:
-    stopped = engine_pid(server)
-    os.kill(stopped, signal.SIGSTOP)
-    server.wait_for_line("it gave no sign of life for 5")
-
-    wait_until(lambda: not is_alive(stopped))
-    wait_until(lambda: status(server, "/health/ready") == 200)
-    assert embed(server).status_code == 200
-
-
-def test_a_killed_front_end_costs_only_the_requests_in_it(server: ServerProcess) -> None:
-    (killed,) = server.front_ends()
-    engine = engine_pid(server)
-    outcomes: list[tuple[float, int | Exception]] = []
-    done = threading.Event()
-
-    def send_requests() -> None:
-        while not done.is_set():
-            started_at = time.monotonic()
-            try:
-                outcomes.append((started_at, embed(server).status_code))
-            except httpx.TransportError as error:
-                outcomes.append((started_at, error))
-
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(4):
-            pool.submit(send_requests)
-        wait_until(lambda: len(outcomes) > 8)
-        os.kill(killed, signal.SIGKILL)
-        killed_at = time.monotonic()
-        wait_until(lambda: server.front_ends() not in ([], [killed]))
-        num_before = len(outcomes)
-        wait_until(lambda: len(outcomes) > num_before + 8)
-        done.set()
-
-    broken = [started_at for started_at, outcome in outcomes if outcome != 200]
-    assert len(broken) <= 4 and all(started_at < killed_at + 0.1 for started_at in broken)
-    assert engine_pid(server) == engine and is_alive(server.process.pid)
-    assert "exited with SIGKILL" in server.output
 
 
 def test_a_crash_in_native_code_is_logged_with_its_stack(server: ServerProcess) -> None:
@@ -225,19 +181,3 @@ def test_an_engine_is_replaced_although_its_cache_folder_cannot_be_used_any_more
         assert "nothing is cached there until it works" in server.wait_for_line("result cache .* failed")
     finally:
         server.stop()
-
-
-@pytest.mark.slow
-def test_a_terminate_signal_to_every_process_drains_the_server(folder: Path) -> None:
-    """A service manager signals all processes of a service at once; the engine must finish the requests."""
-    server = ServerProcess(str(folder), "--dtype", "float32", "--log-format", "json")
-    server.wait_for_line('"event": "ready"')
-    processes = [server.process.pid, *children(server.process.pid)]
-    for pid in processes:
-        os.kill(pid, signal.SIGTERM)
-
-    assert server.wait() == 0
-    assert not any(map(is_alive, processes))
-    lines = [json.loads(line) for line in server.lines]
-    after = lines[[line.get("event") for line in lines].index("ready") :]
-    assert {line["level"] for line in after} == {"info"}

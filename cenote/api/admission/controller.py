@@ -21,7 +21,7 @@ from cenote.api.admission.queue_limit import BULK_TIMES, INTERACTIVE_TIMES, Queu
 from cenote.api.admission.refusals import Refusals
 from cenote.api.admission.tenants import Tenants, seconds_to_next_minute
 from cenote.api.admission.ticket import MAX_INTERACTIVE_TOKENS, Ticket
-from cenote.api.key_settings import ANONYMOUS, KeySettings
+from cenote.api.api_keys import ANONYMOUS, KeySettings
 from cenote.errors import Overloaded
 from cenote.protocol.engine import Engine
 from cenote.protocol.scheduling import Lane

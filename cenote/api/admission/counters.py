@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from cenote.config.engine import MAX_PROCESSES
 from cenote.utils.shared_memory import make_shared_memory
 
 RefusalReason = Literal[
-    "queue",
-    "share",
-    "key_queue",
-    "rate_limit",
-    "bytes",
-    "memory",
-    "request_tokens",
-    "request_bytes",
-    "deadline",
-    "connections",
-    "descriptors",
-]
-REASONS: Final[tuple[RefusalReason, ...]] = (
     "queue",  # too many tokens in flight
     "share",  # the key uses its share of the queue
     "key_queue",  # max-queue-tokens of the key
@@ -34,7 +21,8 @@ REASONS: Final[tuple[RefusalReason, ...]] = (
     "deadline",  # its deadline would pass, or has passed
     "connections",  # more than --max-connections
     "descriptors",  # more connections than files may be open
-)
+]
+REASONS: Final[tuple[RefusalReason, ...]] = get_args(RefusalReason)
 NUM_SIZE_CLASSES = 6  # of requests by tokens; class 0 is the interactive lane
 NUM_TENANTS = 1024  # slots of API keys
 NUM_SLOTS = 256  # of models

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.cost import SMALL_BYTES, RequestCost
-from cenote.api.admission.deadlines import (
-    MAX_TIMEOUT_S,
-    TIMEOUT_MS_HEADER,
-    TIMEOUT_SECONDS_HEADER,
-    parse_timeout_headers,
-)
 from cenote.api.admission.tenants import seconds_to_next_minute
 from cenote.api.admission.ticket import Ticket
-from cenote.api.key_settings import ANONYMOUS, KeySettings
+from cenote.api.api_keys import ANONYMOUS, KeySettings
 from cenote.errors import BadRequest, DeadlineExceeded, Forbidden
 from cenote.protocol.scheduling import Lane
 
@@ -24,6 +19,10 @@ if TYPE_CHECKING:
 
 SMALL_DIGITS = len(str(SMALL_BYTES))
 PRIORITY_HEADER = b"x-priority"
+# headers that set a timeout, and their unit in seconds
+TIMEOUT_MS_HEADER, TIMEOUT_SECONDS_HEADER = b"x-request-timeout-ms", b"x-request-timeout-seconds"
+TIMEOUT_HEADERS = {TIMEOUT_MS_HEADER: 0.001, TIMEOUT_SECONDS_HEADER: 1.0}
+MAX_TIMEOUT_S = 10**7  # of the clock of the event loop, whose timers would overflow
 LANES: dict[bytes, Lane] = {b"interactive": "interactive", b"bulk": "bulk"}
 
 
@@ -120,3 +119,20 @@ class RequestAdmission:
                 "to the key in --api-key-file",
                 param=param,
             )
+
+
+def parse_timeout_headers(headers: dict[bytes, bytes]) -> float:
+    """Return the shortest timeout in seconds; the headers have at least one."""
+    return min(_parse_timeout(headers[name], name, unit) for name, unit in TIMEOUT_HEADERS.items() if name in headers)
+
+
+def _parse_timeout(value: bytes, name: bytes, unit: float) -> float:
+    text = value.decode("latin-1")
+    try:
+        seconds = float(text) * unit
+    except ValueError:
+        seconds = -1.0
+    if not (isfinite(seconds) and seconds > 0):
+        header = name.decode()
+        raise BadRequest(f"invalid {header} {text[:40]!r}; expected a number above 0", param=f"header.{header}")
+    return min(seconds, MAX_TIMEOUT_S)

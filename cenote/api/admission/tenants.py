@@ -14,7 +14,7 @@ from cenote.api.admission.counters import (
     TENANTS,
     Counters,
 )
-from cenote.api.key_settings import KeySettings
+from cenote.api.api_keys import KeySettings
 
 ACTIVE_S = 2.0  # after its last request, a tenant without requests in flight keeps its share this long
 REFRESH_S = 0.05  # between two looks at which tenants are active

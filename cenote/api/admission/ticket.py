@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cenote.protocol.scheduling import Lane
@@ -14,27 +15,17 @@ if TYPE_CHECKING:
     from cenote.api.admission.controller import AdmissionController
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """Tokens that one request has in flight, until `release`."""
 
-    __slots__ = ("admitted_at", "column", "controller", "is_by_size", "is_released", "size_class", "tokens")
-
-    def __init__(
-        self,
-        controller: AdmissionController,
-        tokens: int,
-        size_class: int,
-        column: int,
-        now: float,
-        is_by_size: bool,
-    ) -> None:
-        self.controller = controller
-        self.tokens = tokens
-        self.size_class = size_class
-        self.column = column  # of its tenant; 0: none
-        self.admitted_at = now
-        self.is_by_size = is_by_size  # the lane was chosen by the estimated tokens
-        self.is_released = False
+    controller: AdmissionController
+    tokens: int
+    size_class: int
+    column: int  # of its tenant; 0: none
+    admitted_at: float
+    is_by_size: bool  # the lane was chosen by the estimated tokens
+    is_released: bool = False
 
     @property
     def lane(self) -> Lane:

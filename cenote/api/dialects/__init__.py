@@ -8,7 +8,7 @@ from cenote.api.dialects.dialect import Dialect
 from cenote.api.dialects.entities import ENTITIES
 from cenote.api.dialects.gemini import GEMINI
 from cenote.api.dialects.infinity import INFINITY
-from cenote.api.dialects.invocations import make_invocations_dialect
+from cenote.api.dialects.invocations import SAGEMAKER
 from cenote.api.dialects.jina import JINA
 from cenote.api.dialects.llama_cpp import LLAMA_CPP
 from cenote.api.dialects.mixedbread import MIXEDBREAD
@@ -43,7 +43,7 @@ VENDOR_DIALECTS: tuple[Dialect, ...] = (
 DIALECTS: tuple[Dialect, ...] = (
     *SINGLE_TASK_DIALECTS,
     *VENDOR_DIALECTS,
-    make_invocations_dialect(SINGLE_TASK_DIALECTS),
+    SAGEMAKER,
     TEI,
     INFINITY,
     WEAVIATE,

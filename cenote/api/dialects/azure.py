@@ -7,13 +7,11 @@ from dataclasses import replace
 from cenote.api.dialects.dialect import Dialect
 from cenote.api.dialects.openai import OPENAI
 
-EMBEDDINGS = OPENAI.routes[0]
-
 AZURE = Dialect(
     "azure",
     [
         replace(
-            EMBEDDINGS,
+            OPENAI.routes[0],
             paths=(
                 "/openai/deployments/{model}/embeddings",
                 "/deployments/{model}/embeddings",

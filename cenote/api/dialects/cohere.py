@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects import cohere_meta
-from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_inputs, replace_inputs
+from cenote.api.dialects.cohere_inputs import MixedInput, count_images, parse_images, parse_mixed_input, replace_inputs
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.encoding import CohereEmbeddingType
+from cenote.api.plain_route import Routes
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
@@ -36,6 +38,17 @@ from cenote.protocol.params import PoolingParams, TokenizationParams, Truncation
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import SchedulingParams
+
+routes = Routes(Route)
+add_route = partial(
+    routes.add,
+    needs=EMBEDDINGS,
+    example={
+        "texts": ["Hello, my name is", "The capital of France is"],
+        "input_type": "search_document",
+        "embedding_types": ["float", "int8"],
+    },
+)
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 TRUNCATION_SIDES: Mapping[str | None, TruncationSide] = {"START": "left", "LEFT": "left", "RIGHT": "right"}
@@ -92,11 +105,15 @@ class Embedded(msgspec.Struct, kw_only=True):
     token_counts: list[TokenCounts | None] | UnsetType = UNSET
 
 
+@add_route("/v2/embed", is_absent_if_unsupported=True)
 async def embed(body: EmbedBody, context: RequestContext) -> Embedded:
+    """Compute embeddings in one or several of Cohere's types."""
     return await _embed(body, context, version="2")
 
 
+@add_route("/v1/embed")
 async def embed_v1(body: EmbedBody, context: RequestContext) -> Embedded:
+    """Compute embeddings; returns a plain list of floats if no type is requested."""
     return await _embed(body, context, version="1")
 
 
@@ -152,7 +169,9 @@ def make_content_parts(body: EmbedBody, model_info: ModelInfo) -> list[ContentPa
         raise InvalidBody(
             "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
         )
-    return parse_images(body.images, model_info) if body.images else parse_inputs(body.inputs or [], model_info)
+    if body.images:
+        return parse_images(body.images, model_info)
+    return [parse_mixed_input(item, index, model_info) for index, item in enumerate(body.inputs or [])]
 
 
 def make_billed_units(context: RequestContext, num_images: int) -> BilledUnits:
@@ -192,31 +211,9 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
         raise error
 
 
-def _make_route(path: str, handler: Any, summary: str) -> Route:
-    return Route(
-        paths=(path,),
-        body_type=EmbedBody,
-        handler=handler,
-        summary=summary,
-        reply_type=Embedded,
-        needs=EMBEDDINGS,
-        is_absent_if_unsupported=path == "/v2/embed",
-        example={
-            "texts": ["Hello, my name is", "The capital of France is"],
-            "input_type": "search_document",
-            "embedding_types": ["float", "int8"],
-        },
-    )
-
-
 COHERE = Dialect(
     "cohere",
-    [
-        _make_route("/v2/embed", embed, "Compute embeddings in one or several of Cohere's types"),
-        _make_route(
-            "/v1/embed", embed_v1, "Compute embeddings; returns a plain list of floats if no type is requested"
-        ),
-    ],
+    routes,
     generation_paths=("/v1/chat", "/v2/chat", "/v1/generate"),
     truncation="Leave out truncate=NONE",
 )

@@ -37,11 +37,7 @@ def parse_images(urls: list[str], model_info: ModelInfo) -> list[ContentParts]:
     return [ContentParts([make_image_part(url)], f"images[{index}]") for index, url in enumerate(urls)]
 
 
-def parse_inputs(inputs: list[MixedInput], model_info: ModelInfo) -> list[ContentParts]:
-    return [_parse_mixed_input(item, index, model_info) for index, item in enumerate(inputs)]
-
-
-def _parse_mixed_input(item: MixedInput, index: int, model_info: ModelInfo) -> ContentParts:
+def parse_mixed_input(item: MixedInput, index: int, model_info: ModelInfo) -> ContentParts:
     name = f"inputs.{index}.content"
     if not item.content:
         raise InvalidBody(f"{name}: expected at least one part", param=f"body.{name}")

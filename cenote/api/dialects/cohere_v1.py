@@ -17,9 +17,12 @@ from cenote.api.dialects.text_requests import (
     parse_truncation,
 )
 from cenote.api.dialects.tokenize import TokenId
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
+
+routes = Routes(Route)
 
 
 class TokenizeTextBody(msgspec.Struct, kw_only=True):
@@ -72,16 +75,27 @@ class ClassifiedTexts(msgspec.Struct):
     meta: cohere_meta.Meta
 
 
+@routes.add("/v1/tokenize", example={"text": "Hello, my name is"})
 async def tokenize_text(body: TokenizeTextBody, context: RequestContext) -> TokenizedText:
+    """Return the token ids and strings of a text, without special tokens, in Cohere's format."""
     tokenized = await context.tokenize(body.text, is_answer=True, add_special_tokens=False, return_token_strs=True)
     return TokenizedText(tokenized.token_ids, tokenized.token_strs or [], make_v1_meta(context))
 
 
+@routes.add("/v1/detokenize", example={"tokens": [10, 20, 30]})
 async def detokenize_tokens(body: DetokenizeTokensBody, context: RequestContext) -> DetokenizedText:
+    """Return the text of token ids, in Cohere's format."""
     return DetokenizedText(await context.detokenize(body.tokens), make_v1_meta(context))
 
 
+@routes.add(
+    "/v1/classify",
+    body_keys=has_keys("inputs"),
+    needs=CLASSIFICATION,
+    example={"inputs": ["The food was great.", "Never again."]},
+)
 async def classify_texts(body: ClassifyTextsBody, context: RequestContext) -> ClassifiedTexts:
+    """Classify texts by the labels of the model, in Cohere's format."""
     for name in ("examples", "preset"):
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported: the labels are those of the model; leave it out", param=name)
@@ -114,35 +128,4 @@ def make_v1_meta(context: RequestContext) -> cohere_meta.Meta:
     return make_meta(context, "1", BilledUnits(input_tokens=context.num_tokens))
 
 
-COHERE_V1 = Dialect(
-    "cohere-v1",
-    [
-        Route(
-            paths=("/v1/tokenize",),
-            body_type=TokenizeTextBody,
-            handler=tokenize_text,
-            summary="Return the token ids and strings of a text, without special tokens, in Cohere's format",
-            reply_type=TokenizedText,
-            example={"text": "Hello, my name is"},
-        ),
-        Route(
-            paths=("/v1/detokenize",),
-            body_type=DetokenizeTokensBody,
-            handler=detokenize_tokens,
-            summary="Return the text of token ids, in Cohere's format",
-            reply_type=DetokenizedText,
-            example={"tokens": [10, 20, 30]},
-        ),
-        Route(
-            paths=("/v1/classify",),
-            body_type=ClassifyTextsBody,
-            body_keys=has_keys("inputs"),
-            handler=classify_texts,
-            summary="Classify texts by the labels of the model, in Cohere's format",
-            reply_type=ClassifiedTexts,
-            needs=CLASSIFICATION,
-            example={"inputs": ["The food was great.", "Never again."]},
-        ),
-    ],
-    truncation="Leave out truncate=NONE",
-)
+COHERE_V1 = Dialect("cohere-v1", routes, truncation="Leave out truncate=NONE")

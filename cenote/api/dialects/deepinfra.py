@@ -13,10 +13,13 @@ from cenote.api.dialects.text_requests import (
     make_truncation,
     score,
 )
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
 from cenote.api.vector_response import encode_results
 from cenote.errors import BadRequest, Unsupported
+
+routes = Routes(Route)
 
 
 class InferenceBody(msgspec.Struct, kw_only=True):
@@ -53,7 +56,13 @@ class InferredScores(msgspec.Struct):
     inference_status: InferenceStatus
 
 
+@routes.add(
+    ("/inference/{model}", "/v1/inference/{model}"),
+    needs=Need("Inference", lambda model_info: EMBEDDINGS.is_met(model_info) or SCORES.is_met(model_info)),
+    example={"queries": ["Who is old?"], "documents": ["The river is old.", "The fish is red."]},
+)
 async def infer(body: InferenceBody, context: RequestContext) -> InferredEmbeddings | InferredScores:
+    """Compute embeddings of inputs, or scores of queries and documents, in DeepInfra's format."""
     if (body.inputs is None) == (body.documents is None):
         raise BadRequest("expected either inputs, or queries and documents", param="inputs")
     if body.inputs is not None:
@@ -92,17 +101,4 @@ def make_status(context: RequestContext) -> InferenceStatus:
     return InferenceStatus("succeeded", int(context.timing.inference_s * 1000), 0.0, context.num_tokens)
 
 
-DEEPINFRA = Dialect(
-    "deepinfra",
-    [
-        Route(
-            paths=("/inference/{model}", "/v1/inference/{model}"),
-            body_type=InferenceBody,
-            handler=infer,
-            summary="Compute embeddings of inputs, or scores of queries and documents, in DeepInfra's format",
-            reply_type=InferredEmbeddings | InferredScores,
-            needs=Need("Inference", lambda model_info: EMBEDDINGS.is_met(model_info) or SCORES.is_met(model_info)),
-            example={"queries": ["Who is old?"], "documents": ["The river is old.", "The fish is red."]},
-        )
-    ],
-)
+DEEPINFRA = Dialect("deepinfra", routes)

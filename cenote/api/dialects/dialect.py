@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, get_type_hints
 
-import msgspec
-
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, read_reply_type, read_summary
 from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, ErrorEncoder, encode_default_error
 from cenote.api.request_body import JsonType
 from cenote.api.request_context import RequestContext
-from cenote.inputs.limits import SET_TRUNCATION
+from cenote.errors import InputTooLong, PoolingError
+from cenote.inputs.limits import SERVER_ADVICE, SET_TRUNCATION
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 
@@ -51,7 +50,7 @@ def has_keys(*names: str, **types: JsonType | Sequence[JsonType]) -> BodyKeys:
     return dict.fromkeys(names, ANY_TYPE) | typed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Route:
     """One POST endpoint, under one or several paths.
 
@@ -59,21 +58,28 @@ class Route:
     order of the table of dialects; the one without `body_keys` takes all other bodies.
     """
 
-    paths: Sequence[str]  # the first one is its name in metrics and documentation; {model} stands for a model name
-    body_type: type[msgspec.Struct] | type[msgspec.Raw]  # Raw if the handler parses it
     handler: Handler  # called when the model is selected that the body names
+    paths: Sequence[str]  # one or several: the first is its name in metrics and documents; {model}: for a model name
+    _: KW_ONLY
+    example: Mapping[str, Any]  # request body for the documentation page
+    needs: Need = ANY_MODEL
+    body_keys: BodyKeys | None = None  # keys, not null, and their types; None: any body
     read_model_name: Callable[[Any], str | None] | None = read_model_name  # None: the handler selects the model
-    summary: str
-    reply_type: Any  # type of the response body, for the OpenAPI document
+    needs_admin: bool = False  # an admin key; without one nobody may use it
+    is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
+    can_be_binary: bool = False  # whether it can respond with application/octet-stream
     media_type: str = JSON_MEDIA_TYPE  # of the response
     stream_media_type: str | None = None  # of the response, if the request asks for a stream
-    needs: Need = ANY_MODEL
-    is_absent_if_unsupported: bool = False  # respond with 404 instead of 400, as vLLM's scoring routes
-    needs_admin: bool = False  # an admin key; without one nobody may use it
-    can_be_binary: bool = False  # whether it can respond with application/octet-stream
-    example: Mapping[str, Any]  # request body for the documentation page
+    body_type: Any = None  # Raw if the handler parses it; None: that of its parameter `body`
     documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document
-    body_keys: BodyKeys | None = None  # keys, not null, and their types; None: any body
+    reply_type: Any = None  # type of the response body, for the OpenAPI document; None: what the handler returns
+    summary: str = ""  # "": that of the handler
+
+    def __post_init__(self) -> None:
+        self.paths = (self.paths,) if isinstance(self.paths, str) else self.paths
+        self.body_type = self.body_type or get_type_hints(self.handler)["body"]
+        self.summary = self.summary or read_summary(self.handler)
+        self.reply_type = self.reply_type or read_reply_type(self.handler)
 
     def is_supported(self, model_info: ModelInfo) -> bool:
         return self.needs.is_met(model_info)
@@ -89,3 +95,14 @@ class Dialect:
     error_statuses: Sequence[int] = ()  # besides those of all dialects
     truncation: str | None = SET_TRUNCATION  # what a client does to have inputs cut; None: it cannot
     generation_paths: Sequence[str] = ()  # where the vendor generates text, for an error that explains it
+
+
+def adapt_advice(error: PoolingError, truncation: str | None) -> None:
+    """Change the message for HTTP clients; `truncation`: what the client has to do, None if only the server can."""
+    if not isinstance(error, InputTooLong) or truncation == SET_TRUNCATION or SET_TRUNCATION not in error.message:
+        return
+    before, _, after = str(error).partition(SET_TRUNCATION)
+    if truncation is None:
+        error.http_message = f"{before}A server cuts such inputs{after.partition(SERVER_ADVICE)[2]}"
+    else:
+        error.http_message = f"{before}{truncation}{after}"

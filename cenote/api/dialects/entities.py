@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects.dialect import Dialect, Need, Route
+from cenote.api.plain_route import Routes
 from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import CommonFields, doc
@@ -15,6 +16,8 @@ from cenote.errors import Unsupported
 from cenote.protocol.params import AggregationStrategy
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import Entity, EntityResult
+
+routes = Routes(Route)
 
 Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -54,7 +57,13 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
+@routes.add(
+    ("/entities", "/v1/entities"),
+    needs=Need("Entities", lambda model_info: model_info.supports_entities),
+    example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
+)
 async def entities(body: EntitiesBody, context: RequestContext) -> AnswerList[EntitiesAnswer]:
+    """Find entities in texts with a token classification or GLiNER model."""
     pool = PoolRequest(
         task="token_classify",
         inputs=[body.input] if isinstance(body.input, str) else body.input,
@@ -97,17 +106,4 @@ def to_span(entity: Entity) -> Span:
     return Span(*values, entity=entity.label, index=entity.index)
 
 
-ENTITIES = Dialect(
-    "entities",
-    [
-        Route(
-            paths=("/entities", "/v1/entities"),
-            body_type=EntitiesBody,
-            handler=entities,
-            summary="Find entities in texts with a token classification or GLiNER model",
-            reply_type=AnswerList[EntitiesAnswer],
-            needs=Need("Entities", lambda model_info: model_info.supports_entities),
-            example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
-        ),
-    ],
-)
+ENTITIES = Dialect("entities", routes)

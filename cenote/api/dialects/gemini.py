@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from cenote.api.dialects.cohere_inputs import make_image_part, replace_inputs
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
+from cenote.api.plain_route import Routes
 from cenote.api.replies import ErrorBody
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, doc
@@ -20,6 +21,8 @@ from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+
+routes = Routes(Route)
 
 # in the order of their numbers, which clients of the gRPC schema send
 TASK_TYPES = (
@@ -36,6 +39,8 @@ TASK_TYPES = (
 # task types whose texts are queries of a search
 QUERY_TASK_TYPES = ("QUESTION_ANSWERING", "FACT_VERIFICATION", "CODE_RETRIEVAL_QUERY")
 TASK_TYPE_DOC = doc("Use of the embedding, by name or number. Selects the model's prompt for it.")
+VERSIONS = ("/v1beta", "/v1", "/v1beta1", "")
+TEXT_EXAMPLE = {"parts": [{"text": "Hello, my name is"}]}
 TITLE_DOC = doc("Title of a document; prepended to its text as a line of its own.")
 
 
@@ -69,8 +74,7 @@ class EmbedContentBody(EmbedConfig, kw_only=True, rename="camel"):
     def resolve_config(self) -> EmbedConfig:
         """Return the options; those of `embedContentConfig` take precedence."""
         inner = self.embed_content_config or EmbedConfig()
-        names = ("task_type", "title", "output_dimensionality", "auto_truncate")
-        values = {name: getattr(inner, name) for name in names}
+        values = {name: getattr(inner, name) for name in EmbedConfig.__struct_fields__}
         return EmbedConfig(**{name: getattr(self, name) if value is None else value for name, value in values.items()})
 
 
@@ -144,20 +148,47 @@ class VertexPredicted(msgspec.Struct):
     metadata: dict[str, int] | UnsetType = UNSET
 
 
+def read_model_name(body: EmbedContentBody) -> str | None:
+    """Return the name without the prefix of the resource type."""
+    return body.model.removeprefix("models/") if body.model else None
+
+
+def list_paths(operation: str) -> list[str]:
+    return [f"{version}/models/{{model}}:{operation}" for version in VERSIONS]
+
+
+@routes.add(
+    list_paths("embedContent"),
+    reply_type=EmbeddedContent,
+    read_model_name=read_model_name,
+    needs=EMBEDDINGS,
+    example={"content": TEXT_EXAMPLE, "taskType": "RETRIEVAL_QUERY"},
+)
 async def embed_content(body: EmbedContentBody, context: RequestContext) -> dict[str, Any]:
+    """Compute the embedding of one content, in Gemini's format."""
     (result,) = await embed_all([body], context)
     (values,) = await encode_all([result])
     return {"embedding": values, "usageMetadata": UsageMetadata(context.num_tokens)}
 
 
+@routes.add(
+    list_paths("batchEmbedContents"),
+    reply_type=EmbeddedContents,
+    read_model_name=lambda body: read_model_name(body.requests[0]) if body.requests else None,
+    needs=EMBEDDINGS,
+    example={"requests": [{"content": TEXT_EXAMPLE}]},
+)
 async def batch_embed_contents(body: BatchEmbedContentsBody, context: RequestContext) -> dict[str, Any]:
+    """Compute the embedding of every content, in Gemini's format."""
     check_not_empty(body.requests, "requests")
     context.check_num_items(len(body.requests), "requests")
     results = await embed_all(body.requests, context)
     return {"embeddings": await encode_all(results), "usageMetadata": UsageMetadata(context.num_tokens)}
 
 
+@routes.add(list_paths("countTokens"), example={"contents": [TEXT_EXAMPLE]})
 async def count_tokens(body: CountTokensBody, context: RequestContext) -> CountedTokens:
+    """Count the tokens of contents, in Gemini's format."""
     contents = body.contents
     if contents is None and body.generate_content_request is not None:
         contents = body.generate_content_request.contents
@@ -166,7 +197,14 @@ async def count_tokens(body: CountTokensBody, context: RequestContext) -> Counte
     return CountedTokens(sum(await context.count_tokens(texts, "contents")))
 
 
+@routes.add(
+    [f"{version}/publishers/google/models/{{model}}:predict" for version in VERSIONS],
+    reply_type=VertexPredicted,
+    needs=EMBEDDINGS,
+    example={"instances": [{"content": "Hello, my name is", "task_type": "RETRIEVAL_QUERY"}]},
+)
 async def predict(body: PredictBody, context: RequestContext) -> dict[str, Any]:
+    """Compute the embedding of every instance, in the format of Vertex AI."""
     check_not_empty(body.instances, "instances")
     context.check_num_items(len(body.instances), "instances")
     parameters = body.parameters or Parameters()
@@ -269,11 +307,6 @@ def make_prediction(values: dict[str, Any], result: PoolResult) -> dict[str, Any
     return {"embeddings": {**values, "statistics": Statistics(result.truncated, result.num_tokens)}}
 
 
-def read_model_name(body: EmbedContentBody) -> str | None:
-    """Return the name without the prefix of the resource type."""
-    return body.model.removeprefix("models/") if body.model else None
-
-
 class ErrorStatus(msgspec.Struct):
     code: int
     message: str
@@ -303,55 +336,9 @@ def encode_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, Gemi
     return body.code, GeminiError(ErrorStatus(body.code, body.message, STATUS_NAMES.get(body.code, "UNKNOWN")))
 
 
-VERSIONS = ("/v1beta", "/v1", "/v1beta1", "")
-TEXT_EXAMPLE = {"parts": [{"text": "Hello, my name is"}]}
-
-
-def list_paths(operation: str) -> list[str]:
-    return [f"{version}/models/{{model}}:{operation}" for version in VERSIONS]
-
-
 GEMINI = Dialect(
     "gemini",
-    [
-        Route(
-            paths=list_paths("embedContent"),
-            body_type=EmbedContentBody,
-            handler=embed_content,
-            read_model_name=read_model_name,
-            summary="Compute the embedding of one content, in Gemini's format",
-            reply_type=EmbeddedContent,
-            needs=EMBEDDINGS,
-            example={"content": TEXT_EXAMPLE, "taskType": "RETRIEVAL_QUERY"},
-        ),
-        Route(
-            paths=list_paths("batchEmbedContents"),
-            body_type=BatchEmbedContentsBody,
-            handler=batch_embed_contents,
-            read_model_name=lambda body: read_model_name(body.requests[0]) if body.requests else None,
-            summary="Compute the embedding of every content, in Gemini's format",
-            reply_type=EmbeddedContents,
-            needs=EMBEDDINGS,
-            example={"requests": [{"content": TEXT_EXAMPLE}]},
-        ),
-        Route(
-            paths=list_paths("countTokens"),
-            body_type=CountTokensBody,
-            handler=count_tokens,
-            summary="Count the tokens of contents, in Gemini's format",
-            reply_type=CountedTokens,
-            example={"contents": [TEXT_EXAMPLE]},
-        ),
-        Route(
-            paths=[f"{version}/publishers/google/models/{{model}}:predict" for version in VERSIONS],
-            body_type=PredictBody,
-            handler=predict,
-            summary="Compute the embedding of every instance, in the format of Vertex AI",
-            reply_type=VertexPredicted,
-            needs=EMBEDDINGS,
-            example={"instances": [{"content": "Hello, my name is", "task_type": "RETRIEVAL_QUERY"}]},
-        ),
-    ],
+    routes,
     generation_paths=[
         *[*list_paths("generateContent"), *list_paths("streamGenerateContent")],
         *[f"{version}/publishers/google/models/{{model}}:generateContent" for version in VERSIONS],

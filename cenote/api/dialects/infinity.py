@@ -11,13 +11,15 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects import text_requests
 from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route, has_keys
 from cenote.api.dialects.tei_fields import Prediction
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.replies import Usage
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import ModelCard, list_model_cards
 from cenote.errors import InvalidBody
+
+routes, plain_routes = Routes(Route), Routes(PlainRoute)
 
 
 class InfinityClassifyBody(msgspec.Struct, kw_only=True):
@@ -53,7 +55,9 @@ class InfinityModelList(msgspec.Struct):
     object: str = "list"
 
 
+@plain_routes.add("/models")
 async def list_models(http: Request, app_state: AppState) -> InfinityModelList:
+    """List the served model names and adapters with their load."""
     cards = list_model_cards(app_state)
     return InfinityModelList([make_infinity_card(card, app_state) for card in cards])
 
@@ -79,7 +83,15 @@ def list_capabilities(model: ServedModel) -> list[str]:
     return [*names, *(["image_embed"] if model_info.supports_images and "embed" in names else [])]
 
 
+@routes.add(
+    "/classify",
+    read_model_name=lambda body: None if body.model == "default/not-specified" else body.model,
+    needs=CLASSIFICATION,
+    body_keys=has_keys(input="array", raw_scores="boolean"),
+    example={"input": ["The food was great."], "raw_scores": False},
+)
 async def classify(body: InfinityClassifyBody, context: RequestContext) -> InfinityClassified:
+    """Return labels with scores for every text, best first, for clients of Infinity."""
     if not body.input:
         raise InvalidBody("input is empty; expected at least one text", param="body.input")
     scores = await text_requests.classify(
@@ -90,24 +102,4 @@ async def classify(body: InfinityClassifyBody, context: RequestContext) -> Infin
     return InfinityClassified("classify", data, context.model, context.make_usage(), response_id, context.created)
 
 
-INFINITY = Dialect(
-    "infinity",
-    [
-        Route(
-            paths=("/classify",),
-            body_type=InfinityClassifyBody,
-            handler=classify,
-            read_model_name=lambda body: None if body.model == "default/not-specified" else body.model,
-            summary="Return labels with scores for every text, best first, for clients of Infinity",
-            reply_type=InfinityClassified,
-            needs=CLASSIFICATION,
-            body_keys=has_keys(input="array", raw_scores="boolean"),
-            example={"input": ["The food was great."], "raw_scores": False},
-        )
-    ],
-    [
-        PlainRoute(
-            ("/models",), list_models, "List the served model names and adapters with their load", InfinityModelList
-        )
-    ],
-)
+INFINITY = Dialect("infinity", routes, plain_routes)

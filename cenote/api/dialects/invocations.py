@@ -10,17 +10,22 @@ from typing import Any
 import msgspec
 
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route, has_keys
+from cenote.api.dialects.openai import OPENAI
+from cenote.api.dialects.rerank import RERANK
 from cenote.api.dialects.text_requests import (
     check_not_empty,
     make_embed_request,
     make_truncation,
 )
-from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS
+from cenote.api.dialects.vllm import SCORE_FIELD_PAIRS, VLLM
+from cenote.api.plain_route import Routes
 from cenote.api.request_body import NULL_JSON, parse_body
 from cenote.api.request_context import RequestContext
 from cenote.api.vector_response import encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
+
+routes = Routes(Route)
 
 # alternative sets of required keys by route, in the order in which the routes are tried
 REQUIRED_KEYS: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -29,6 +34,12 @@ REQUIRED_KEYS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "/rerank": (("query", "documents"),),
     "/score": SCORE_FIELD_PAIRS,
     "/pooling": (("input",), ("messages",), ("data",)),
+}
+ROUTES = {
+    path: route
+    for path in REQUIRED_KEYS
+    for route in (*OPENAI.routes, *VLLM.routes, *RERANK.routes)
+    if path in route.paths
 }
 # routes for one task: skipped if the body names another task
 ROUTE_TASKS = {"/v1/embeddings": "embed", "/classify": "classify"}
@@ -49,63 +60,50 @@ class JumpStartEmbeddings(msgspec.Struct):
     embedding: list[list[float]]  # one for each text
 
 
+@routes.add(
+    "/invocations",
+    reply_type=JumpStartEmbeddings,
+    body_keys=has_keys("text_inputs"),
+    needs=EMBEDDINGS,
+    example={"text_inputs": ["Hello, my name is", "The capital of France is"]},
+)
 async def embed_jumpstart(body: JumpStartBody, context: RequestContext) -> dict[str, Any]:
+    """Compute embeddings in the format of SageMaker JumpStart; long texts are truncated."""
     texts = [body.text_inputs] if isinstance(body.text_inputs, str) else body.text_inputs
     check_not_empty(texts, "text_inputs")
     results = await context.pool(make_embed_request(texts, make_truncation(True, context)))
     return {"embedding": await encode_results(results)}
 
 
-def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
-    """Return the dialect whose route dispatches to the routes of the other dialects."""
-    all_routes = [route for dialect in dialects for route in dialect.routes if route.body_keys is None]
-    by_path = {path: route for route in all_routes for path in route.paths}
-    routes = {path: by_path[path] for path in REQUIRED_KEYS}
-
-    async def invoke(body: msgspec.Raw, context: RequestContext) -> Any:
-        keys: Any = parse_body(BodyKeys, body, is_partial=True)
-        await context.select_model(keys.model if isinstance(keys.model, str) else None)
-        route = match_route(keys, routes, context.model_info)
-        parsed = parse_body(route.body_type, body)
-        context.read_options(parsed)
-        return await route.handler(parsed, context)
-
-    return Dialect(
-        "sagemaker",
-        [
-            Route(
-                paths=("/invocations",),
-                body_type=msgspec.Raw,
-                documented_body_type=reduce(or_, (route.body_type for route in routes.values())),
-                handler=invoke,
-                read_model_name=None,
-                summary="Run any of the other requests; the keys of the body select the route",
-                reply_type=reduce(or_, (route.reply_type for route in routes.values())),
-                can_be_binary=True,
-                example={"input": "Hello, my name is"},
-            ),
-            Route(
-                paths=("/invocations",),
-                body_type=JumpStartBody,
-                body_keys=has_keys("text_inputs"),
-                handler=embed_jumpstart,
-                summary="Compute embeddings in the format of SageMaker JumpStart; long texts are truncated",
-                reply_type=JumpStartEmbeddings,
-                needs=EMBEDDINGS,
-                example={"text_inputs": ["Hello, my name is", "The capital of France is"]},
-            ),
-        ],
-    )
+@routes.add(
+    "/invocations",
+    documented_body_type=reduce(or_, (route.body_type for route in ROUTES.values())),
+    reply_type=reduce(or_, (route.reply_type for route in ROUTES.values())),
+    read_model_name=None,
+    can_be_binary=True,
+    example={"input": "Hello, my name is"},
+)
+async def invoke(body: msgspec.Raw, context: RequestContext) -> Any:
+    """Run any of the other requests; the keys of the body select the route."""
+    keys: Any = parse_body(BodyKeys, body, is_partial=True)
+    await context.select_model(keys.model if isinstance(keys.model, str) else None)
+    route = match_route(keys, context.model_info)
+    parsed = parse_body(route.body_type, body)
+    context.read_options(parsed)
+    return await route.handler(parsed, context)
 
 
-def match_route(keys: Any, routes: Mapping[str, Route], model_info: ModelInfo) -> Route:
+def match_route(keys: Any, model_info: ModelInfo) -> Route:
     present = {name for name in KEY_NAMES if bytes(memoryview(getattr(keys, name))[:4]) != b"null"}
     # in /v1/embeddings, `task` may be an embedding task, which does not select a route
     embedding_tasks = (None, *model_info.adapters, *model_info.instructions, *model_info.prompts)
     task = model_info.default_task if keys.task in embedding_tasks else keys.task
-    supported = {path: route for path, route in routes.items() if route.is_supported(model_info)}
+    supported = {path: route for path, route in ROUTES.items() if route.is_supported(model_info)}
     for path, route in supported.items():
         if ROUTE_TASKS.get(path, task) == task and any(present.issuperset(names) for names in REQUIRED_KEYS[path]):
             return route
     expected = [f"{path}: {' or '.join(' + '.join(names) for names in REQUIRED_KEYS[path])}" for path in supported]
     raise InvalidBody(f"Cannot find suitable handler for request. Expected one of: {expected}", param="body")
+
+
+SAGEMAKER = Dialect("sagemaker", routes)

@@ -19,10 +19,13 @@ from cenote.api.dialects.text_requests import (
     make_truncation,
 )
 from cenote.api.encoding import Float32Array
+from cenote.api.plain_route import Routes
 from cenote.api.replies import Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
+
+routes = Routes(Route)
 
 MAX_LABELS = 256
 # of a label and its score in an entry, besides the text of the label
@@ -63,7 +66,15 @@ class ZeroShotAnswer(msgspec.Struct):
     usage: ZeroShotUsage
 
 
+@routes.add(
+    "/v1/classify",
+    reply_type=ZeroShotAnswer,
+    body_keys=has_keys("labels"),
+    needs=EMBEDDINGS,
+    example={"input": ["The river is old.", "The fish is red."], "labels": ["water", "animals"]},
+)
 async def classify_zero_shot(body: ZeroShotBody, context: RequestContext) -> Reply:
+    """Classify texts by the similarity of their embeddings to those of labels, in Jina's format."""
     if body.classifier_id is not None:
         raise BadRequest("classifier_id is not supported: there are no trained classifiers", param="classifier_id")
     check_not_empty(body.input, "input")
@@ -106,18 +117,4 @@ def encode_entry(index: int, labels: Sequence[bytes], probs: Sequence[float]) ->
     return msgspec.json.encode(ZeroShotEntry("classification", index, best.label, best.score, predictions))
 
 
-JINA = Dialect(
-    "jina",
-    [
-        Route(
-            paths=("/v1/classify",),
-            body_type=ZeroShotBody,
-            body_keys=has_keys("labels"),
-            handler=classify_zero_shot,
-            summary="Classify texts by the similarity of their embeddings to those of labels, in Jina's format",
-            reply_type=ZeroShotAnswer,
-            needs=EMBEDDINGS,
-            example={"input": ["The river is old.", "The fish is red."], "labels": ["water", "animals"]},
-        )
-    ],
-)
+JINA = Dialect("jina", routes)

@@ -13,11 +13,14 @@ from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.rerank import RERANK
 from cenote.api.dialects.text_requests import check_not_empty, embed_rows, make_embed_request
 from cenote.api.encoding import Float32Array, encode_json
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
 from cenote.protocol.params import TokenizationParams
+
+routes = Routes(Route)
 
 NormKind = Annotated[int, Meta(ge=-1, le=100)]
 EUCLIDEAN = 2
@@ -42,7 +45,14 @@ class IndexedLlamaEmbedding(msgspec.Struct):
     embedding: list[list[float]]  # one row
 
 
+@routes.add(
+    "/embedding",
+    reply_type=LlamaEmbedding | list[IndexedLlamaEmbedding],
+    needs=EMBEDDINGS,
+    example={"content": "Hello, my name is"},
+)
 async def embedding(body: LlamaEmbeddingBody, context: RequestContext) -> Any:
+    """Compute embeddings in the format of the llama.cpp server."""
     inputs, is_list = parse_content(body.content)
     kind = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
     request = make_embed_request(inputs, TokenizationParams(), normalize=kind == EUCLIDEAN)
@@ -81,18 +91,7 @@ def normalize_rows(rows: Float32Array, kind: int) -> Float32Array:
 
 LLAMA_CPP = Dialect(
     "llama.cpp",
-    [
-        Route(
-            paths=("/embedding",),
-            body_type=LlamaEmbeddingBody,
-            handler=embedding,
-            summary="Compute embeddings in the format of the llama.cpp server",
-            reply_type=LlamaEmbedding | list[IndexedLlamaEmbedding],
-            needs=EMBEDDINGS,
-            example={"content": "Hello, my name is"},
-        ),
-        replace(RERANK.routes[0], paths=("/v1/reranking", "/reranking")),
-    ],
+    [*routes, replace(RERANK.routes[0], paths=("/v1/reranking", "/reranking"))],
     generation_paths=("/completion", "/infill"),
     truncation=None,
 )

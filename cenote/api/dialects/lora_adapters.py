@@ -7,11 +7,14 @@ from typing import Annotated
 import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.plain_route import Routes
 from cenote.api.replies import TEXT_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
 from cenote.protocol.names import check_new_name
+
+routes = Routes(Route)
 
 MODEL_DOC = doc("Model of the adapter, if the server has several. Default: the first, or the one that has the adapter.")
 
@@ -29,7 +32,16 @@ class UnloadBody(msgspec.Struct, kw_only=True):
     lora_int_id: Annotated[int | None, doc("Accepted for compatibility, ignored.")] = None
 
 
+@routes.add(
+    "/v1/load_lora_adapter",
+    reply_type=str,
+    read_model_name=None,
+    media_type=TEXT_MEDIA_TYPE,
+    needs_admin=True,
+    example={"lora_name": "my-adapter", "lora_path": "/adapters/mine"},
+)
 async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
+    """Load a LoRA adapter."""
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
     check_new_name(body.lora_name, "lora_name")
@@ -42,7 +54,16 @@ async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     return text_reply(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
+@routes.add(
+    "/v1/unload_lora_adapter",
+    reply_type=str,
+    read_model_name=None,
+    media_type=TEXT_MEDIA_TYPE,
+    needs_admin=True,
+    example={"lora_name": "my-adapter"},
+)
 async def unload_adapter(body: UnloadBody, context: RequestContext) -> Reply:
+    """Unload a LoRA adapter once no request in flight uses it."""
     if not body.lora_name:
         raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
     found = context.models.find(body.lora_name)
@@ -55,30 +76,4 @@ def text_reply(text: str) -> Reply:
     return Reply(text.encode(), media_type=TEXT_MEDIA_TYPE)
 
 
-LORA_ADAPTERS = Dialect(
-    "adapters",
-    [
-        Route(
-            paths=("/v1/load_lora_adapter",),
-            body_type=LoadBody,
-            handler=load_adapter,
-            read_model_name=None,
-            summary="Load a LoRA adapter",
-            reply_type=str,
-            media_type=TEXT_MEDIA_TYPE,
-            needs_admin=True,
-            example={"lora_name": "my-adapter", "lora_path": "/adapters/mine"},
-        ),
-        Route(
-            paths=("/v1/unload_lora_adapter",),
-            body_type=UnloadBody,
-            handler=unload_adapter,
-            read_model_name=None,
-            summary="Unload a LoRA adapter once no request in flight uses it",
-            reply_type=str,
-            media_type=TEXT_MEDIA_TYPE,
-            needs_admin=True,
-            example={"lora_name": "my-adapter"},
-        ),
-    ],
-)
+LORA_ADAPTERS = Dialect("adapters", routes)

@@ -9,11 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from cenote.api.dialects.dialect import SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.rerank import NonNegativeInt, RankFields, RerankUsage, make_document_input
-from cenote.api.dialects.text_requests import check_not_empty, make_truncation
-from cenote.api.raw_scores import rank_best_first
+from cenote.api.dialects.text_requests import check_not_empty, make_truncation, rank_best_first
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.protocol.requests import ScoreRequest
+
+routes = Routes(Route)
 
 
 class RerankingBody(msgspec.Struct, kw_only=True):
@@ -44,7 +46,18 @@ class Reranking(msgspec.Struct):
     return_input: bool
 
 
+@routes.add(
+    "/v1/reranking",
+    body_keys=has_keys("input"),
+    needs=SCORES,
+    example={
+        "query": "What is the capital of France?",
+        "input": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
+        "return_input": True,
+    },
+)
 async def reranking(body: RerankingBody, context: RequestContext) -> Reranking:
+    """Rank documents by relevance to a query, in Mixedbread's format."""
     check_not_empty(body.input, "input")
     context.check_num_items(len(body.input), "input")
     if body.return_input:
@@ -67,22 +80,4 @@ async def reranking(body: RerankingBody, context: RequestContext) -> Reranking:
     return Reranking(context.model, data, usage, "list", len(data), bool(body.return_input))
 
 
-MIXEDBREAD = Dialect(
-    "mixedbread",
-    [
-        Route(
-            paths=("/v1/reranking",),
-            body_type=RerankingBody,
-            body_keys=has_keys("input"),
-            handler=reranking,
-            summary="Rank documents by relevance to a query, in Mixedbread's format",
-            reply_type=Reranking,
-            needs=SCORES,
-            example={
-                "query": "What is the capital of France?",
-                "input": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
-                "return_input": True,
-            },
-        )
-    ],
-)
+MIXEDBREAD = Dialect("mixedbread", routes)

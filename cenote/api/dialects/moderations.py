@@ -11,9 +11,12 @@ import msgspec
 from cenote.api.dialects.dialect import CLASSIFICATION, Dialect, Route
 from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.dialects.text_requests import check_not_empty, classify, make_truncation
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.errors import BadRequest
+
+routes = Routes(Route)
 
 FLAG_THRESHOLD = 0.5
 # labels that say that a text is not harmful, in lower case and without punctuation
@@ -47,7 +50,13 @@ class Moderations(msgspec.Struct):
     results: list[Moderation]
 
 
+@routes.add(
+    ("/v1/moderations", "/moderations"),
+    needs=CLASSIFICATION,
+    example={"input": ["The river is old.", "The fish is red."]},
+)
 async def moderations(body: ModerationsBody, context: RequestContext) -> Moderations:
+    """Classify texts, in the format of OpenAI's moderations: a category for each label of the model."""
     texts = parse_texts(body.input)
     scores = await classify(context, texts, make_truncation(None, context))
     results = [make_moderation(item) for item in scores]
@@ -86,18 +95,4 @@ def is_harmless(label: str) -> bool:
     return is_negated or "".join(words) in HARMLESS_LABELS
 
 
-MODERATIONS = Dialect(
-    "moderations",
-    [
-        Route(
-            paths=("/v1/moderations", "/moderations"),
-            body_type=ModerationsBody,
-            handler=moderations,
-            summary="Classify texts, in the format of OpenAI's moderations: a category for each label of the model",
-            reply_type=Moderations,
-            needs=CLASSIFICATION,
-            example={"input": ["The river is old.", "The fish is red."]},
-        )
-    ],
-    truncation=None,
-)
+MODERATIONS = Dialect("moderations", routes, truncation=None)

@@ -11,10 +11,12 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import SCORES, Dialect, Route
 from cenote.api.dialects.rerank import NonNegativeInt
 from cenote.api.dialects.text_requests import check_not_empty, parse_truncation, rank
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.version import __version__
+
+routes, plain_routes = Routes(Route), Routes(PlainRoute)
 
 
 class TextObject(msgspec.Struct):
@@ -49,7 +51,19 @@ class Rankings(msgspec.Struct):
     usage: RankingUsage
 
 
+@routes.add(
+    ("/v1/ranking", "/v1/retrieval/{model}/reranking"),
+    needs=SCORES,
+    example={
+        "query": {"text": "What is the capital of France?"},
+        "passages": [
+            {"text": "The capital of Brazil is Brasilia."},
+            {"text": "The capital of France is Paris."},
+        ],
+    },
+)
 async def ranking(body: RankingBody, context: RequestContext) -> Rankings:
+    """Rank passages by relevance to a query, with logits, in NVIDIA NIM's format."""
     check_not_empty(body.passages, "passages")
     ranked = await rank(
         context,
@@ -79,18 +93,24 @@ class NimMetadata(msgspec.Struct, rename="camel"):
     model_info: list[NimModel]
 
 
+@plain_routes.add("/v1/health/ready", access="public")
 async def report_ready(http: Request, app_state: AppState) -> NimHealth:
+    """Readiness, in NVIDIA NIM's format."""
     app_state.check_ready()
     return NimHealth("health.response", "ready", True)
 
 
+@plain_routes.add("/v1/health/live", access="public")
 async def report_live(http: Request, app_state: AppState) -> NimHealth:
+    """Liveness, in NVIDIA NIM's format."""
     if (error := app_state.find_final_error()) is not None:
         raise error
     return NimHealth("health.response", "live", True)
 
 
+@plain_routes.add("/v1/metadata")
 async def list_metadata(http: Request, app_state: AppState) -> NimMetadata:
+    """Return the version and the models, in NVIDIA NIM's format."""
     models = [
         NimModel(model.name, "" if model.model_info is None else model.model_info.fingerprint)
         for model in app_state.models
@@ -100,31 +120,7 @@ async def list_metadata(http: Request, app_state: AppState) -> NimMetadata:
 
 NIM = Dialect(
     "nim",
-    [
-        Route(
-            paths=("/v1/ranking", "/v1/retrieval/{model}/reranking"),
-            body_type=RankingBody,
-            handler=ranking,
-            summary="Rank passages by relevance to a query, with logits, in NVIDIA NIM's format",
-            reply_type=Rankings,
-            needs=SCORES,
-            example={
-                "query": {"text": "What is the capital of France?"},
-                "passages": [
-                    {"text": "The capital of Brazil is Brasilia."},
-                    {"text": "The capital of France is Paris."},
-                ],
-            },
-        )
-    ],
-    plain_routes=[
-        PlainRoute(
-            ("/v1/health/ready",), report_ready, "Readiness, in NVIDIA NIM's format", NimHealth, access="public"
-        ),
-        PlainRoute(("/v1/health/live",), report_live, "Liveness, in NVIDIA NIM's format", NimHealth, access="public"),
-        PlainRoute(
-            ("/v1/metadata",), list_metadata, "Return the version and the models, in NVIDIA NIM's format", NimMetadata
-        ),
-    ],
+    routes,
+    plain_routes=plain_routes,
     truncation="Set truncate=END",
 )

@@ -14,17 +14,19 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import EMBEDDINGS, Dialect, Route
 from cenote.api.dialects.text_requests import embed_rows, make_embed_request, make_truncation
 from cenote.api.encoding import encode_json
-from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import ErrorBody, Reply
+from cenote.api.plain_route import PlainRoute, Routes
+from cenote.api.replies import Reply, encode_string_error
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.served_models import ServedModel
 from cenote.api.system_routes import Version
 from cenote.api.vector_response import encode_results
-from cenote.errors import BadRequest, PoolingError
+from cenote.errors import BadRequest
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import TokenizationParams
 from cenote.version import __version__
+
+routes, plain_routes = Routes(Route), Routes(PlainRoute)
 
 # 0: the size of the model
 Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -119,7 +121,18 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
+def read_model_name(body: ShowBody) -> str | None:
+    return body.model or body.name
+
+
+@routes.add(
+    "/api/embed",
+    read_model_name=None,  # the handler measures the time of the selection
+    needs=EMBEDDINGS,
+    example={"input": ["Hello, my name is", "The capital of France is"]},
+)
 async def embed(body: OllamaEmbedBody, context: RequestContext) -> OllamaEmbedded:
+    """Compute one embedding for every text, in Ollama's format."""
     started_at = time.monotonic()
     await context.select_model(body.model)
     loaded_at = time.monotonic()
@@ -138,8 +151,9 @@ async def embed(body: OllamaEmbedBody, context: RequestContext) -> OllamaEmbedde
     )
 
 
+@routes.add("/api/embeddings", reply_type=OllamaEmbedding, needs=EMBEDDINGS, example={"prompt": "Hello, my name is"})
 async def embeddings(body: OllamaEmbeddingsBody, context: RequestContext) -> dict[str, Any]:
-    """Return one embedding, which this older route does not normalise."""
+    """Compute the embedding of one text, not normalised, in Ollama's former format."""
     if not body.prompt:
         return {"embedding": []}
     tokenization = body.make_tokenization(context, truncates=True)
@@ -147,7 +161,9 @@ async def embeddings(body: OllamaEmbeddingsBody, context: RequestContext) -> dic
     return {"embedding": encode_json(rows[0])}
 
 
+@routes.add("/api/show", read_model_name=read_model_name, example={"verbose": False})
 async def show(body: ShowBody, context: RequestContext) -> Shown:
+    """Return facts about a model, in Ollama's format."""
     model_info = context.model_info
     facts: dict[str, str | int] = {
         "general.architecture": model_info.architecture,
@@ -159,14 +175,13 @@ async def show(body: ShowBody, context: RequestContext) -> Shown:
     return Shown(format_time(context.created), make_details(model_info), facts, list_capabilities(model_info))
 
 
+@routes.add(
+    "/api/pull", read_model_name=read_model_name, stream_media_type=NDJSON_MEDIA_TYPE, example={"stream": False}
+)
 async def pull(body: PullBody, context: RequestContext) -> Pulled | Reply:
-    """Report success for a model that is served: this route downloads nothing."""
+    """Return success for a served model, in Ollama's format; nothing is downloaded."""
     pulled = Pulled("success")
     return pulled if body.stream is False else Reply(msgspec.json.encode(pulled) + b"\n", media_type=NDJSON_MEDIA_TYPE)
-
-
-def read_model_name(body: ShowBody) -> str | None:
-    return body.model or body.name
 
 
 def list_capabilities(model_info: ModelInfo) -> list[str]:
@@ -205,12 +220,16 @@ def to_nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
+@plain_routes.add("/api/tags")
 async def list_models(http: Request, app_state: AppState) -> OllamaModels:
+    """List the served models, in Ollama's format."""
     rows = [make_row(name, model, app_state.created) for model in app_state.models for name in model.names]
     return OllamaModels(rows)
 
 
+@plain_routes.add("/api/ps")
 async def list_running_models(http: Request, app_state: AppState) -> OllamaModels:
+    """List the loaded models, in Ollama's format."""
     rows = [
         make_row(model.name, model, app_state.created, is_running=True)
         for model in app_state.models
@@ -219,63 +238,18 @@ async def list_running_models(http: Request, app_state: AppState) -> OllamaModel
     return OllamaModels(rows)
 
 
+@plain_routes.add("/api/version")
 async def version(http: Request, app_state: AppState) -> Version:
+    """Return the version of the server."""
     return Version(__version__)
-
-
-def encode_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, OllamaError]:
-    return body.code, OllamaError(body.message)
 
 
 OLLAMA = Dialect(
     "ollama",
-    [
-        Route(
-            paths=("/api/embed",),
-            body_type=OllamaEmbedBody,
-            handler=embed,
-            read_model_name=None,  # it takes the time of the selection
-            summary="Compute one embedding for every text, in Ollama's format",
-            reply_type=OllamaEmbedded,
-            needs=EMBEDDINGS,
-            example={"input": ["Hello, my name is", "The capital of France is"]},
-        ),
-        Route(
-            paths=("/api/embeddings",),
-            body_type=OllamaEmbeddingsBody,
-            handler=embeddings,
-            summary="Compute the embedding of one text, not normalised, in Ollama's former format",
-            reply_type=OllamaEmbedding,
-            needs=EMBEDDINGS,
-            example={"prompt": "Hello, my name is"},
-        ),
-        Route(
-            paths=("/api/show",),
-            body_type=ShowBody,
-            handler=show,
-            read_model_name=read_model_name,
-            summary="Return facts about a model, in Ollama's format",
-            reply_type=Shown,
-            example={"verbose": False},
-        ),
-        Route(
-            paths=("/api/pull",),
-            body_type=PullBody,
-            handler=pull,
-            read_model_name=read_model_name,
-            stream_media_type=NDJSON_MEDIA_TYPE,
-            summary="Return success for a served model, in Ollama's format; nothing is downloaded",
-            reply_type=Pulled,
-            example={"stream": False},
-        ),
-    ],
-    plain_routes=[
-        PlainRoute(("/api/tags",), list_models, "List the served models, in Ollama's format", OllamaModels),
-        PlainRoute(("/api/ps",), list_running_models, "List the loaded models, in Ollama's format", OllamaModels),
-        PlainRoute(("/api/version",), version, "Return the version of the server", Version),
-    ],
+    routes,
+    plain_routes=plain_routes,
     generation_paths=("/api/chat", "/api/generate"),
-    encode_error=encode_error,
+    encode_error=encode_string_error,
     error_type=OllamaError,
     truncation="Leave out truncate=false",
 )

@@ -11,6 +11,7 @@ from cenote.api.dialects.dialect import Dialect, Need, Route
 from cenote.api.embedding_types import EmbeddingTypeFields, apply_truncation
 from cenote.api.encoding import EncodingFormat, QuantizedType
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, late_chunking_reply, token_matrix_reply
+from cenote.api.plain_route import Routes
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import TASK_DOC, doc
@@ -20,6 +21,8 @@ from cenote.errors import BadRequest
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 from cenote.protocol.results import LateChunkingMetadata
+
+routes = Routes(Route)
 
 VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding")
 
@@ -56,8 +59,22 @@ class Embedding(msgspec.Struct, omit_defaults=True):
     late_chunking: LateChunkingMetadata | None = None  # with late_chunking_params
 
 
+def has_embeddings(model_info: ModelInfo) -> bool:
+    """Whether the model has embeddings of texts, or else of tokens: a listwise reranker has those for its scores."""
+    tasks = model_info.tasks
+    return "embed" in tasks or ("token_embed" in tasks and "listwise" not in model_info.score_types)
+
+
+@routes.add(
+    ("/v1/embeddings", "/embeddings"),
+    reply_type=AnswerList[Embedding],
+    needs=Need("Embeddings", has_embeddings),
+    can_be_binary=True,
+    example={"input": ["Hello, my name is", "The capital of France is"]},
+)
 async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     # clients may send the pooling task "embed", which this route always runs
+    """Compute one embedding for every text, list of token ids, or conversation."""
     embedding_task = None if body.task in ("embed", "token_embed") else body.task
     body.check_options()
     task = select_task(body, context.model_info)
@@ -97,12 +114,6 @@ def select_task(body: EmbeddingsBody, model_info: ModelInfo) -> Task:
     return "embed" if has_text_chunks or "embed" in model_info.tasks else "token_embed"
 
 
-def has_embeddings(model_info: ModelInfo) -> bool:
-    """Whether the model has embeddings of texts, or else of tokens: a listwise reranker has those for its scores."""
-    tasks = model_info.tasks
-    return "embed" in tasks or ("token_embed" in tasks and "listwise" not in model_info.score_types)
-
-
 def split_format(body: EmbeddingsBody, encoding_format: str) -> None:
     """Set `output_dtype` and `encoding_format` to what a format of Perplexity or Mixedbread means."""
     dtype, encoding = QUANTIZED_FORMATS[encoding_format]
@@ -116,18 +127,7 @@ def split_format(body: EmbeddingsBody, encoding_format: str) -> None:
 
 OPENAI = Dialect(
     "openai",
-    [
-        Route(
-            paths=("/v1/embeddings", "/embeddings"),
-            body_type=EmbeddingsBody,
-            handler=embeddings,
-            summary="Compute one embedding for every text, list of token ids, or conversation",
-            reply_type=AnswerList[Embedding],
-            needs=Need("Embeddings", has_embeddings),
-            can_be_binary=True,
-            example={"input": ["Hello, my name is", "The capital of France is"]},
-        )
-    ],
+    routes,
     generation_paths=[
         *[f"{prefix}/{name}" for prefix in ("/v1", "") for name in ("chat/completions", "completions", "responses")],
         "/v1/messages",  # Anthropic's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,8 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, make_meta
 from cenote.api.dialects.dialect import SCORES, Dialect, Route
+from cenote.api.dialects.text_requests import rank_best_first, score_as
 from cenote.api.embedding_types import apply_truncation
-from cenote.api.raw_scores import rank_best_first, score_as
+from cenote.api.plain_route import Routes
 from cenote.api.replies import TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Int64, doc
@@ -23,6 +25,18 @@ from cenote.protocol.input_types import ContentParts, ScoreInput
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.score_inputs import parse_score_input
+
+routes = Routes(Route)
+add_route = partial(
+    routes.add,
+    needs=SCORES,
+    is_absent_if_unsupported=True,
+    example={
+        "query": "What is the capital of France?",
+        "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
+        "top_n": 1,
+    },
+)
 
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 RankFields = Annotated[list[str], Meta(max_length=64)]  # each is looked up in every document
@@ -88,20 +102,32 @@ class RerankedV1(Reranked):
     object: str = msgspec.field(default_factory=lambda: "list")
 
 
+@add_route("/rerank")
 async def rerank(body: RerankBody, context: RequestContext) -> Reranked:
-    """Rerank; pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's."""
+    """Rank documents by relevance to a query, best first.
+
+    Pairs that are too long are an error, as in vLLM, unless a field says that the client is Cohere's.
+    """
     is_cohere = body.rank_fields is not None or body.max_chunks_per_doc is not None
     shape = context.settings.rerank_document_shape
     return await _rerank(body, context, version="1", truncate_by_default=is_cohere, document_shape=shape)
 
 
+@add_route("/v1/rerank", reply_type=RerankedV1)
 async def rerank_v1(body: RerankBody, context: RequestContext) -> Reranked:
-    """Rerank for Cohere, Jina and Voyage clients, which expect long documents to be truncated."""
+    """Rank documents by relevance to a query, best first; long documents are truncated.
+
+    Clients of Cohere, Jina and Voyage expect that.
+    """
     return await _rerank(body, context, version="1", truncate_by_default=True, has_voyage_data=True)
 
 
+@add_route("/v2/rerank")
 async def rerank_v2(body: RerankBody, context: RequestContext) -> Reranked:
-    """Rerank for Cohere clients, which expect long documents to be truncated; a response header reports it."""
+    """Rank documents by relevance to a query, best first; long documents are truncated.
+
+    Clients of Cohere expect that; a response header reports it.
+    """
     return await _rerank(body, context, version="2", truncate_by_default=True)
 
 
@@ -219,37 +245,4 @@ def make_document_string(score_input: ScoreInput) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _make_route(paths: Sequence[str], handler: Any, summary: str, reply_type: Any = Reranked) -> Route:
-    return Route(
-        paths=paths,
-        body_type=RerankBody,
-        handler=handler,
-        summary=summary,
-        reply_type=reply_type,
-        needs=SCORES,
-        is_absent_if_unsupported=True,
-        example={
-            "query": "What is the capital of France?",
-            "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
-            "top_n": 1,
-        },
-    )
-
-
-RERANK = Dialect(
-    "rerank",
-    [
-        _make_route(("/rerank",), rerank, "Rank documents by relevance to a query, best first"),
-        _make_route(
-            ("/v1/rerank",),
-            rerank_v1,
-            "Rank documents by relevance to a query, best first; long documents are truncated",
-            RerankedV1,
-        ),
-        _make_route(
-            ("/v2/rerank",),
-            rerank_v2,
-            "Rank documents by relevance to a query, best first; long documents are truncated",
-        ),
-    ],
-)
+RERANK = Dialect("rerank", routes)

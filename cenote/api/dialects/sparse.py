@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cenote.api.dialects.dialect import SPARSE_EMBEDDINGS, Dialect, Route
+from cenote.api.plain_route import Routes
 from cenote.api.replies import AnswerList, TokenCounts, Usage
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, EncodingFields, PromptTextFields, doc
@@ -16,6 +17,8 @@ from cenote.api.sparse_response import check_not_binary, make_sparse_results
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task, TokenizationParams
+
+routes = Routes(Route)
 
 RETURN_TOKENS_DOC = doc("Return the token strings of sparse vectors.")
 # tasks by their name in plugin bodies
@@ -65,7 +68,13 @@ class PluginResult(msgspec.Struct):
     usage: Usage
 
 
+@routes.add(
+    ("/v1/sparse_embeddings", "/sparse_embeddings"),
+    needs=SPARSE_EMBEDDINGS,
+    example={"input": ["What is the capital of France?"], "return_tokens": True},
+)
 async def sparse_embeddings(body: SparseBody, context: RequestContext) -> AnswerList[SparseEmbedding]:
+    """Compute a sparse embedding (token ids and weights) for every input."""
     check_not_binary(body)
     results = await context.pool(body.to_pool_request("sparse_embed", context))
     vectors = await make_sparse_results(context, body, ("sparse_embed",), results, return_tokens=body.return_tokens)
@@ -120,17 +129,4 @@ def _to_weights(vector: Any) -> list[Weight]:
     return [Weight(*entry) for entry in zip(ids, weights, vector.tokens or [None] * len(ids), strict=True)]
 
 
-SPARSE = Dialect(
-    "sparse",
-    [
-        Route(
-            paths=("/v1/sparse_embeddings", "/sparse_embeddings"),
-            body_type=SparseBody,
-            handler=sparse_embeddings,
-            summary="Compute a sparse embedding (token ids and weights) for every input",
-            reply_type=AnswerList[SparseEmbedding],
-            needs=SPARSE_EMBEDDINGS,
-            example={"input": ["What is the capital of France?"], "return_tokens": True},
-        )
-    ],
-)
+SPARSE = Dialect("sparse", routes)

@@ -40,9 +40,9 @@ from cenote.api.dialects.tei_fields import (
     encode_tei_error,
     make_inputs,
 )
-from cenote.api.dialects.tei_tokenize import TOKENIZE_ROUTES
+from cenote.api.dialects.tei_tokenize import token_routes
 from cenote.api.dialects.text_requests import best_first, classify, rank
-from cenote.api.plain_route import PlainRoute
+from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
@@ -55,8 +55,21 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.version import __version__
 
+routes, plain_routes = Routes(Route), Routes(PlainRoute)
 
+
+def runs_any(model_info: ModelInfo) -> bool:
+    return bool({"embed", "sparse_embed", "classify"} & set(model_info.tasks)) or bool(model_info.score_types)
+
+
+@routes.add(
+    "/embed",
+    reply_type=list[list[float]],
+    needs=EMBEDDINGS,
+    example={"inputs": ["Hello, my name is", "The capital of France is"]},
+)
 async def embed(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
+    """Compute one vector for every text."""
     inputs = make_inputs(body.inputs, context)
     results = await pool("embed", body, inputs, context, normalize=body.normalize is not False)
     return await encode_results(results)
@@ -75,12 +88,18 @@ async def pool(
     return await context.pool(request)
 
 
+@routes.add(
+    "/embed_all", reply_type=list[list[list[float]]], needs=TOKEN_EMBEDDINGS, example={"inputs": ["Hello, my name is"]}
+)
 async def embed_all(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
+    """Compute one vector for every token of every text."""
     results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
     return await encode_results(results)
 
 
+@routes.add("/embed_sparse", needs=SPARSE_EMBEDDINGS, example={"inputs": ["What is the capital of France?"]})
 async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list[SparseValue]]:
+    """Compute a sparse embedding (token ids and weights) for every text."""
     results = await pool("sparse_embed", body, make_inputs(body.inputs, context), context, normalize=None)
     answers, num_encoded = [], 0
     for item in results:
@@ -92,8 +111,14 @@ async def embed_sparse(body: TeiEmbedBody, context: RequestContext) -> list[list
     return answers
 
 
+@routes.add(
+    "/predict",
+    reply_type=list[Prediction] | list[list[Prediction]],
+    needs=CLASSIFICATION,
+    example={"inputs": [["The food was great."], ["Never again."]]},
+)
 async def predict(body: TeiPredictBody, context: RequestContext) -> list[Any]:
-    """Return the classes of a text or pair, best first; a list of those for a list of lists."""
+    """Return the classes of a text, of a pair, or of a list of these, best first."""
     is_batch = isinstance(body.inputs, list) and bool(body.inputs) and isinstance(body.inputs[0], list)
     items: list[Any] = body.inputs if is_batch else [body.inputs]  # type: ignore[assignment]
     context.check_num_items(len(items), "inputs")
@@ -115,7 +140,14 @@ def make_text_or_pair(item: str | list[str], index: int) -> Input:
     return texts[0] if len(texts) == 1 else TextPair(texts[0], texts[1])
 
 
+@routes.add(
+    "/rerank",
+    needs=SCORES,
+    body_keys=has_keys("texts"),
+    example={"query": "What is the capital of France?", "texts": ["Brasilia.", "Paris."]},
+)
 async def rerank(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
+    """Rank texts by relevance to a query, best first, as a plain list."""
     check_not_empty([body.query], "query")
     check_not_empty([body.texts], "texts")
     context.check_num_items(len(body.texts), "texts")
@@ -126,7 +158,13 @@ async def rerank(body: TeiRerankBody, context: RequestContext) -> list[Rank]:
     return [Rank(index, score, body.texts[index] if body.return_text else None) for index, score in ranked]
 
 
+@routes.add(
+    ("/similarity", "/pipeline/sentence-similarity/{model}"),
+    needs=Need("Similarity", EMBEDDINGS.is_met),
+    example={"inputs": {"source_sentence": "a red bird", "sentences": ["a bird", "the city"]}},
+)
 async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[float]:
+    """Return the cosine similarity of a sentence with each of several others."""
     texts: list[Input] = [body.inputs.source_sentence, *body.inputs.sentences]
     check_not_empty(texts, "inputs")
     check_not_empty([body.inputs.sentences], "sentences")
@@ -137,19 +175,49 @@ async def similarity(body: TeiSimilarityBody, context: RequestContext) -> list[f
     return cosines
 
 
+@routes.add(
+    "/pipeline/feature-extraction/{model}",
+    reply_type=list[list[float]],
+    needs=EMBEDDINGS,
+    example={"inputs": ["Hello, my name is", "The capital of France is"]},
+)
 async def extract_features(body: FeatureExtractionBody, context: RequestContext) -> list[msgspec.Raw]:
+    """Compute one vector for every text, for Hugging Face clients."""
     body.use_parameters()
     return await embed(body, context)
 
 
+@routes.add(
+    "/invocations",
+    reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[list[SparseValue]],
+    summary="Run the request that the body and the task of the model select",
+    documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody,
+    read_model_name=None,
+    needs=Need("Inference", runs_any),
+    body_keys=has_keys("inputs"),
+    example={"inputs": "Hello, my name is"},
+)
+@routes.add(
+    "/",
+    reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[Rank] | list[list[SparseValue]],
+    documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody | TeiRerankBody,
+    read_model_name=None,
+    needs=Need("Inference", runs_any),
+    example={"inputs": "Hello, my name is"},
+)
 async def run_any(body: msgspec.Raw, context: RequestContext) -> Any:
-    """Run the request that the body and the model select; one text of a classifier gives a list of lists."""
+    """Run the request that the body and the task of the model select, for Hugging Face clients.
+
+    One text of a classifier gives a list of lists.
+    """
     keys = parse_body(InstanceKeys, body, is_partial=True)
     await context.select_model(keys.model)
     return await run_instance(body, keys, context, is_nested=True)
 
 
+@routes.add("/vertex", needs=Need("Inference", runs_any), example={"instances": [{"inputs": "Hello, my name is"}]})
 async def vertex(body: VertexBody, context: RequestContext) -> Predictions:
+    """Run several requests in the format of Vertex AI."""
     check_not_empty([body.instances], "instances")
     context.check_num_items(len(body.instances), "instances")
     keys = [parse_body(InstanceKeys, instance, is_partial=True) for instance in body.instances]
@@ -184,7 +252,9 @@ def check_supported(path: str, key: str, context: RequestContext) -> None:
         raise make_unsupported_error(route, context.model_info, f"{key} in the body selects {path}")
 
 
+@plain_routes.add("/info")
 async def info(http: Request, app_state: AppState) -> Info:
+    """Return the model and the limits."""
     model = app_state.models.first
     model_info = model.engine.model_info
     settings = app_state.settings
@@ -209,112 +279,10 @@ def describe_model_type(model_info: ModelInfo) -> dict[str, dict[str, Any]]:
     return {kind: {"id2label": labels, "label2id": {label: index for index, label in labels.items()}}}
 
 
-def runs_any(model_info: ModelInfo) -> bool:
-    return bool({"embed", "sparse_embed", "classify"} & set(model_info.tasks)) or bool(model_info.score_types)
-
-
 TEI = Dialect(
     "tei",
-    [
-        Route(
-            paths=("/embed",),
-            body_type=TeiEmbedBody,
-            handler=embed,
-            summary="Compute one vector for every text",
-            reply_type=list[list[float]],
-            needs=EMBEDDINGS,
-            example={"inputs": ["Hello, my name is", "The capital of France is"]},
-        ),
-        Route(
-            paths=("/embed_all",),
-            body_type=TeiEmbedBody,
-            handler=embed_all,
-            summary="Compute one vector for every token of every text",
-            reply_type=list[list[list[float]]],
-            needs=TOKEN_EMBEDDINGS,
-            example={"inputs": ["Hello, my name is"]},
-        ),
-        Route(
-            paths=("/embed_sparse",),
-            body_type=TeiEmbedBody,
-            handler=embed_sparse,
-            summary="Compute a sparse embedding (token ids and weights) for every text",
-            reply_type=list[list[SparseValue]],
-            needs=SPARSE_EMBEDDINGS,
-            example={"inputs": ["What is the capital of France?"]},
-        ),
-        Route(
-            paths=("/predict",),
-            body_type=TeiPredictBody,
-            handler=predict,
-            summary="Return the classes of a text, of a pair, or of a list of these, best first",
-            reply_type=list[Prediction] | list[list[Prediction]],
-            needs=CLASSIFICATION,
-            example={"inputs": [["The food was great."], ["Never again."]]},
-        ),
-        Route(
-            paths=("/rerank",),
-            body_type=TeiRerankBody,
-            handler=rerank,
-            summary="Rank texts by relevance to a query, best first, as a plain list",
-            reply_type=list[Rank],
-            needs=SCORES,
-            body_keys=has_keys("texts"),
-            example={"query": "What is the capital of France?", "texts": ["Brasilia.", "Paris."]},
-        ),
-        Route(
-            paths=("/similarity", "/pipeline/sentence-similarity/{model}"),
-            body_type=TeiSimilarityBody,
-            handler=similarity,
-            summary="Return the cosine similarity of a sentence with each of several others",
-            reply_type=list[float],
-            needs=Need("Similarity", EMBEDDINGS.is_met),
-            example={"inputs": {"source_sentence": "a red bird", "sentences": ["a bird", "the city"]}},
-        ),
-        Route(
-            paths=("/pipeline/feature-extraction/{model}",),
-            body_type=FeatureExtractionBody,
-            handler=extract_features,
-            summary="Compute one vector for every text, for Hugging Face clients",
-            reply_type=list[list[float]],
-            needs=EMBEDDINGS,
-            example={"inputs": ["Hello, my name is", "The capital of France is"]},
-        ),
-        Route(
-            paths=("/",),
-            body_type=msgspec.Raw,
-            documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody | TeiRerankBody,
-            handler=run_any,
-            read_model_name=None,
-            summary="Run the request that the body and the task of the model select, for Hugging Face clients",
-            reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[Rank] | list[list[SparseValue]],
-            needs=Need("Inference", runs_any),
-            example={"inputs": "Hello, my name is"},
-        ),
-        Route(
-            paths=("/invocations",),
-            body_type=msgspec.Raw,
-            documented_body_type=TeiEmbedBody | TeiSimilarityBody | TeiPredictBody,
-            handler=run_any,
-            read_model_name=None,
-            summary="Run the request that the body and the task of the model select",
-            reply_type=list[list[float]] | list[float] | list[list[Prediction]] | list[list[SparseValue]],
-            needs=Need("Inference", runs_any),
-            body_keys=has_keys("inputs"),
-            example={"inputs": "Hello, my name is"},
-        ),
-        Route(
-            paths=("/vertex",),
-            body_type=VertexBody,
-            handler=vertex,
-            summary="Run several requests in the format of Vertex AI",
-            reply_type=Predictions,
-            needs=Need("Inference", runs_any),
-            example={"instances": [{"inputs": "Hello, my name is"}]},
-        ),
-        *TOKENIZE_ROUTES,
-    ],
-    [PlainRoute(("/info",), info, "Return the model and the limits", Info)],
+    [*routes, *token_routes],
+    plain_routes,
     encode_tei_error,
     TeiError,
     error_statuses=(422, 424),

@@ -12,11 +12,14 @@ import numpy as np
 
 from cenote.api.dialects.dialect import Route, has_keys
 from cenote.api.dialects.tei_fields import check_not_empty
+from cenote.api.plain_route import Routes
 from cenote.api.replies import Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import PROMPT_NAME_DOC, doc
 from cenote.protocol.prompt_selection import get_named_prompt
 from cenote.protocol.results import TokenizeResult
+
+token_routes = Routes(Route)
 
 # made and encoded in a few milliseconds
 TOKENS_PER_YIELD = 4096
@@ -45,7 +48,14 @@ class TeiToken(msgspec.Struct):
     stop: int | None
 
 
+@token_routes.add(
+    "/tokenize",
+    reply_type=list[list[TeiToken]],
+    body_keys=has_keys("inputs"),
+    example={"inputs": ["Hello, my name is"]},
+)
 async def tokenize(body: TeiTokenizeBody, context: RequestContext) -> Reply:
+    """Return the tokens of every text with their byte offsets."""
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     context.check_num_items(len(texts), "inputs")
     check_not_empty(texts, "inputs")
@@ -94,31 +104,12 @@ def make_tokens(text: str, result: TokenizeResult, starts: Sequence[int], first:
     ]
 
 
+@token_routes.add("/decode", example={"ids": [[10, 20, 30]]})
 async def decode(body: TeiDecodeBody, context: RequestContext) -> list[str]:
+    """Return the texts of token ids."""
     check_not_empty([body.ids], "ids")
     rows = [item if isinstance(item, list) else [item] for item in body.ids]
     if not any(isinstance(item, list) for item in body.ids):
         rows = [[token_id for row in rows for token_id in row]]
     context.check_num_items(len(rows), "ids")
     return [await context.detokenize(row, skip_special_tokens=body.skip_special_tokens) for row in rows]
-
-
-TOKENIZE_ROUTES = (
-    Route(
-        paths=("/tokenize",),
-        body_type=TeiTokenizeBody,
-        handler=tokenize,
-        summary="Return the tokens of every text with their byte offsets",
-        reply_type=list[list[TeiToken]],
-        body_keys=has_keys("inputs"),
-        example={"inputs": ["Hello, my name is"]},
-    ),
-    Route(
-        paths=("/decode",),
-        body_type=TeiDecodeBody,
-        handler=decode,
-        summary="Return the texts of token ids",
-        reply_type=list[str],
-        example={"ids": [[10, 20, 30]]},
-    ),
-)

@@ -1,21 +1,26 @@
-"""Engine requests of the dialects whose bodies are texts and a few options, and the steps that they share."""
+"""Engine requests of the dialects whose bodies are texts and a few options, and the steps that they share.
+
+Some of their clients ask for scores as logits or as probabilities, whatever the model is configured for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
 
 from cenote.api.dialects.tei_fields import Prediction
 from cenote.api.encoding import Float32Array, stack_results
-from cenote.api.raw_scores import classify_as, rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams, TokenizationParams, TruncationSide
 from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import ScoreResult
 
 WHOLE_CONTEXT = -1  # truncate_prompt_tokens: the model's maximum length
 
@@ -125,3 +130,34 @@ def cosine_matrix(left: Float32Array, right: Float32Array) -> Float32Array:
     unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right)]
     product: Float32Array = unit[0] @ unit[1].T
     return product
+
+
+def rank_best_first(scores: Sequence[float], limit: int | None = None) -> list[int]:
+    """Return the indices of the best scores, of all unless `limit` is set; ties keep their order."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])[: limit or None]
+
+
+async def score_as(request: ScoreRequest, raw_scores: bool | None, context: RequestContext) -> list[ScoreResult]:
+    """Return logits, or their sigmoid, of a cross-encoder; other models, and None, as the model is configured."""
+    score_types = context.model_info.score_types
+    score_type = request.score_type or (score_types[0] if score_types else None)
+    if raw_scores is None or score_type != "cross-encoder":
+        return await context.score(request)
+    params = replace(request.params or PoolingParams(), use_activation=False)
+    results = await context.score(replace(request, params=params))
+    return results if raw_scores else [replace(result, score=sigmoid(result.score)) for result in results]
+
+
+async def classify_as(request: PoolRequest, raw_scores: bool, context: RequestContext) -> list[Float32Array]:
+    """Return logits or probabilities: the sigmoid of one label, also if a cross-encoder is configured for logits."""
+    has_one_label = "cross-encoder" in context.model_info.score_types
+    params = PoolingParams(use_activation=not raw_scores and not has_one_label)
+    results = await context.pool(replace(request, params=params))
+    rows = [result.data for result in results]
+    if raw_scores or not has_one_label:
+        return rows
+    return [np.array([sigmoid(value) for value in row.ravel().tolist()], dtype=np.float32) for row in rows]
+
+
+def sigmoid(logit: float) -> float:
+    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import (
     MEDIA_IO_KWARGS_DOC,
@@ -20,6 +21,8 @@ from cenote.api.request_fields import (
 )
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input
+
+routes = Routes(Route)
 
 TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -79,7 +82,9 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
+@routes.add("/tokenize", read_model_name=None, example={"prompt": "Hello, my name is", "return_token_strs": True})
 async def tokenize(body: TokenizeBody, context: RequestContext) -> Tokenized:
+    """Return the token ids of a text or conversation, also of a longer one than the model can read."""
     await context.select_model(body.model, param="model")
     add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await context.tokenize(
@@ -93,31 +98,11 @@ async def tokenize(body: TokenizeBody, context: RequestContext) -> Tokenized:
     return Tokenized(len(ids), context.model_info.max_model_len, ids, tokenized.token_strs)
 
 
+@routes.add("/detokenize", read_model_name=None, example={"tokens": [10, 20, 30]})
 async def detokenize(body: DetokenizeBody, context: RequestContext) -> Detokenized:
+    """Return the text of token ids, including special tokens."""
     await context.select_model(body.model, param="model")
     return Detokenized(await context.detokenize(body.tokens))
 
 
-TOKENIZE = Dialect(
-    "tokens",
-    [
-        Route(
-            paths=("/tokenize",),
-            body_type=TokenizeBody,
-            handler=tokenize,
-            read_model_name=None,
-            summary="Return the token ids of a text or conversation, also of a longer one than the model can read",
-            reply_type=Tokenized,
-            example={"prompt": "Hello, my name is", "return_token_strs": True},
-        ),
-        Route(
-            paths=("/detokenize",),
-            body_type=DetokenizeBody,
-            handler=detokenize,
-            read_model_name=None,
-            summary="Return the text of token ids, including special tokens",
-            reply_type=Detokenized,
-            example={"tokens": [10, 20, 30]},
-        ),
-    ],
-)
+TOKENIZE = Dialect("tokens", routes)

@@ -15,6 +15,7 @@ from cenote.api.dialects.entities import EntitiesAnswer, Stride, find_entities
 from cenote.api.dialects.sparse import RETURN_TOKENS_DOC, make_plugin_result, supports_plugin_data
 from cenote.api.encoding import encode_json
 from cenote.api.late_chunking import TOKEN_CHUNKS_DOC, TokenChunks, token_matrix_reply
+from cenote.api.plain_route import Routes
 from cenote.api.replies import AnswerList, TokenCounts
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import Dimensions, PromptFields, PromptTextFields, check_chat_template, doc
@@ -28,6 +29,8 @@ from cenote.protocol.params import AggregationStrategy, Task
 from cenote.protocol.requests import EntityRequest, PluginRequest
 from cenote.protocol.results import LateChunkingMetadata, PoolResult
 from cenote.protocol.score_inputs import parse_score_inputs
+
+routes = Routes(Route)
 
 # names of the query and document fields, in order of precedence
 SCORE_FIELD_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -133,7 +136,19 @@ class Score(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
+@routes.add(
+    ("/pooling", "/v1/pooling"),
+    reply_type=AnswerList[PoolingAnswer]
+    | AnswerList[EntitiesAnswer]
+    | AnswerList[SparseAnswer]
+    | AnswerList[CombinedAnswer]
+    | PluginAnswer,
+    read_model_name=None,
+    can_be_binary=True,
+    example={"input": ["Hello, my name is", "The capital of France is"]},
+)
 async def pooling(body: PoolingBody, context: RequestContext) -> Any:
+    """Run a pooling task on every input: one vector, one vector per token, or token weights."""
     await context.select_model(body.model, is_able=partial(has_tasks, body.task))
     if body.data is not None or body.task == "plugin":
         return await run_plugin(body, context)
@@ -211,7 +226,11 @@ def has_tasks(name: str | None, model_info: ModelInfo) -> bool:
         return False
 
 
+@routes.add(
+    ("/classify", "/v1/classify"), needs=CLASSIFICATION, example={"input": ["The food was great.", "Never again."]}
+)
 async def classify(body: ClassifyBody, context: RequestContext) -> AnswerList[Classification]:
+    """Return the class probabilities of every input."""
     results = await context.pool(body.to_pool_request("classify", context))
     data = [
         make_classification(
@@ -231,7 +250,17 @@ def make_classification(
     return Classification(index, label, encode_json(probs), probs.size, counts)  # type: ignore[arg-type]
 
 
+@routes.add(
+    ("/score", "/v1/score"),
+    needs=Need("Score", SCORES.is_met),
+    is_absent_if_unsupported=True,
+    example={
+        "queries": "What is the capital of France?",
+        "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
+    },
+)
 async def score(body: ScoreBody, context: RequestContext) -> AnswerList[Score]:
+    """Compute the relevance or similarity score of two texts, of one with several, or of pairs."""
     check_chat_template(body.chat_template, {}, context)
     inputs = []
     for name in body.resolve_field_names():
@@ -247,44 +276,4 @@ async def score(body: ScoreBody, context: RequestContext) -> AnswerList[Score]:
     return context.make_result_list("score", data)
 
 
-VLLM = Dialect(
-    "vllm",
-    [
-        Route(
-            paths=("/pooling", "/v1/pooling"),
-            body_type=PoolingBody,
-            handler=pooling,
-            read_model_name=None,
-            summary="Run a pooling task on every input: one vector, one vector per token, or token weights",
-            reply_type=AnswerList[PoolingAnswer]
-            | AnswerList[EntitiesAnswer]
-            | AnswerList[SparseAnswer]
-            | AnswerList[CombinedAnswer]
-            | PluginAnswer,
-            can_be_binary=True,
-            example={"input": ["Hello, my name is", "The capital of France is"]},
-        ),
-        Route(
-            paths=("/classify", "/v1/classify"),
-            body_type=ClassifyBody,
-            handler=classify,
-            summary="Return the class probabilities of every input",
-            reply_type=AnswerList[Classification],
-            needs=CLASSIFICATION,
-            example={"input": ["The food was great.", "Never again."]},
-        ),
-        Route(
-            paths=("/score", "/v1/score"),
-            body_type=ScoreBody,
-            handler=score,
-            summary="Compute the relevance or similarity score of two texts, of one with several, or of pairs",
-            reply_type=AnswerList[Score],
-            needs=Need("Score", SCORES.is_met),
-            is_absent_if_unsupported=True,
-            example={
-                "queries": "What is the capital of France?",
-                "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
-            },
-        ),
-    ],
-)
+VLLM = Dialect("vllm", routes)

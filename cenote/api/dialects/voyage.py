@@ -14,7 +14,8 @@ from cenote.api.dialects.text_requests import (
     make_embed_request,
     make_truncation,
 )
-from cenote.api.dialects.voyage_contextualized import CONTEXTUALIZED_ROUTE, VoyageFields
+from cenote.api.dialects.voyage_contextualized import VoyageFields, contextualized_routes
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
 from cenote.api.vector_response import encode_results
@@ -22,6 +23,8 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import ContentParts
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import PoolRequest
+
+routes = Routes(Route)
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -57,7 +60,14 @@ class MultimodalAnswer(msgspec.Struct):
     usage: MultimodalUsage
 
 
+@routes.add(
+    "/v1/multimodalembeddings",
+    reply_type=MultimodalAnswer,
+    needs=EMBEDDINGS,
+    example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
+)
 async def multimodal_embeddings(body: MultimodalBody, context: RequestContext) -> dict[str, Any]:
+    """Compute one embedding for each input of text and image parts, in Voyage's format."""
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     parts = [make_content_parts(item, index, context.model_info) for index, item in enumerate(body.inputs)]
@@ -99,17 +109,6 @@ def make_content_parts(item: MultimodalInput, index: int, model_info: ModelInfo)
 
 VOYAGE = Dialect(
     "voyage",
-    [
-        Route(
-            paths=("/v1/multimodalembeddings",),
-            body_type=MultimodalBody,
-            handler=multimodal_embeddings,
-            summary="Compute one embedding for each input of text and image parts, in Voyage's format",
-            reply_type=MultimodalAnswer,
-            needs=EMBEDDINGS,
-            example={"inputs": [{"content": [{"type": "text", "text": "Hello, my name is"}]}]},
-        ),
-        CONTEXTUALIZED_ROUTE,
-    ],
+    [*routes, *contextualized_routes],
     truncation="Leave out truncation=false",
 )

@@ -12,6 +12,7 @@ from cenote.api.dialects.dialect import Need, Route
 from cenote.api.dialects.text_requests import check_not_empty, make_embed_request, make_truncation
 from cenote.api.encoding import QuantizedType
 from cenote.api.late_chunking import split_result
+from cenote.api.plain_route import Routes
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import INPUT_TYPE_DOC, Dimensions, doc
 from cenote.api.vector_response import encode_results
@@ -21,6 +22,8 @@ from cenote.protocol.late_chunking import DEFAULT_CHUNK_SIZE, make_document, spl
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.results import PoolResult
+
+contextualized_routes = Routes(Route)
 
 
 class VoyageFields(msgspec.Struct, kw_only=True):
@@ -68,7 +71,18 @@ class ContextualizedAnswer(msgspec.Struct):
     usage: TotalTokens
 
 
+def supports_late_chunking(model_info: ModelInfo) -> bool:
+    return "embed" in model_info.tasks and model_info.pooling == "MEAN"
+
+
+@contextualized_routes.add(
+    "/v1/contextualizedembeddings",
+    reply_type=ContextualizedAnswer,
+    needs=Need("Contextualized Embeddings (MEAN pooling)", supports_late_chunking),
+    example={"inputs": [["Berlin is the capital of Germany.", " It lies on the Spree."]]},
+)
 async def contextualized_embeddings(body: ContextualizedBody, context: RequestContext) -> dict[str, Any]:
+    """Compute an embedding for each chunk of every document in the context of its other chunks."""
     check_not_empty(body.inputs, "inputs")
     context.check_num_items(len(body.inputs), "inputs")
     if body.chunk_size is not None or body.chunk_overlap:
@@ -120,18 +134,3 @@ def check_single(chunks: list[str], index: int) -> str:
             param=f"inputs[{index}]",
         )
     return chunks[0]
-
-
-def supports_late_chunking(model_info: ModelInfo) -> bool:
-    return "embed" in model_info.tasks and model_info.pooling == "MEAN"
-
-
-CONTEXTUALIZED_ROUTE = Route(
-    paths=("/v1/contextualizedembeddings",),
-    body_type=ContextualizedBody,
-    handler=contextualized_embeddings,
-    summary="Compute an embedding for each chunk of every document in the context of its other chunks",
-    reply_type=ContextualizedAnswer,
-    needs=Need("Contextualized Embeddings (MEAN pooling)", supports_late_chunking),
-    example={"inputs": [["Berlin is the capital of Germany.", " It lies on the Spree."]]},
-)

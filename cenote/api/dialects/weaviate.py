@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,11 +11,13 @@ from starlette.requests import Request
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import EMBEDDINGS, SCORES, Dialect, Route, has_keys
 from cenote.api.dialects.text_requests import make_embed_request, make_truncation, score
-from cenote.api.plain_route import PlainRoute
-from cenote.api.replies import ErrorBody, Reply
+from cenote.api.plain_route import PlainRoute, Routes
+from cenote.api.replies import Reply, encode_string_error
 from cenote.api.request_context import RequestContext
 from cenote.api.vector_response import encode_results
-from cenote.errors import InvalidBody, PoolingError
+from cenote.errors import InvalidBody
+
+routes, plain_routes = Routes(Route), Routes(PlainRoute)
 
 
 class WeaviateError(msgspec.Struct):
@@ -63,11 +65,9 @@ class ContainerMeta(msgspec.Struct):
     max_input_length: int
 
 
-def encode_string_error(body: ErrorBody, error: PoolingError | None) -> tuple[int, Any]:
-    return body.code, WeaviateError(body.message)
-
-
+@routes.add("/vectors", needs=EMBEDDINGS, example={"text": "Hello, my name is"})
 async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
+    """Compute the vector of a text, or of several, for Weaviate's text2vec-transformers."""
     texts = body.texts if body.texts is not None else [body.text] if body.text is not None else None
     if not texts:
         raise InvalidBody("text or texts is required", param="body.text", kind="missing")
@@ -81,8 +81,17 @@ async def vectors(body: VectorsBody, context: RequestContext) -> Vectors:
     return Vectors(first.size, vectors=await encode_results(results))  # type: ignore[arg-type]
 
 
+@routes.add(
+    "/rerank",
+    needs=SCORES,
+    body_keys=has_keys("documents", property="string"),
+    example={"query": "a bird", "documents": ["a red bird"], "property": ""},
+)
 async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentScores:
-    """Return the scores in the order of the documents."""
+    """Score documents for Weaviate's reranker-transformers.
+
+    The scores are in the order of the documents.
+    """
     if not body.documents:
         raise InvalidBody("documents is empty; expected at least one document", param="body.documents")
     await context.hold_echo()
@@ -90,49 +99,24 @@ async def rerank(body: WeaviateRerankBody, context: RequestContext) -> DocumentS
     return DocumentScores(body.query, list(map(DocumentScore, body.documents, scores)))
 
 
+@plain_routes.add(("/.well-known/ready", "/.well-known/live"), media_type="text/plain", access="public")
 async def ready(http: Request, app_state: AppState) -> Reply:
+    """Return 200 when the server is ready, 503 otherwise."""
     app_state.check_ready()
     return Reply(b"", media_type="text/plain")
 
 
+@plain_routes.add("/meta")
 async def meta(http: Request, app_state: AppState) -> ContainerMeta:
+    """Return the model."""
     model_info = app_state.engine.model_info
     return ContainerMeta(model_info.name, model_info.architecture, model_info.max_model_len)
 
 
 WEAVIATE = Dialect(
     "weaviate",
-    [
-        Route(
-            paths=("/vectors",),
-            body_type=VectorsBody,
-            handler=vectors,
-            summary="Compute the vector of a text, or of several, for Weaviate's text2vec-transformers",
-            reply_type=Vectors,
-            needs=EMBEDDINGS,
-            example={"text": "Hello, my name is"},
-        ),
-        Route(
-            paths=("/rerank",),
-            body_type=WeaviateRerankBody,
-            handler=rerank,
-            summary="Score documents for Weaviate's reranker-transformers",
-            reply_type=DocumentScores,
-            needs=SCORES,
-            body_keys=has_keys("documents", property="string"),
-            example={"query": "a bird", "documents": ["a red bird"], "property": ""},
-        ),
-    ],
-    [
-        PlainRoute(
-            ("/.well-known/ready", "/.well-known/live"),
-            ready,
-            "Return 200 when the server is ready, 503 otherwise",
-            media_type="text/plain",
-            access="public",
-        ),
-        PlainRoute(("/meta",), meta, "Return the model", ContainerMeta),
-    ],
+    routes,
+    plain_routes,
     encode_string_error,
     WeaviateError,
 )

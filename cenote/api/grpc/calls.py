@@ -12,18 +12,17 @@ from typing import Any, TypeVar
 import grpc
 
 from cenote.api.admission.request_admission import RequestAdmission
+from cenote.api.api_keys import KeySettings
 from cenote.api.app_state import AppState
 from cenote.api.auth import UNAUTHORIZED_MESSAGE
-from cenote.api.dialects.dialect import Route
+from cenote.api.dialects.dialect import Route, adapt_advice
 from cenote.api.grpc.messages import Message, MessageParser
 from cenote.api.grpc.receiver import Receiver
 from cenote.api.grpc.statuses import get_message, get_status_code, make_error_metadata
-from cenote.api.key_settings import KeySettings
 from cenote.api.log_config import log_reply
 from cenote.api.replies import logger
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
-from cenote.api.truncation_advice import adapt_advice
 from cenote.errors import (
     BadRequest,
     BodyTooLarge,
@@ -43,15 +42,6 @@ ResultT = TypeVar("ResultT")
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]  # from a request message to a response message
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """One method of a service: its full name, the HTTP route with the same task, and what computes a response."""
-
-    path: str
-    route: Route
-    handler: Handler
-
-
 @dataclass(slots=True)
 class Request:
     """The messages of a request, which count as held until its response is sent."""
@@ -63,17 +53,19 @@ class Request:
         return sum(map(len, self.messages))
 
 
+@dataclass(frozen=True, slots=True)
 class CallRunner:
     """Run the calls of one method. Messages are received if there is a place for them, and parsed if the call may run.
 
     A call that fails returns without a response: its status has been set then.
     """
 
-    def __init__(self, method: Method, parser: MessageParser, app_state: AppState, receiver: Receiver) -> None:
-        self.method = method
-        self.parser = parser
-        self.app_state = app_state
-        self.receiver = receiver
+    path: str  # full name of the method
+    route: Route  # of HTTP, with the same task
+    handler: Handler
+    parser: MessageParser
+    app_state: AppState
+    receiver: Receiver
 
     async def refuse(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Answer a call without a valid key: none of its messages is received."""
@@ -130,10 +122,8 @@ class Call:
     """A call in progress: as a context manager, it turns errors into statuses, and counts and logs the call."""
 
     def __init__(self, runner: CallRunner, grpc_context: Any) -> None:
-        self.method = runner.method
-        self.parser = runner.parser
+        self.runner = runner
         self.app_state = runner.app_state
-        self.receiver = runner.receiver
         self.requests: list[Request] = []  # that have no response yet
         self.grpc_context = grpc_context
         self.headers = encode_metadata(grpc_context.invocation_metadata())
@@ -180,8 +170,8 @@ class Call:
     def _record(self, status: int) -> None:
         seconds = time.perf_counter() - self.started_at
         scope = {
-            "path": self.method.path,
-            "raw_path": self.method.path.encode(),
+            "path": self.runner.path,
+            "raw_path": self.runner.path.encode(),
             "method": "GRPC",
             "request_id": self.request_id,
             "context": self.context,
@@ -189,7 +179,7 @@ class Call:
             "key": None if self.key is None else self.key.tenant[:8],
         }
         log_reply(scope, status, seconds)
-        self.app_state.metrics.observe_http(self.method.path, "GRPC", status, seconds)
+        self.app_state.metrics.observe_http(self.runner.path, "GRPC", status, seconds)
 
     def authenticate(self) -> None:
         """Raise unless the metadata has a valid API key now, or none is needed: a stream may outlive its key."""
@@ -218,7 +208,7 @@ class Call:
 
         `is_patient`: wait until the bytes fit.
         """
-        async with self.receiver.place():
+        async with self.runner.receiver.place():
             message = await self.grpc_context.read()
             if message is grpc.aio.EOF:
                 return None
@@ -276,13 +266,7 @@ class Call:
         """Compute the response for a message, or for all those of a stream."""
         header_model = self.headers.get(b"x-model")
         context = self.context = RequestContext(
-            self.app_state.models,
-            self.app_state.load_model,
-            self.method.route,
-            self.app_state.settings,
-            self.request_id,
-            request.admission,
-            None if header_model is None else header_model.decode("latin-1"),
+            self.app_state, self.runner.route, self.request_id, request.admission, header_model
         )
         context.timing.received_at = time.monotonic()
         try:
@@ -295,11 +279,11 @@ class Call:
 
     async def _handle(self, request: Request, context: RequestContext, is_stream: bool) -> Message:
         await context.select_model(None)
-        route, model_info = self.method.route, context.model_info
+        route, model_info = self.runner.route, context.model_info
         if not route.is_supported(model_info):
             raise make_unsupported_error(route, model_info, "call grpc.health.v1.Health/Check for its services")
-        messages = [self.parser.parse(message) for message in request.messages]
-        return await self.method.handler(messages if is_stream else messages[0], context)
+        messages = [self.runner.parser.parse(message) for message in request.messages]
+        return await self.runner.handler(messages if is_stream else messages[0], context)
 
 
 async def run_until_deadline(work: Awaitable[Message], admission: RequestAdmission) -> Message:

@@ -1,9 +1,13 @@
-"""Parse messages within bounds: one of the allowed size could have so many elements that its objects fill memory."""
+"""Message classes, and their parser, which bounds the elements: those of an allowed size could fill memory."""
 
 from __future__ import annotations
 
+from base64 import b85decode
 from typing import Any
+from zlib import decompress
 
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -11,6 +15,21 @@ from cenote.errors import BadRequest, BodyTooLarge
 
 Message = Any
 VARINT, FIXED64, TEXT, FIXED32 = 0, 1, 2, 5  # how a field is encoded
+
+
+def make_classes(packed: str) -> dict[str, Any]:
+    """Return what the module of a .proto file defines, by name: its descriptor, enums with their values, and messages.
+
+    The classes are in a pool of their own, so that other modules may have messages of the same names.
+    """
+    descriptor = DescriptorPool().AddSerializedFile(decompress(b85decode(packed)))
+    enums = descriptor.enum_types_by_name
+    return {
+        "DESCRIPTOR": descriptor,
+        **{name: EnumTypeWrapper(enum) for name, enum in enums.items()},
+        **{value.name: value.number for enum in enums.values() for value in enum.values},
+        **{name: GetMessageClass(message) for name, message in descriptor.message_types_by_name.items()},
+    }
 
 
 class MessageParser:

@@ -12,7 +12,7 @@ from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
 from cenote.api.dialects.tei import TEI
 from cenote.api.grpc import health_pb2, tei_handlers, tei_pb2
-from cenote.api.grpc.calls import CallRunner, Handler, Method, encode_metadata
+from cenote.api.grpc.calls import CallRunner, Handler, encode_metadata
 from cenote.api.grpc.health import Health
 from cenote.api.grpc.messages import MessageParser
 from cenote.api.grpc.receiver import Receiver
@@ -70,7 +70,7 @@ def make_services(app_state: AppState) -> tuple[list[Any], dict[str, CallRunner]
             services.setdefault(service.full_name, []).append(route)
             path = f"/{service.full_name}/{method.name}"
             parser = MessageParser(method.input_type, settings.max_request_items)
-            runners[path] = CallRunner(Method(path, route, handler), parser, app_state, receiver)
+            runners[path] = CallRunner(path, route, handler, parser, app_state, receiver)
             methods[method.name] = make_method_handler(method, runners[path])
         handlers.append(grpc.method_handlers_generic_handler(service.full_name, methods))
     return [*handlers, make_health_handler(Health(app_state, services))], runners

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from cenote.api.dialects import tei as dialect
 from cenote.api.dialects.tei_fields import (
-    Direction,
     TeiEmbedFields,
     TeiPredictBody,
     TeiRerankBody,
@@ -15,8 +15,8 @@ from cenote.api.dialects.tei_fields import (
     check_not_empty,
 )
 from cenote.api.dialects.tei_tokenize import iter_tokens
+from cenote.api.dialects.text_requests import rank_best_first, score_as
 from cenote.api.grpc import tei_pb2 as tei
-from cenote.api.raw_scores import rank_best_first, score_as
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest
 from cenote.protocol.input_types import Input
@@ -86,8 +86,7 @@ async def pool_text(
     fields = TeiEmbedFields(
         prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
         dimensions=dimensions,
-        truncate=truncates(request, context),
-        truncation_direction=get_direction(request),
+        **read_truncation(request, context),
     )
     inputs: list[Input] = [request.inputs]
     check_not_empty(inputs, "inputs")
@@ -114,8 +113,7 @@ async def predict_texts(
     body = TeiPredictBody(
         inputs=[texts],
         raw_scores=request.raw_scores,
-        truncate=truncates(request, context),
-        truncation_direction=get_direction(request),
+        **read_truncation(request, context),
     )
     (predictions,) = await dialect.predict(body, context)
     return tei.PredictResponse(
@@ -144,13 +142,13 @@ async def rerank_stream(requests: Sequence[tei.RerankStreamRequest], context: Re
 
 async def score_messages(messages: Sequence[tei.RerankStreamRequest], context: RequestContext) -> list[float]:
     """Score the query and the text of every message; those that are truncated alike are one request."""
-    indices_by_truncation: dict[tuple[bool, Direction], list[int]] = {}
+    indices_by_truncation: dict[tuple[Any, ...], list[int]] = {}
     for index, message in enumerate(messages):
-        key = (truncates(message, context), get_direction(message))
+        key = tuple(read_truncation(message, context).items())
         indices_by_truncation.setdefault(key, []).append(index)
     scores = [0.0] * len(messages)
-    for (truncate, direction), indices in indices_by_truncation.items():
-        fields = TruncationFields(truncate=truncate, truncation_direction=direction)
+    for key, indices in indices_by_truncation.items():
+        fields = TruncationFields(**dict(key))
         queries = [messages[index].query for index in indices]
         request = ScoreRequest(
             queries=queries[:1] if len(set(queries)) == 1 else queries,
@@ -170,8 +168,7 @@ async def rerank(request: tei.RerankRequest, context: RequestContext) -> tei.Rer
         texts=texts,
         raw_scores=request.raw_scores,
         return_text=request.return_text,
-        truncate=truncates(request, context),
-        truncation_direction=get_direction(request),
+        **read_truncation(request, context),
     )
     ranks = await dialect.rerank(body, context)
     return tei.RerankResponse(
@@ -199,13 +196,14 @@ async def decode(request: tei.DecodeRequest, context: RequestContext) -> tei.Dec
     return tei.DecodeResponse(text=await context.detokenize(ids, skip_special_tokens=request.skip_special_tokens))
 
 
-def truncates(request: TruncatedMessage, context: RequestContext) -> bool:
-    """Return whether a long text is cut; the message cannot say that it is not where the server does it always."""
-    return request.truncate or context.settings.auto_truncate
+def read_truncation(request: TruncatedMessage, context: RequestContext) -> dict[str, Any]:
+    """Return the fields of the HTTP routes; the message cannot say that texts are not cut if the server does it always.
 
-
-def get_direction(request: TruncatedMessage) -> Direction:
-    return "left" if request.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right"
+    The side is right unless the message says left.
+    """
+    is_left = request.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+    truncates = request.truncate or context.settings.auto_truncate
+    return {"truncate": truncates, "truncation_direction": "left" if is_left else "right"}
 
 
 def make_metadata(context: RequestContext, num_chars: int) -> tei.Metadata:

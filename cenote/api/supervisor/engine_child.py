@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -37,6 +37,9 @@ from cenote.errors import EngineHung, EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
+if TYPE_CHECKING:
+    from cenote.api.supervisor.model_manager import ModelManager
+
 logger = logging.getLogger("cenote")
 
 LATE_BEAT_S = 0.5  # a process without a beat for longer does not compute
@@ -46,26 +49,6 @@ STEP_TIMEOUT_MARGIN_S = 1.0
 METRICS_TIMEOUT_S = 2.0
 NUM_LAST_LINES = 20
 READ_BYTES = 65536
-
-
-class EngineListener(Protocol):
-    """What the supervisor does when an engine changes its state."""
-
-    def on_engine_started(self, engine: EngineChild) -> None: ...
-
-    def on_engine_ready(self, engine: EngineChild, model_info: bytes) -> None: ...
-
-    def on_engine_exited(self, exited: EngineExited) -> None: ...
-
-    def on_engine_status(self, engine: EngineChild, reason: str) -> None: ...
-
-    def on_engine_speed(self, engine: EngineChild) -> None:
-        """Called several times a second while the process serves."""
-        ...
-
-    def on_engine_failed(self, engine: EngineChild, error: Exception) -> None:
-        """Called once when no engine could be started at all; one that was ready once is started for ever."""
-        ...
 
 
 class EngineChild(Child[EngineToSupervisor]):
@@ -78,7 +61,7 @@ class EngineChild(Child[EngineToSupervisor]):
         engine_id: int,
         init: EngineInit,
         step_timeout_s: float,
-        listener: EngineListener,
+        models: ModelManager,
         launcher: EngineLauncher,
         name: str = "",
     ) -> None:
@@ -88,7 +71,7 @@ class EngineChild(Child[EngineToSupervisor]):
         self.label = f"the engine process{self.name}"
         self.init = init
         self.step_timeout_s = step_timeout_s
-        self.listener = listener
+        self.models = models
         self.launcher = launcher
         self.status: EngineStatus = "loading"
         self.reason = ""  # why it does not answer
@@ -128,7 +111,7 @@ class EngineChild(Child[EngineToSupervisor]):
         self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
         self.changed_adapters.clear()
         self.channel.send(self.init)
-        self.listener.on_engine_started(self)
+        self.models.on_engine_started(self)
 
     def on_message(self, message: EngineToSupervisor) -> None:
         if isinstance(message, EngineLoaded):
@@ -146,7 +129,7 @@ class EngineChild(Child[EngineToSupervisor]):
             self.adapters = message.adapters
         self.channel.send(SetAdapters(self.adapters, sorted(self.changed_adapters)))
         self._set_status("ready", "")
-        self.listener.on_engine_ready(self, message.model_info)
+        self.models.on_engine_ready(self, message.model_info)
 
     def on_unhandled(self, error: Exception) -> None:
         """Replace the process: its state is not known any more."""
@@ -156,7 +139,7 @@ class EngineChild(Child[EngineToSupervisor]):
         if self.is_ready:
             self.tokens_per_s = beat.tokens_per_s or self.tokens_per_s
             self.late_s = beat.age_s if beat.age_s > LATE_BEAT_S else beat.late_s
-            self.listener.on_engine_speed(self)
+            self.models.on_engine_speed(self)
 
     def find_hang(self, beat: Beat) -> str | None:
         if beat.age_s > (HEARTBEAT_TIMEOUT_S if self.is_ready else LOADING_HEARTBEAT_TIMEOUT_S):
@@ -181,7 +164,7 @@ class EngineChild(Child[EngineToSupervisor]):
         """Tell the front-ends what was on the device, before they send anything to the next process."""
         self._num_exits += 1
         calls, is_isolated, _ = self.on_device
-        self.listener.on_engine_exited(
+        self.models.on_engine_exited(
             EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, self._find_cause(code))
         )
 
@@ -201,7 +184,7 @@ class EngineChild(Child[EngineToSupervisor]):
         if error is not self.load_error:
             logger.error("%s; no more%s are started", error, self.name)
             self._set_status("failed", str(error))
-        self.listener.on_engine_failed(self, error)
+        self.models.on_engine_failed(self, error)
 
     def on_restart(self, reason: str, code: int) -> None:
         policy = self.policy
@@ -229,7 +212,7 @@ class EngineChild(Child[EngineToSupervisor]):
         elif not self.since:
             self.since = time.time()
         self.status, self.reason = status, reason
-        self.listener.on_engine_status(self, reason)
+        self.models.on_engine_status(self, reason)
 
     def measure_memory(self) -> int:
         """Return the resident bytes of the process and its memory of the GPU; 0 if it does not run."""

@@ -76,15 +76,15 @@ class FrontEndChild(Child[FrontEndToSupervisor]):
         elif isinstance(message, LoadFailed):
             self.load_error, self.is_ready = decode_error(message.error), False
         elif isinstance(message, ReplayStats):
-            self.manager.metrics.observe_replay(message)
+            self.manager.supervisor.metrics.observe_replay(message)
         else:
             assert isinstance(message, FrontEndStats), "all others are calls and replies"
             self.num_in_flight = message.num_in_flight
             for reply in message.replies:
-                self.manager.metrics.observe_http(*reply)
+                self.manager.supervisor.metrics.observe_http(*reply)
 
     def answer(self, call: Any, array_bytes: ArrayBytes) -> Awaitable[Message]:
-        return self.manager.answer(call)
+        return self.manager.supervisor.answer(call)
 
     def find_hang(self, beat: Beat) -> str | None:
         """The others would leave connections to it for ever."""
@@ -105,7 +105,7 @@ class FrontEndChild(Child[FrontEndToSupervisor]):
         return None
 
     def on_given_up(self, error: Exception) -> None:
-        self.manager.on_failed(error)
+        self.manager.supervisor.on_failed(error)
 
     def on_restart(self, reason: str, code: int) -> None:
         process = f"(process {self.pid}) " if self.pid else ""

@@ -6,14 +6,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
-from cenote.api.server_context import ServerContext
 from cenote.api.supervisor.front_end_child import FrontEndChild
-from cenote.api.supervisor.supervisor_metrics import SupervisorMetrics
 from cenote.api.wire.control_messages import (
-    AdminCall,
     AllFrontEndsReady,
     EngineExited,
     EngineState,
@@ -24,8 +22,11 @@ from cenote.api.wire.control_messages import (
 )
 from cenote.api.wire.heartbeat import HeartbeatWriter, LoopClock, make_heartbeat_file
 from cenote.api.wire.link_sockets import LINK_RETRY_S, make_link
-from cenote.api.wire.messages import Message, MetricsCall
+from cenote.api.wire.messages import Message
 from cenote.utils.shared_memory import make_shared_memory
+
+if TYPE_CHECKING:
+    from cenote.api.supervisor.supervisor import Supervisor
 
 logger = logging.getLogger("cenote")
 
@@ -37,32 +38,16 @@ class FrontEndManager:
 
     _load_reporter: asyncio.Task[None]
 
-    def __init__(
-        self,
-        server: ServerContext,
-        counters_fd: int,
-        listeners: Sequence[socket.socket],
-        *,
-        add_engine_link: Callable[[int, socket.socket], None],
-        answer: Callable[[AdminCall | MetricsCall], Awaitable[Message]],
-        metrics: SupervisorMetrics,
-        on_all_ready: Callable[[], None],
-        on_failed: Callable[[BaseException], None],
-    ) -> None:
-        """`counters_fd`: of `server.counters`, closed at the end."""
-        self.server = server
-        count = server.settings.api_server_count
+    def __init__(self, supervisor: Supervisor, counters_fd: int, listeners: Sequence[socket.socket]) -> None:
+        """`counters_fd`: of the counters of the server, closed at the end."""
+        self.supervisor, self.server = supervisor, supervisor.context
+        count = self.server.settings.api_server_count
         counts_fd = make_shared_memory(SLOT_BYTES * count)
         self.connection_counts = ConnectionCounts(counts_fd, count)
         self._heartbeat_fd = make_heartbeat_file()  # of this process, for the front-ends
         self._clock = LoopClock()
         self._fds = [self._heartbeat_fd, counts_fd, counters_fd]
         self.shared_fds = [*self._fds, *(listener.fileno() for listener in listeners)]
-        self.add_engine_link = add_engine_link  # called with the engine's end of a link
-        self.answer = answer  # of the calls of front-ends
-        self.metrics = metrics
-        self.on_all_ready = on_all_ready  # called when all have received EngineReady
-        self.on_failed = on_failed  # called when no front-end can be started
         self.front_ends = [FrontEndChild(number, self) for number in range(1, count + 1)]
         self.any_listening = False  # at any time
         self._models: ModelStates | None = None
@@ -181,7 +166,7 @@ class FrontEndManager:
         front_end.lost_links.discard(engine_id)
         if not front_end.add_link(ours, engine_id):  # its queue of links is full: it does not read them
             asyncio.get_running_loop().call_later(LINK_RETRY_S, self.reconnect, front_end, engine_id)
-        self.add_engine_link(engine_id, theirs)
+        self.supervisor.add_engine_link(engine_id, theirs)
 
     def check_all_ready(self) -> None:
         """Announce readiness, once, when all running front-ends are ready; called when one changes state or exits."""
@@ -191,7 +176,7 @@ class FrontEndManager:
         self.has_announced_ready = True
         for front_end in self.running:
             front_end.channel.send(AllFrontEndsReady())
-        self.on_all_ready()
+        self.supervisor.on_all_ready()
 
     async def _report_load(self) -> None:
         while True:

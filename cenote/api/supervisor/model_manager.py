@@ -34,7 +34,7 @@ DRAIN_TIMEOUT_S = 600.0
 
 
 class ModelManager:
-    """Owns the table of models; implements EngineListener, and makes the changes that admins ask for."""
+    """Owns the table of models; makes the changes that admins ask for, and follows what happens to engines."""
 
     front_ends: FrontEndManager
 
@@ -342,9 +342,11 @@ class ModelManager:
             self.send_models()  # with the reason, and since when
 
     def on_engine_speed(self, child: EngineChild) -> None:
+        """Called several times a second while the process serves."""
         self._find_set(child).report_speed(self.counters, child.late_s)
 
     def on_engine_failed(self, child: EngineChild, error: Exception) -> None:
+        """Called once when no engine could be started at all; one that was ready once is started for ever."""
         self._find_set(child).on_failed(error)
 
     def _find_set(self, child: EngineChild) -> EngineSet:

@@ -82,18 +82,9 @@ class Supervisor:
         counters_fd = make_counters_file(settings.api_server_count)
         counters = Counters(counters_fd, settings.api_server_count, row=None)
         self.context = ServerContext(settings, counters)
-        self.models = ModelManager(settings, table, counters, self._on_failed, engine_command)
+        self.models = ModelManager(settings, table, counters, self.on_failed, engine_command)
         self.metrics = SupervisorMetrics(self.models)
-        self.front_ends = self.models.front_ends = FrontEndManager(
-            self.context,
-            counters_fd,
-            listeners,
-            add_engine_link=self._add_engine_link,
-            answer=self._answer,
-            metrics=self.metrics,
-            on_all_ready=self._on_all_ready,
-            on_failed=self._on_failed,
-        )
+        self.front_ends = self.models.front_ends = FrontEndManager(self, counters_fd, listeners)
         self._stop_requested = asyncio.Event()
         self._num_signals = 0
 
@@ -109,12 +100,15 @@ class Supervisor:
         await self.front_ends.drain()
         await self.models.stop()
 
-    def _add_engine_link(self, engine_id: int, link: socket.socket) -> None:
+    # calls of FrontEndManager
+
+    def add_engine_link(self, engine_id: int, link: socket.socket) -> None:
+        """Pass the engine's end of a link to it."""
         child = self.models.find_child(engine_id)
         assert child is not None, "links are made for engines that run"
         child.add_link(link, engine_id)
 
-    async def _answer(self, call: AdminCall | MetricsCall) -> Message:
+    async def answer(self, call: AdminCall | MetricsCall) -> Message:
         """Answer a call of a front-end."""
         models = self.models
         if isinstance(call, MetricsCall):
@@ -134,7 +128,8 @@ class Supervisor:
             self._begin_shutdown()
         return Done()
 
-    def _on_all_ready(self) -> None:
+    def on_all_ready(self) -> None:
+        """Called once, when all front-ends can serve."""
         if not self._stop_requested.is_set():
             models = [
                 BannerModel(
@@ -153,7 +148,8 @@ class Supervisor:
         logger.info("received %s, draining %d requests", name, self.front_ends.num_in_flight)
         self._begin_shutdown()
 
-    def _on_failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException) -> None:
+        """Called when no front-end can be started, or no model can be loaded."""
         self.failure = self.failure or error
         self._begin_shutdown()
 

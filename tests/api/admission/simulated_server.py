@@ -14,7 +14,7 @@ from typing import Any
 from cenote.api.admission.controller import AdmissionController
 from cenote.api.admission.engine_speed import SpeedReport
 from cenote.api.admission.ticket import Ticket
-from cenote.api.key_settings import ANONYMOUS, KeySettings
+from cenote.api.api_keys import ANONYMOUS, KeySettings
 from cenote.engine.throughput import EngineRate
 from cenote.errors import Overloaded
 

@@ -8,7 +8,7 @@ import pytest
 
 from cenote.api.admission.controller import MAX_FEW_REQUESTS, MIN_REQUESTS
 from cenote.api.admission.counters import MODELS, QUEUED, TENANT_MINUTE_TOKENS, TENANTS
-from cenote.api.key_settings import parse_key_lines
+from cenote.api.api_keys import parse_key_lines
 from cenote.engine.throughput import EngineRate
 from cenote.errors import Overloaded
 

@@ -34,16 +34,13 @@ def make_manager(settings: ServerConfig, on_failed: Callable[[BaseException], No
         raise AssertionError("no front-end is ready, and there is no engine")
 
     counters_fd = make_counters_file(settings.api_server_count)
-    return FrontEndManager(
-        ServerContext(settings, Counters(counters_fd, settings.api_server_count, row=None)),
-        counters_fd,
-        [],
+    supervisor: Any = SimpleNamespace(
+        context=ServerContext(settings, Counters(counters_fd, settings.api_server_count, row=None)),
         add_engine_link=fail_if_called,
-        answer=fail_if_called,
-        metrics=SimpleNamespace(),  # type: ignore[arg-type]
         on_all_ready=fail_if_called,
         on_failed=on_failed,
     )
+    return FrontEndManager(supervisor, counters_fd, [])
 
 
 async def wait_until_listening(front_ends: FrontEndManager) -> None:
@@ -212,7 +209,7 @@ async def test_a_front_end_gets_another_link_when_descriptors_are_free_again(mon
     links: list[int] = []
 
     front_ends = make_front_ends(monkeypatch, IDLE)
-    front_ends.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
+    front_ends.supervisor.add_engine_link = lambda engine_id, link: (links.append(engine_id), link.close())[0]
     front_ends.start()
     await wait_until_listening(front_ends)
     front_ends.set_engine_state(EngineState(7, "ready", ""))
@@ -260,7 +257,7 @@ async def test_a_link_that_is_lost_is_replaced_until_its_engine_has_ended() -> N
         linked.append(engine_id)
         return True
 
-    front_ends.add_engine_link = lambda engine_id, link: link.close()
+    front_ends.supervisor.add_engine_link = lambda engine_id, link: link.close()
     released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     front_end: Any = SimpleNamespace(is_running=True, lost_links=set(), front_end_id=1, add_link=add_link)
     calls: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cenote.api.supervisor.memory_budget import estimate_weights
+from cenote.api.supervisor.memory_keeper import estimate_weights
 from cenote.config.model_table import ModelTable
 
 
