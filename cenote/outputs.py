@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, Overloaded, PoolingError
-from cenote.inputs.tokenized_inputs import NO_IDS
-from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata
+from cenote.protocol.results import NO_IDS, Entity, LateChunk, LateChunkingMetadata, TokenIds
 
 __all__ = [
     "ChunkEmbeddingOutput",

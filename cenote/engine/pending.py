@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cenote.engine.request_future import RequestFuture
-from cenote.engine.result_rows import Float32Array, GroupResult, RaggedRows
+from cenote.engine.result_rows import GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.chunks import LongTexts
 from cenote.inputs.renderer import RenderSettings
@@ -21,7 +21,7 @@ from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedIn
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.params import Task
 from cenote.protocol.requests import PoolRequest
-from cenote.protocol.results import PoolResult, PoolResultBatch
+from cenote.protocol.results import Float32Array, PoolResult, PoolResultBatch
 from cenote.protocol.scheduling import Lane
 
 if TYPE_CHECKING:  # it imports torch, which front-ends do without

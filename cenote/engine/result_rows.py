@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
-
-Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+from cenote.protocol.results import Float32Array
 
 
 @dataclass(slots=True)

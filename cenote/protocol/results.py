@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from cenote.errors import PoolingError
 from cenote.protocol.params import Task
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 class TokenUsage:
@@ -34,7 +35,7 @@ class PoolResult(TokenUsage):
     """The result of one input."""
 
     data: Float32Array
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    token_ids: TokenIds
     num_tokens: int  # after truncation
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True  # False if a very long text was cut before all of it was tokenized
@@ -72,7 +73,7 @@ class ScoreResult(TokenUsage):
     """The score of one pair."""
 
     score: float
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    token_ids: TokenIds
     num_tokens: int
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True
@@ -116,7 +117,7 @@ class EntityResult(TokenUsage):
     """The entities of one text, in order of position."""
 
     entities: list[Entity]
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    token_ids: TokenIds
     num_tokens: int  # after truncation; tokens in the overlap of two windows count twice
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True

@@ -15,11 +15,12 @@ from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.input_packing import pack_inputs
 from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.result_rows import Float32Array, RaggedRows
+from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.kernels.cpu.pooling import all_finite
 from cenote.pooling.pooler import PooledGroup, Pooler
+from cenote.protocol.results import Float32Array
 
 
 class Executor(Protocol):
