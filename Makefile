@@ -84,7 +84,7 @@ $(RAY_READY): $(READY)
 	@echo "== creating $(RAY_VENV) and installing Ray =="
 	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(RAY_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
-	$(RAY_VENV)/bin/python -m pip install --quiet --constraint constraints.txt "ray[data,serve]>=2.54" "pyarrow>=17" pylance faiss-cpu
+	$(RAY_VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt "ray[data,serve]>=2.54" "pyarrow>=17" pylance faiss-cpu
 	touch $(RAY_READY)
 
 test-ray: $(RAY_READY) ## tests on a Ray cluster of two nodes on this machine; RAY_TESTS=full for all rows
