@@ -24,8 +24,6 @@ from tests.factories import LLMFactory
 from tests.suite import first_of
 from tests.tiny import tiny_bert_token_classifier, tiny_bge_m3
 
-pytestmark = pytest.mark.usefixtures("shared_event_loop")
-
 # test_vendor_errors.py tests the others, whose errors may have other formats
 ROUTES = {
     route.paths[0]: route

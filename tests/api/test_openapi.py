@@ -29,8 +29,6 @@ from tests.factories import LLMFactory
 from tests.suite import first_of
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
-pytestmark = pytest.mark.usefixtures("shared_event_loop")
-
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 PATHS = list(dict.fromkeys(path for route in ROUTES for path in route.paths))
 WITHOUT_MODEL = ("/api/show", "/api/pull")  # answered without a call of the engine
