@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,34 @@ class Saved:
     def opened(self) -> LLM:
         return LLM(str(self.folder), dtype="float32", device="cpu")
 
+    @cache  # noqa: B019  # a test asks for the same text with several thresholds
     @torch.no_grad()
-    def find(self, text: str, labels: Sequence[str], threshold: float) -> Found:
-        """Score one span after another; the best ones of each label that do not overlap are entities."""
-        if not text:
-            return []
+    def score_spans(self, text: str, labels: tuple[str, ...]) -> tuple[Any, list[list[tuple[float, int, int]]]]:
+        """Return the words, and by label the score, first and last word of each span, one span after another."""
         words, task, label_states, contexts = encode_prompt(self.tokenizer, self.encoder, text, labels)
         if self.heads["count_pred"](task).argmax() == 0:
-            return []
+            return words, []
         targets = COUNTING[self.counting_layer](self.heads["count_embed"], label_states)
         layers = self.heads["span_rep"]["span_rep_layer"]
-        found = []
-        for label, target in enumerate(targets):
-            chosen: list[tuple[float, int, int]] = []
-            scored = [
+        spans = [
+            (first, last) for first in range(len(words)) for last in range(first, min(first + MAX_WIDTH, len(words)))
+        ]
+        return words, [
+            [
                 (float((target @ self.score(layers, contexts[first], contexts[last])).sigmoid()), first, last)
-                for first in range(len(words))
-                for last in range(first, min(first + MAX_WIDTH, len(words)))
+                for first, last in spans
             ]
+            for target in targets
+        ]
+
+    def find(self, text: str, labels: Sequence[str], threshold: float) -> Found:
+        """Return the best spans of each label that do not overlap."""
+        if not text:
+            return []
+        words, scores = self.score_spans(text, tuple(labels))
+        found = []
+        for label, scored in enumerate(scores):
+            chosen: list[tuple[float, int, int]] = []
             for item in sorted((item for item in scored if item[0] >= threshold), key=lambda item: -item[0]):
                 if all(item[1] > last or item[2] < first for _, first, last in chosen):
                     chosen.append(item)
