@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CHECKS = {
@@ -19,14 +22,31 @@ TIMEOUT_S = 900.0
 # The shell writes the exit status, as the worker that waits for it is not the parent of the process.
 RUN_AND_TELL = '"$0" > "$1/output" 2>&1; echo $? > "$1/new"; mv "$1/new" "$1/status"'
 
-started: dict[str, TemporaryDirectory[str]] = {}  # what was started early, with the folder of its result
+
+class StartedCheck(NamedTuple):
+    process: subprocess.Popen[bytes]
+    folder: TemporaryDirectory[str]  # of its result
+
+
+started: dict[str, StartedCheck] = {}
 
 
 def start(name: str) -> None:
     """Start a check without arguments, for `run`."""
     (program,) = CHECKS[name]
-    started[name] = TemporaryDirectory(prefix="cenote-check-")
-    subprocess.Popen(["sh", "-c", RUN_AND_TELL, find_program(program), started[name].name], cwd=ROOT)
+    folder = TemporaryDirectory(prefix="cenote-check-")
+    command = ["sh", "-c", RUN_AND_TELL, find_program(program), folder.name]
+    started[name] = StartedCheck(subprocess.Popen(command, cwd=ROOT, start_new_session=True), folder)
+
+
+def stop() -> None:
+    """End what was started, and remove the results."""
+    while started:
+        _, (process, folder) = started.popitem()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        folder.cleanup()
 
 
 def run(name: str) -> tuple[int, str]:
@@ -35,7 +55,7 @@ def run(name: str) -> tuple[int, str]:
         program, *arguments = CHECKS[name]
         done = subprocess.run([find_program(program), *arguments], cwd=ROOT, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
-    status, ends_at = Path(started[name].name, "status"), time.monotonic() + TIMEOUT_S
+    status, ends_at = Path(started[name].folder.name, "status"), time.monotonic() + TIMEOUT_S
     while not status.exists():
         assert time.monotonic() < ends_at, f"{name}: not finished after {TIMEOUT_S:.0f} s"
         time.sleep(0.1)

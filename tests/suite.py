@@ -138,6 +138,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         checks.start("types")
 
 
+def pytest_unconfigure() -> None:
+    checks.stop()
+
+
 def pytest_collection_finish() -> None:
     """Leave modules and collected tests out of garbage collections, which would traverse them again and again."""
     gc.collect()

@@ -20,5 +20,7 @@ def test_a_check_that_was_started_early_has_the_same_result(monkeypatch: pytest.
     monkeypatch.setattr(checks, "started", {})
 
     checks.start("version")
-
-    assert checks.run("version") == (3, "7\n")
+    try:
+        assert checks.run("version") == (3, "7\n")
+    finally:
+        checks.stop()
