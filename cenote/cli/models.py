@@ -16,7 +16,7 @@ from cenote.models.recommended_models import (
     recommended_to_json,
     select_models,
 )
-from cenote.models.supported_models import SupportedModel, iter_supported_models
+from cenote.models.supported_models import SupportedModel, read_supported_models
 from cenote.utils.tables import align_columns
 
 PAGE_HEADER = """\
@@ -65,7 +65,7 @@ files of a model with this table.
 
 
 def list_models(filter_text: str, *, markdown: bool, json_output: bool = False) -> int:
-    rows = [row for row in iter_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
+    rows = [row for row in read_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
     if json_output:
         print(json.dumps([_to_json(row) for row in rows], indent=2, ensure_ascii=False))
         return 0 if rows else 1
