@@ -33,6 +33,6 @@ class CheckedModel:
 
 @cache
 def read_checked_models() -> tuple[CheckedModel, ...]:
-    """Return the table, a copy of tests/layouts: `python -m tests.layouts.export` writes it."""
+    """Return the table; the files of every model are described in tests/layouts, which test its row."""
     text = (files("cenote.models") / "checked_models.json").read_text(encoding="utf-8")
     return tuple(CheckedModel(**row) for row in json.loads(text))

@@ -1,4 +1,7 @@
-"""The table of published models: TOML entries, each with a layout to build and the settings it must resolve to."""
+"""The table of published models: TOML entries, each with a layout to build.
+
+The settings that it must resolve to are those of the package's table, which users see.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from cenote.models.checked_models import read_checked_models
 
 TABLE_FOLDER = Path(__file__).parent / "table"
 # what outputs are compared with: a library on the same folder, a plain implementation in another test, or an error
@@ -21,7 +26,6 @@ ENTRY_KEYS = {
     "test",
     "message",
     "source",
-    "expect",
     "real",
     "checked",
     "doubt",
@@ -50,6 +54,7 @@ class PublishedModel:
 def read_table() -> tuple[PublishedModel, ...]:
     """Return the entries of all files; `like` copies another entry, and the tables of both are merged."""
     raw: dict[str, dict[str, Any]] = {}
+    settings = {row.name: row.settings for row in read_checked_models()}
     for path in sorted(TABLE_FOLDER.glob("*.toml")):
         layouts = (document := tomllib.loads(path.read_text())).get("layouts", {})
         for entry in document.get("model", []):
@@ -59,8 +64,8 @@ def read_table() -> tuple[PublishedModel, ...]:
                 entry["layout"] = merge(layouts[base], entry["layout"])
             raw[entry["name"]] = {**_inherit(entry, raw), "area": path.stem}
     return tuple(
-        PublishedModel(**{"expect": {}, **entry, "layout": _replace_nulls(entry.get("layout", {}))})
-        for entry in raw.values()
+        PublishedModel(**{**entry, "layout": _replace_nulls(entry.get("layout", {}))}, expect=settings.get(name, {}))
+        for name, entry in raw.items()
     )
 
 
