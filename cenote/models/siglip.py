@@ -149,18 +149,10 @@ def pooling_weights() -> WeightTable:
     for kind in ("weight", "bias"):
         stored = (f"vision_model.head.attention.in_proj_{kind}",)
         table |= {
-            f"pool.query.{kind}": DerivedWeight(stored, _query_rows),
-            f"pool.key_value.{kind}": DerivedWeight(stored, _key_value_rows),
+            f"pool.query.{kind}": DerivedWeight(stored, lambda w: w[: len(w) // 3]),
+            f"pool.key_value.{kind}": DerivedWeight(stored, lambda w: w[len(w) // 3 :]),
         }
     return table
-
-
-def _query_rows(stored: Tensor) -> Tensor:
-    return stored[: len(stored) // 3]
-
-
-def _key_value_rows(stored: Tensor) -> Tensor:
-    return stored[len(stored) // 3 :]
 
 
 def _channels_first(stored: Tensor, channels: int) -> Tensor:
