@@ -15,6 +15,7 @@ from typing import Any, Literal
 from cenote.models.checked_models import read_checked_models
 
 TABLE_FOLDER = Path(__file__).parent / "table"
+SHARED_LAYOUTS = TABLE_FOLDER / "shared_layouts.toml"
 # what outputs are compared with: a library on the same folder, a plain implementation in another test, or an error
 Truth = Literal["sentence-transformers", "transformers", "plain", "refused"]
 ENTRY_KEYS = {
@@ -55,8 +56,13 @@ def read_table() -> tuple[PublishedModel, ...]:
     """Return the entries of all files; `like` copies another entry, and the tables of both are merged."""
     raw: dict[str, dict[str, Any]] = {}
     settings = {row.name: row.settings for row in read_checked_models()}
+    shared = tomllib.loads(SHARED_LAYOUTS.read_text())["layouts"]
     for path in sorted(TABLE_FOLDER.glob("*.toml")):
-        layouts = (document := tomllib.loads(path.read_text())).get("layouts", {})
+        document = tomllib.loads(path.read_text())
+        layouts = {
+            name: merge(shared[layout["base"]], layout) if "base" in layout else layout
+            for name, layout in document.get("layouts", {}).items()
+        }
         for entry in document.get("model", []):
             assert not entry.keys() - ENTRY_KEYS, f"{path.name}: {entry['name']} has unknown keys"
             assert entry["name"] not in raw, f"{entry['name']} is listed twice"
