@@ -8,10 +8,10 @@ import torch
 
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone
-from cenote.layers.image_encoder import ImageEncoder
 from cenote.layers.mlp import NormedGatedMLP
 from cenote.layers.pooling_towers import ClsPatchEmbedding, PooledResidualTower
 from cenote.layers.spec import BackboneSpec
+from cenote.layers.two_towers import ImageEncoder
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import single_image_spec
 from cenote.models.eva import check_values, image_rope
