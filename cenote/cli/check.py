@@ -12,8 +12,7 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.describe import describe_model
 from cenote.loading.model_description import ModelDescription
-from cenote.models.checked_models import CheckedModel, read_checked_models
-from cenote.models.supported_models import read_supported_models
+from cenote.models.catalog import CheckedModel, read_checked_models, read_supported_models
 
 Verdict = Literal["right by test", "right by architecture", "doubtful", "refused"]
 EXIT_STATUS: dict[Verdict, int] = {"right by test": 0, "right by architecture": 0, "doubtful": 1, "refused": 78}

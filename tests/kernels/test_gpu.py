@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote.kernels import sdpa
-from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.fused_linear import fused_linear
-from cenote.kernels.gated_activation import act_and_mul
+from cenote.kernels.activations import ACTIVATIONS, act_and_mul, fused_linear
 from cenote.kernels.norm import add_norm
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.kernels import native_library, native_rows
-from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.activations import ACTIVATIONS, act_and_mul
 from cenote.kernels.cpu.library import ACTIVATION_CODES
-from cenote.kernels.gated_activation import act_and_mul
 from cenote.kernels.norm import add_norm
 from cenote.layers.rotary import CosSin, apply_rotary
 

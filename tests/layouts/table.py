@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from cenote.models.checked_models import read_checked_models
+from cenote.models.catalog import read_checked_models
 
 TABLE_FOLDER = Path(__file__).parent / "table"
 SHARED_LAYOUTS = TABLE_FOLDER / "shared_layouts.toml"

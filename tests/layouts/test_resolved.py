@@ -9,7 +9,7 @@ import pytest
 
 from cenote.cli.model_settings import resolve_settings, settings_to_json
 from cenote.config.engine import EngineConfig
-from cenote.models.checked_models import CheckedModel, read_checked_models
+from cenote.models.catalog import CheckedModel, read_checked_models
 from tests.layouts.builders import load_builders
 from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.registry import BUILDERS

@@ -10,7 +10,7 @@ import transformers
 from cenote.cli.main import main
 from cenote.models import registry
 from cenote.models.architecture import HFConfig
-from cenote.models.supported_models import read_supported_models
+from cenote.models.catalog import read_supported_models
 from tests.tiny import SIZES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
