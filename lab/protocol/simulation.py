@@ -94,9 +94,17 @@ async def run(machine: Machine) -> Counter[str]:
     fresh = await send_fresh(machine, [token for token in bad_tokens if token in (CRASHES, HANGS)])
     for request in sent + fresh:
         check_outcome(machine, request)
-    await asyncio.sleep(1.0)
+    await wait_for_rest(machine)
     check_at_rest(machine)
     return Counter(map(count_outcome, sent))
+
+
+async def wait_for_rest(machine: Machine) -> None:
+    """Wait until each process that was stopped goes on or is replaced: it owes replies until then."""
+    ends_at = machine.loop.time() + ANSWER_S
+    while machine.loop.time() < ends_at and any(process.read().age_s for process in machine.list_living()):
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(1.0)
 
 
 def start_client(machine: Machine, request: Request) -> asyncio.Task[None] | None:
