@@ -271,10 +271,16 @@ def find_value(raw: bytes | msgspec.Raw, path: str) -> Any:
 
 def _list_choices(body_type: type[BodyT], name: str) -> list[str]:
     """Return the values of a `Literal` field; an empty list for other types."""
-    parts = [get_type_hints(body_type).get(name)]
+    parts = [get_hints(body_type).get(name)]  # type: ignore[arg-type]  # classes are hashable
     while any(get_args(part) and get_origin(part) is not Literal for part in parts):
         parts = [inner for part in parts for inner in (get_args(part) if get_origin(part) is not Literal else [part])]
     return [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
+
+
+@lru_cache(maxsize=256)
+def get_hints(body_type: type[msgspec.Struct | msgspec.Raw]) -> Mapping[str, Any]:
+    """Return the types of the fields; to resolve them takes milliseconds, which every invalid body would cost."""
+    return get_type_hints(body_type)
 
 
 def to_field_path(json_path: str) -> str:

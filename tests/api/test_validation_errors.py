@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,3 +161,11 @@ def test_a_cache_salt_is_limited_as_in_vllm(
     message = "must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
     message = message if salt else "must be a non-empty string if provided."
     assert_refused(reply, f"Parameter 'cache_salt' {message}", "cache_salt")
+
+
+def test_the_types_of_the_fields_are_resolved_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = partial(client.post, "/v1/embeddings", json={"input": "a", "dimensions": -1})
+    error = read_error(refuse())
+    monkeypatch.setattr("cenote.api.request_body.get_type_hints", None)  # it takes milliseconds
+
+    assert read_error(refuse()) == error
