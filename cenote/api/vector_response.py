@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,7 +21,7 @@ from cenote.api.encoding import (
     stack_results,
 )
 from cenote.api.handler_thread import run_in_parser_thread
-from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
+from cenote.api.replies import BINARY_MEDIA_TYPE, AnswerList, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.protocol.results import PoolResult
@@ -29,6 +29,8 @@ from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # encoded in a millisecond or two; then control returns to the event loop
 NUMBERS_PER_YIELD = 20_000
+# of JSON, encoded in a millisecond or two
+BYTES_PER_YIELD = 1024**2
 # joined in a few milliseconds
 MAX_JOINED_BYTES = 8 * 1024**2
 EMPTY_DATA_JSON = b'"data":[]'
@@ -103,6 +105,20 @@ async def encode_list(results: Sequence[PoolResult], context: RequestContext) ->
             pieces.append((b"," if pieces else b"[") + b",".join(texts))
         await asyncio.sleep(0)
     return await join_pieces([*(pieces or [b"["]), b"]"], context)
+
+
+async def encode_answer_list(answer: AnswerList[Any], context: RequestContext) -> Reply:
+    """Return a large answer, encoded entry by entry."""
+    entries, answer.data = answer.data, []
+    head, _, tail = msgspec.json.encode(answer).partition(EMPTY_DATA_JSON)
+    pieces = [head + EMPTY_DATA_JSON[:-1]]
+    num_bytes = 0
+    for entry in entries:
+        pieces.append((b"," if len(pieces) > 1 else b"") + msgspec.json.encode(entry))
+        if (num_bytes := num_bytes + len(pieces[-1])) >= BYTES_PER_YIELD:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    return Reply(await join_pieces([*pieces, b"]" + tail], context))
 
 
 async def encode_results(
