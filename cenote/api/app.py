@@ -26,6 +26,7 @@ from cenote.api.handler_thread import handle_in_thread, run_in_parser_thread
 from cenote.api.middleware import RequestMiddleware, get_header
 from cenote.api.plain_route import make_starlette_routes
 from cenote.api.replies import (
+    AnswerList,
     ErrorEncoder,
     Reply,
     error_reply,
@@ -45,6 +46,7 @@ from cenote.api.request_context import RequestContext
 from cenote.api.route_table import MODEL_PARAMETER, DialectRoute, PathRoutes, RouteTable
 from cenote.api.selected_model import make_unsupported_error
 from cenote.api.system_routes import ROOT_ROUTE, SYSTEM_ROUTES
+from cenote.api.vector_response import MAX_JOINED_BYTES, encode_answer_list
 from cenote.errors import BodyTooLarge, Forbidden, InvalidBody, PoolingError, explain_no_generation
 from cenote.protocol.model_info import ModelInfo
 
@@ -215,6 +217,8 @@ async def answer(route: Route, body: Any, context: RequestContext) -> Reply:
     if route.read_model_name is not None:
         await context.select_model(route.read_model_name(body))
     reply = await route.handler(body, context)
+    if isinstance(reply, AnswerList) and context.admission.held_bytes > MAX_JOINED_BYTES:
+        return await encode_answer_list(reply, context)
     return reply if isinstance(reply, Reply) else json_reply(reply)
 
 

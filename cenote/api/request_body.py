@@ -39,6 +39,7 @@ OBJECT_BYTES: Mapping[bytes, int] = {b",": 40, b'"': 28, b":": 70, b"[": 64, b"{
 # of a body, whose characters are counted and whose strings are removed at once: other threads wait meanwhile
 SLICE_BYTES = 1024**2
 MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
+MAX_COMPARED_KEYS = 256  # with a missing field: each takes some hundredths of a millisecond
 OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 PAUSE_S = 0.005
@@ -242,7 +243,8 @@ def add_similar_name(error: InvalidBody, raw: bytes) -> None:
     field = (error.param or "").removeprefix("body.")
     if error.kind != "missing" or "." in field:
         return
-    if (name := find_similar(field, list_keys(raw))) is not None and f"`{name}`" not in error.message:
+    names = list_keys(raw)[:MAX_COMPARED_KEYS]
+    if (name := find_similar(field, names)) is not None and f"`{name}`" not in error.message:
         error.message += f"; the body has `{name}`: did you mean `{field}`?"
 
 
@@ -271,10 +273,16 @@ def find_value(raw: bytes | msgspec.Raw, path: str) -> Any:
 
 def _list_choices(body_type: type[BodyT], name: str) -> list[str]:
     """Return the values of a `Literal` field; an empty list for other types."""
-    parts = [get_type_hints(body_type).get(name)]
+    parts = [get_hints(body_type).get(name)]  # type: ignore[arg-type]  # classes are hashable
     while any(get_args(part) and get_origin(part) is not Literal for part in parts):
         parts = [inner for part in parts for inner in (get_args(part) if get_origin(part) is not Literal else [part])]
     return [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
+
+
+@lru_cache(maxsize=256)
+def get_hints(body_type: type[msgspec.Struct | msgspec.Raw]) -> Mapping[str, Any]:
+    """Return the types of the fields; to resolve them takes milliseconds, which every invalid body would cost."""
+    return get_type_hints(body_type)
 
 
 def to_field_path(json_path: str) -> str:

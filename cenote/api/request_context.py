@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cenote.api.admission.cost import (
+    SMALL_BYTES,
     TOKEN_BYTES,
     TOKEN_TEXT_BYTES,
     RequestCost,
@@ -18,6 +19,7 @@ from cenote.api.admission.cost import (
     estimate_pool,
     estimate_score,
     estimate_tokenize,
+    measure_answer,
 )
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.admission.ticket import Ticket
@@ -124,9 +126,16 @@ class RequestContext(SelectedModel):
             ticket.release(is_completed=False)
             raise
         ticket.release(is_completed=True)
+        if request.task != "embed" or request.extra_tasks:
+            self._hold_rest(cost, results)
         if moves:
             await TO_THREAD
         return self._record_usage(results)
+
+    def _hold_rest(self, cost: RequestCost, results: Sequence[Any]) -> None:
+        """Count what an answer takes beyond its estimate: texts may have a token, with its row, for each character."""
+        if (num_bytes := measure_answer(results, self.encoding_format) - cost.num_bytes) > SMALL_BYTES:
+            self.admission.hold(num_bytes, "the answer")
 
     async def pool_all(self, requests: Sequence[PoolRequest]) -> list[list[PoolResult]]:
         """Return the results of several requests, which the engine may compute together."""

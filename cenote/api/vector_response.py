@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,7 +20,8 @@ from cenote.api.encoding import (
     make_metadata_header,
     stack_results,
 )
-from cenote.api.replies import BINARY_MEDIA_TYPE, Reply
+from cenote.api.handler_thread import run_in_parser_thread
+from cenote.api.replies import BINARY_MEDIA_TYPE, AnswerList, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.protocol.results import PoolResult
@@ -28,6 +29,10 @@ from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # encoded in a millisecond or two; then control returns to the event loop
 NUMBERS_PER_YIELD = 20_000
+# of JSON, encoded in a millisecond or two
+BYTES_PER_YIELD = 1024**2
+# joined in a few milliseconds
+MAX_JOINED_BYTES = 8 * 1024**2
 EMPTY_DATA_JSON = b'"data":[]'
 
 ByteFormat = tuple[EmbedDType, Endianness]  # of base64
@@ -59,15 +64,16 @@ async def vector_reply(
 ) -> Reply:
     """Return the vectors as floats, or as integers of type `dtype`; `chunk_fields`: more fields of each entry."""
     if body.encoding_format in ("bytes", "bytes_only"):
-        return _binary_reply(context, body, results, vector_format)
+        return await _binary_reply(context, body, results, vector_format)
     quote = b'"' if body.encoding_format == "base64" else b""
     before, after = b'"%s":%s' % (vector_format.data_field, quote), b'%s,"object":"%s"' % (quote, vector_format.object)
     head, _, tail = msgspec.json.encode(context.make_result_list(vector_format.id_prefix, [])).partition(
         EMPTY_DATA_JSON
     )
-    parts: list[bytes | memoryview | msgspec.Raw] = [head, EMPTY_DATA_JSON[:-1]]
+    pieces = [head + EMPTY_DATA_JSON[:-1]]
     index = 0
     for texts in _iter_encoded(results, dtype, body.byte_format if quote else None):
+        parts: list[bytes | memoryview | msgspec.Raw] = []
         for text in texts:
             parts += (b'%s{"index":%d,' % (b"," if index else b"", index), before, text, after)
             if body.return_token_counts:
@@ -75,9 +81,44 @@ async def vector_reply(
                 parts += (b',"token_counts":', msgspec.json.encode(counts))
             parts.append(b"}" if chunk_fields is None else b"," + msgspec.json.encode(chunk_fields[index])[1:])
             index += 1
+        pieces.append(b"".join(parts))
         if index < len(results):
             await asyncio.sleep(0)
-    return Reply(b"".join([*parts, b"]", tail]))
+    return Reply(await join_pieces([*pieces, b"]" + tail], context))
+
+
+async def join_pieces(pieces: Sequence[bytes], context: RequestContext) -> bytes:
+    """Join the pieces of an answer; those of a large one in the parser thread, where the event loop goes on meanwhile.
+
+    They have to be bytes: for other types, Python keeps the interpreter.
+    """
+    if context.is_in_thread or sum(map(len, pieces)) <= MAX_JOINED_BYTES:
+        return b"".join(pieces)
+    return await run_in_parser_thread(b"".join, pieces)
+
+
+async def encode_list(results: Sequence[PoolResult], context: RequestContext) -> bytes:
+    """Return the JSON of a list of all results, which may be large: vectors of every token."""
+    pieces: list[bytes] = []
+    for texts in _iter_encoded(results, None, None):
+        if texts:
+            pieces.append((b"," if pieces else b"[") + b",".join(texts))
+        await asyncio.sleep(0)
+    return await join_pieces([*(pieces or [b"["]), b"]"], context)
+
+
+async def encode_answer_list(answer: AnswerList[Any], context: RequestContext) -> Reply:
+    """Return a large answer, encoded entry by entry."""
+    entries, answer.data = answer.data, []
+    head, _, tail = msgspec.json.encode(answer).partition(EMPTY_DATA_JSON)
+    pieces = [head + EMPTY_DATA_JSON[:-1]]
+    num_bytes = 0
+    for entry in entries:
+        pieces.append((b"," if len(pieces) > 1 else b"") + msgspec.json.encode(entry))
+        if (num_bytes := num_bytes + len(pieces[-1])) >= BYTES_PER_YIELD:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    return Reply(await join_pieces([*pieces, b"]" + tail], context))
 
 
 async def encode_results(
@@ -137,12 +178,15 @@ def iter_json_parts(array: Float32Array) -> Iterator[bytes]:
     yield b"]" if len(array) else b"[]"
 
 
-def _binary_reply(
+async def _binary_reply(
     context: RequestContext, body: EncodingFields, results: Sequence[PoolResult], vector_format: VectorFormat
 ) -> Reply:
     rows = stack_results(results)
     arrays = [item.data for item in results] if rows is None else rows
-    content, entries = make_binary_body(arrays, *body.byte_format)
+    if context.is_in_thread or sum([array.nbytes for array in arrays]) <= MAX_JOINED_BYTES:
+        content, entries = make_binary_body(arrays, *body.byte_format)
+    else:
+        content, entries = await run_in_parser_thread(make_binary_body, arrays, *body.byte_format)
     headers = {}
     if body.encoding_format == "bytes":
         usage = {"prompt_tokens": context.num_tokens, "total_tokens": context.num_tokens}

@@ -101,6 +101,20 @@ def test_an_answer_larger_than_the_memory_for_answers_is_refused(llm: LLM) -> No
     assert client.post("/pooling", json=body | {"input": body["input"][:2]}).status_code == 200
 
 
+@pytest.mark.parametrize(("path", "field"), [("/pooling", "input"), ("/embed_all", "inputs")])
+def test_an_answer_with_more_tokens_than_texts_usually_have_is_refused_before_it_is_encoded(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, field: str
+) -> None:
+    monkeypatch.setattr("cenote.api.vector_response.encode_json", None)
+    app_state, client = make_app(llm, max_inflight_bytes=20 * MEGABYTE)
+    body = {field: ["," * 30] * 200, "task": "token_embed"}  # 32 tokens each, of 384 numbers
+
+    reply = client.post(path, json=body)
+
+    assert reply.status_code == 413 and "the answer would take about 39" in reply.text
+    assert_nothing_in_flight(app_state)
+
+
 def test_the_objects_of_a_body_count_before_they_are_made(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cenote.api.app.parse_body", None)
     app_state, client = make_app(llm, max_inflight_bytes=10 * MEGABYTE)

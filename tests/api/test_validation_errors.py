@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -160,3 +162,28 @@ def test_a_cache_salt_is_limited_as_in_vllm(
     message = "must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
     message = message if salt else "must be a non-empty string if provided."
     assert_refused(reply, f"Parameter 'cache_salt' {message}", "cache_salt")
+
+
+def test_the_types_of_the_fields_are_resolved_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = partial(client.post, "/v1/embeddings", json={"input": "a", "dimensions": -1})
+    error = read_error(refuse())
+    monkeypatch.setattr("cenote.api.request_body.get_type_hints", None)  # it takes milliseconds
+
+    assert read_error(refuse()) == error
+
+
+def test_a_body_of_many_names_is_not_searched_for_a_missing_field(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int]()
+
+    def count(name: str, names: list[str], *arguments: Any) -> list[str]:
+        counts.append(len(names))
+        return []
+
+    monkeypatch.setattr("cenote.api.field_names.get_close_matches", count)
+    names = ["".join(letters) for letters in islice(product("qeruy", repeat=6), 10_000)]
+    error = read_error(client.post("/rerank", json={"documents": ["a"], **dict.fromkeys(names, "a")}))
+
+    assert error["type"] == "missing"
+    assert counts and max(counts) <= 256

@@ -17,6 +17,7 @@ from cenote.protocol.input_types import (
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult
 
 # English has 4 characters per token, most other languages between 1.5 and 3
 CHARS_PER_TOKEN = 3
@@ -132,6 +133,14 @@ def estimate_answer(
     else:
         numbers = num_inputs * len(model_info.labels or (1,))
     return numbers * bytes_per_number + num_inputs * ENTRY_BYTES
+
+
+def measure_answer(results: Sequence[PoolResult], encoding_format: str | None) -> int:
+    """Return the bytes of an answer, in memory and encoded, of which the arrays are there."""
+    bytes_per_number = BYTES_BY_FORMAT.get(encoding_format, JSON_BYTES)
+    numbers = sum([item.data.size for item in results])
+    numbers += sum([array.size for item in results for array in item.extra_data.values()])
+    return numbers * bytes_per_number + len(results) * ENTRY_BYTES
 
 
 def estimate_score(request: ScoreRequest, model_info: ModelInfo) -> RequestCost:

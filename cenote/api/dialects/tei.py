@@ -43,10 +43,11 @@ from cenote.api.dialects.tei_fields import (
 from cenote.api.dialects.tei_tokenize import token_routes
 from cenote.api.dialects.text_requests import best_first, classify, rank
 from cenote.api.plain_route import PlainRoute, Routes
+from cenote.api.replies import Reply
 from cenote.api.request_body import list_keys, parse_body, read_type
 from cenote.api.request_context import RequestContext
 from cenote.api.selected_model import make_unsupported_error
-from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_results
+from cenote.api.vector_response import NUMBERS_PER_YIELD, encode_list, encode_results
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input, TextPair
 from cenote.protocol.model_info import ModelInfo
@@ -91,10 +92,10 @@ async def pool(
 @routes.add(
     "/embed_all", reply_type=list[list[list[float]]], needs=TOKEN_EMBEDDINGS, example={"inputs": ["Hello, my name is"]}
 )
-async def embed_all(body: TeiEmbedBody, context: RequestContext) -> list[msgspec.Raw]:
+async def embed_all(body: TeiEmbedBody, context: RequestContext) -> Reply:
     """Compute one vector for every token of every text."""
     results = await pool("token_embed", body, make_inputs(body.inputs, context), context, normalize=False)
-    return await encode_results(results)
+    return Reply(await encode_list(results, context))
 
 
 @routes.add("/embed_sparse", needs=SPARSE_EMBEDDINGS, example={"inputs": ["What is the capital of France?"]})

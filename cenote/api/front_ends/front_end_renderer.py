@@ -17,8 +17,9 @@ from cenote.inputs.renderer import render_isolated
 from cenote.inputs.tokenized_inputs import RenderResult
 from cenote.protocol.input_types import compute_inputs_size
 
-# small requests of one turn of the event loop are rendered together, whatever their number
-MAX_TURN_CHARS = 1 << 30
+# small requests of one turn of the event loop are rendered together, whatever their number, up to as many characters
+# as take a few hundredths of a second: the rest waits for the next turn
+MAX_TURN_CHARS = 256 * 1024
 # a larger request is rendered and sent in slices, so that others do not wait for all of it: as many characters as take
 # about this long, within these limits
 SLICE_S = 0.004
@@ -67,20 +68,28 @@ class FrontEndRenderer:
         self._turn_queue.add(pending)
         if self._last_was_alone and len(self._in_flight) == 1:
             self._render_turn()
-        elif not self._is_turn_scheduled:
+        else:
+            self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        if not self._is_turn_scheduled:
             self._is_turn_scheduled = True
             self._loop.call_soon(self._render_turn)
 
     def _render_turn(self) -> None:
         self._is_turn_scheduled = False
         self._last_was_alone = len(self._in_flight) == 1
-        while parts := self._turn_queue.next_slice(time.monotonic(), MAX_TURN_CHARS):
+        num_left = MAX_TURN_CHARS
+        while num_left > 0 and (parts := self._turn_queue.next_slice(time.monotonic(), MAX_TURN_CHARS)):
             started_at = time.monotonic()
             rendered = self._render(parts)
             ended_at = time.monotonic()
             for part in parts:
                 part.pending.mark_rendered(started_at, ended_at)
+                num_left -= part.pending.num_render_chars
             self._on_turn([part.pending for part in parts], rendered)
+        if not self._turn_queue.is_empty:
+            self._schedule_turn()
 
     def add_large(self, pending: RemotePending) -> None:
         """Render a request slice by slice, in turn with others."""
@@ -125,14 +134,15 @@ class FrontEndRenderer:
                 pending.mark_rendered(pending.queued_at, now)
             self._on_slice(pending, rendering.result().slice(start, end))
             if not (pending.is_rendered or pending.is_aborted):
-                task = self._loop.create_task(self._continue(pending))
+                task = self._loop.create_task(self._continue(part))
                 self._waiting.add(task)
                 task.add_done_callback(self._waiting.discard)
             start = end
         self._start_slice()
 
-    async def _continue(self, pending: RemotePending) -> None:
+    async def _continue(self, part: RenderPart[RemotePending]) -> None:
         """Render the next slice of a request when the engine process has read most of what was sent before."""
         await self._channel.wait_writable()
-        self._thread_queue.add(pending)
-        self._start_slice()
+        if part.is_wanted:  # another attempt queues the request itself
+            self._thread_queue.add(part.pending)
+            self._start_slice()

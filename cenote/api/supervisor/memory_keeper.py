@@ -181,10 +181,11 @@ def estimate_weights(entry: ModelEntry) -> int:
     """Return the bytes of the weights in memory, from the sizes of their files; 0 if they are not on this machine."""
     if (folder := find_folder(entry)) is None:
         return 0
-    for pattern in WEIGHT_FILES:
-        files = [file for depth in ("", "*/") for file in folder.glob(depth + pattern)]
-        if sizes := [file.stat().st_size for file in files]:
-            return round(sum(sizes) * find_dtype_factor(entry, folder))
+    with suppress(OSError):  # a file is gone, or a link to one: the engine process says what is wrong with the folder
+        for pattern in WEIGHT_FILES:
+            files = [file for depth in ("", "*/") for file in folder.glob(depth + pattern)]
+            if sizes := [file.stat().st_size for file in files]:
+                return round(sum(sizes) * find_dtype_factor(entry, folder))
     return 0
 
 

@@ -21,3 +21,11 @@ def test_weights_deep_in_a_folder_are_not_searched_for(tmp_path: Path) -> None:
     (entry,) = ModelTable.from_sources([str(tmp_path)], {}).entries
 
     assert estimate_weights(entry) == 110
+
+
+def test_a_link_to_a_file_that_is_gone_is_left_to_the_engine_process(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+
+    (entry,) = ModelTable.from_sources([str(tmp_path)], {}).entries
+
+    assert estimate_weights(entry) == 0
