@@ -16,7 +16,7 @@ from cenote.api.engine_process.engine_server import (
     EXIT_STOPPED,
 )
 from cenote.api.wire.channel import Channel, Reply
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.control_messages import (
     EngineFailed,
     EngineInit,
@@ -137,11 +137,11 @@ class EngineProcess(Process):
         self.device.is_hung = self.has_stopped = True
         error = EngineHung("the engine stopped: a batch did not finish")
         for item in [*self.device.waiting, *self.device.isolated, *(i for b in self.device.running for i in b.items)]:
-            item.link.channel.send(TokenErrors([(item.call_id, -1, encode_error(error))]))
+            item.link.channel.send(TokenErrors([(item.call_id, -1, serialize_error(error))]))
         self.device.drop(lambda item: True)
         for link in self.links:
             link.channel.send(EngineDown(str(error)))
-        self.control.send(EngineFailed(encode_error(error)))
+        self.control.send(EngineFailed(serialize_error(error)))
         self.call_later(FINAL_FLUSH_S, self.exit, EXIT_ENGINE_FAILED)
 
     # the supervisor
@@ -159,7 +159,7 @@ class EngineProcess(Process):
 
     def _on_loaded(self) -> None:
         if self.fails_to_load:
-            self.control.send(LoadFailed(encode_error(LoadError("the files are away"))))
+            self.control.send(LoadFailed(serialize_error(LoadError("the files are away"))))
             self.call_later(0.001, self.exit, EXIT_LOAD_FAILED)
         else:
             self.is_loaded = True
@@ -211,7 +211,7 @@ class Link:
         """Send results in one or two messages, and the errors of inputs."""
         for item in items:
             if item.tokens[0] == NOT_A_NUMBER:
-                error = encode_error(NumericalError("the result is not a number"))
+                error = serialize_error(NumericalError("the result is not a number"))
                 self.channel.send(TokenErrors([(item.call_id, item.number, error)]))
         items = [item for item in items if item.tokens[0] != NOT_A_NUMBER]
         middle = self.process.random.randrange(len(items) + 1)
@@ -259,7 +259,7 @@ class Link:
         process.device.add(items, message.is_isolated)
 
     def _send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
-        self.channel.send(TokenErrors([(call_id, -1, encode_error(error)) for call_id in call_ids]))
+        self.channel.send(TokenErrors([(call_id, -1, serialize_error(error)) for call_id in call_ids]))
 
     def _on_closed(self) -> None:
         self.process.links.remove(self)

@@ -16,7 +16,7 @@ from cenote.kernels import post_load
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
 from cenote.layers import products
-from cenote.layers.products import ProductReport, describe_products
+from cenote.layers.matmul_format import MatmulReport, describe_matmuls
 from cenote.loading.load import LoadedModel, load_model
 from cenote.packed_batch import pack_sequences
 from tests.tiny import save_tiny
@@ -42,7 +42,7 @@ def load(folder: Path, quantization: str | None = "int8", **options: Any) -> Loa
     return load_model(config)
 
 
-def load_and_report(folder: Path, **options: Any) -> tuple[LoadedModel, ProductReport]:
+def load_and_report(folder: Path, **options: Any) -> tuple[LoadedModel, MatmulReport]:
     model = load(folder, **options)
     assert model.products is not None
     return model, model.products
@@ -92,5 +92,5 @@ def test_a_model_that_never_comes_close_is_not_quantized(
     model, report = load_and_report(folder, enable_lora=enable_lora)
 
     assert report.format == "float32" and report.cosine is None and not count_quantized(model)
-    assert report == describe_products(model.backbone) or report.level == "torch"
+    assert report == describe_matmuls(model.backbone) or report.level == "torch"
     torch.testing.assert_close(compute(model), compute(load(folder, None)), atol=1e-5, rtol=0)

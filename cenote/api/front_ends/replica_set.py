@@ -83,7 +83,7 @@ class ReplicaSet(FrontEndEngine):
         candidates = self._list_candidates(adapter if isinstance(adapter, str) else None)
         return self.chooser.divide(candidates, inputs, self.model_info.device)
 
-    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+    async def pool_part(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         route = make_route(request.inputs, request.adapter)
         pending = RemotePending(request, request.num_chars)
         replica: RemoteEngine | None = None

@@ -18,7 +18,7 @@ import msgspec
 from cenote.api.supervisor.child import EXTERNAL_SIGNALS, Child, ChildProcess
 from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.restart_policy import RestartPolicy
-from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.control_messages import (
     EngineExited,
     EngineFailed,
@@ -117,10 +117,10 @@ class EngineChild(Child[EngineToSupervisor]):
         if isinstance(message, EngineLoaded):
             self._on_loaded(message)
         elif isinstance(message, LoadFailed):
-            self.load_error = decode_error(message.error)
+            self.load_error = deserialize_error(message.error)
         else:
             assert isinstance(message, EngineFailed), "all others are replies"
-            self.failure = decode_error(message.error)
+            self.failure = deserialize_error(message.error)
 
     def _on_loaded(self, message: EngineLoaded) -> None:
         self.is_ready = self.has_been_ready = True

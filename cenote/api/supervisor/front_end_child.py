@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cenote.api.supervisor.child import EXIT_MARGIN_S, Child, ChildProcess
 from cenote.api.supervisor.restart_policy import RestartPolicy
-from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.control_messages import (
     Drain,
     FrontEndReady,
@@ -74,7 +74,7 @@ class FrontEndChild(Child[FrontEndToSupervisor]):
         elif isinstance(message, PoisonFound):
             self.manager.forward_poison(message, self)
         elif isinstance(message, LoadFailed):
-            self.load_error, self.is_ready = decode_error(message.error), False
+            self.load_error, self.is_ready = deserialize_error(message.error), False
         elif isinstance(message, ReplayStats):
             self.manager.supervisor.metrics.observe_replay(message)
         else:

@@ -14,7 +14,7 @@ from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers import products
 from cenote.layers.backbone import Backbone
-from cenote.layers.products import ProductReport, prepare_products
+from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
 from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
 CPU = torch.device("cpu")
@@ -24,9 +24,9 @@ needs_int8 = pytest.mark.skipif(not supports_format("int8"), reason="needs int8 
 
 def prepare(
     quantization: Quantization | None = None, matmul_dtype: torch.dtype = torch.float32
-) -> tuple[Backbone, ProductReport]:
+) -> tuple[Backbone, MatmulReport]:
     backbone = make_backbone(SPEC)
-    report = prepare_products(backbone, backbone, CPU, quantization, matmul_dtype, batch_of([5, 9, 30]))
+    report = prepare_matmuls(backbone, backbone, CPU, quantization, matmul_dtype, batch_of([5, 9, 30]))
     assert report is not None
     return backbone, report
 
