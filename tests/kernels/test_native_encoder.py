@@ -13,7 +13,7 @@ from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
-from cenote.layers import products
+from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.int8_check import Int8Check
@@ -125,7 +125,7 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
     check = Int8Check(backbone, backbone, quantizer, batch)
     plain = check.run(prepare_matmuls(backbone, backbone, CPU, None, torch.bfloat16, batch))
     assert plain.cosine is not None and str(plain).startswith("int8 products, amx kernels, cosine 0.99")
-    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     report = check.run(plain)
 

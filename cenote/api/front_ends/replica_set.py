@@ -10,9 +10,9 @@ from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.front_end_engine import FrontEndEngine
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.remote_pending import RemotePending
-from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
+from cenote.api.front_ends.replica_choice import ReplicaChooser, ReplicaKey, make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
-from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
+from cenote.api.front_ends.replica_split import ReplicaPart, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input
@@ -76,7 +76,7 @@ class ReplicaSet(FrontEndEngine):
         finally:
             add_timing(request.timing, [item.timing for item in requests])
 
-    def _divide(self, inputs: Sequence[Input], adapter: object) -> Sequence[Part]:
+    def _divide(self, inputs: Sequence[Input], adapter: object) -> Sequence[ReplicaPart]:
         """Return the parts of a request; one or none if it is not divided."""
         if len(inputs) < 2 or self._num_available < 2:
             return ()
@@ -111,7 +111,7 @@ class ReplicaSet(FrontEndEngine):
 
     async def _select(
         self,
-        route: Route,
+        route: ReplicaKey,
         call: RemotePending,
         last: RemoteEngine | None,
         first: int | None = None,
