@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, Overloaded, PoolingError
-from cenote.protocol.results import NO_IDS, Entity, LateChunk, LateChunkingMetadata, TokenIds
+from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata, TokenIds
 
 __all__ = [
     "ChunkEmbeddingOutput",
@@ -204,6 +204,7 @@ class RequestError:
 
 
 OutputT = TypeVar("OutputT")
+NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True, eq=False)

@@ -36,6 +36,15 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def trusted_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clients trust no authority: httpx would read all those of the public web for each client that a test makes."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-certificates")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def default_folder() -> Path:
     """The files of all-MiniLM-L6-v2."""

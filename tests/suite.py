@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import checks
+
 # What `make test` leaves to `make test-all`, and what the other tests show of the same promise. Single tests and rows
 # of other files have the mark `slow`. A file in this table is not even imported by `make test`.
 SLOW = {
@@ -69,6 +71,8 @@ LONGEST_FIRST = (
     "tests/bench",
 )
 CPU_TIMES = Path("/proc/stat")
+# Authorities that this machine trusts, for tests that install packages; conftest.py hides them from all others.
+CERTIFICATES = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
 
 
 def first_of(values: Iterable[Any], key: Callable[[Any], Any] = lambda value: None) -> list[Any]:
@@ -125,6 +129,17 @@ def get_rank(nodeid: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # Collecting thousands of tests makes no garbage; pytest_collection_finish enables it again.
     config.pluginmanager.register(RunReport())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.collectonly
+    if is_whole and config.getoption("workers") > 1 and config.getoption("markexpr") == "not slow":
+        checks.start("types")
+
+
+def pytest_unconfigure() -> None:
+    checks.stop()
 
 
 def pytest_collection_finish() -> None:

@@ -1,28 +1,26 @@
-"""`make check`, as a test: it takes one core for a minute while the other runs tests."""
+"""`make check`, as tests."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[1]
-CHECKS = {
-    "types": ["mypy"],
-    "lint": ["ruff", "check", "."],
-    "format": ["ruff", "format", "--check", "."],
-    "imports point down": ["lint-imports"],
-}
+from tests import checks
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", checks.CHECKS)
 def test_the_code_passes_the_check_of(name: str) -> None:
-    program, *arguments = CHECKS[name]
+    status, printed = checks.run(name)
 
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+    assert status == 0, printed
 
-    assert done.returncode == 0, done.stdout + done.stderr
+
+def test_a_check_that_was_started_early_has_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.CHECKS, "version", ["python"])
+    monkeypatch.setattr(checks, "RUN_AND_TELL", checks.RUN_AND_TELL.replace('"$0"', '"$0" -c "print(7); exit(3)"'))
+    monkeypatch.setattr(checks, "started", {})
+
+    checks.start("version")
+    try:
+        assert checks.run("version") == (3, "7\n")
+    finally:
+        checks.stop()

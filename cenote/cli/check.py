@@ -12,8 +12,7 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.describe import describe_model
 from cenote.loading.model_description import ModelDescription
-from cenote.models.checked_models import CheckedModel, read_checked_models
-from cenote.models.supported_models import iter_supported_models
+from cenote.models.catalog import CheckedModel, read_checked_models, read_supported_models
 
 Verdict = Literal["right by test", "right by architecture", "doubtful", "refused"]
 EXIT_STATUS: dict[Verdict, int] = {"right by test": 0, "right by architecture": 0, "doubtful": 1, "refused": 78}
@@ -83,7 +82,7 @@ def _iter_differences(entry: CheckedModel, rows: Mapping[str, Mapping[str, Any]]
 def _iter_architecture_evidence(model: ModelDescription, settings: Mapping[str, Any]) -> Iterator[str]:
     if not model.entry.is_native:
         yield f"{model.entry.name} runs on the Transformers backend: outputs are those of the Transformers library"
-    for supported in iter_supported_models():
+    for supported in read_supported_models():
         if supported.name == model.entry.name:
             yield f"{supported.name} was compared with {supported.verified_with}"
     similar = [entry for entry in read_checked_models() if _has_same_layout(entry, model.entry.name, settings)]

@@ -9,7 +9,7 @@ from typing import Any
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import PoolingError
-from cenote.kernels.kernel_level import find_kernel_level
+from cenote.kernels.cpu.library import find_kernel_level
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import PART_CHARS, PARTS, compute_fingerprint

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cenote.loading.pooling_settings import TASKS_BY_KIND
-from cenote.models.checked_models import CheckedModel, read_checked_models
+from cenote.models.catalog import CheckedModel, SupportedModel, read_checked_models, read_supported_models
 from cenote.models.recommended_models import (
     format_recommended,
     format_recommended_markdown,
@@ -16,7 +16,6 @@ from cenote.models.recommended_models import (
     recommended_to_json,
     select_models,
 )
-from cenote.models.supported_models import SupportedModel, iter_supported_models
 from cenote.utils.tables import align_columns
 
 PAGE_HEADER = """\
@@ -65,7 +64,7 @@ files of a model with this table.
 
 
 def list_models(filter_text: str, *, markdown: bool, json_output: bool = False) -> int:
-    rows = [row for row in iter_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
+    rows = [row for row in read_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
     if json_output:
         print(json.dumps([_to_json(row) for row in rows], indent=2, ensure_ascii=False))
         return 0 if rows else 1

@@ -53,7 +53,7 @@ class BulkRenderer:
         self.tokenization = tokenization
         self.limits = limits
         self.max_tokens = max_tokens  # truncation length; None: no truncation
-        self.truncation_side = tokenization.truncation_side or tokenizer.truncation_side
+        self.truncation_side = tokenizer.find_truncation_side(tokenization)
 
     def render_token_ids(self, prompts: Sequence[Any], vocab_size: int) -> TokenizedInputs | None:
         ids = _flatten_token_ids(prompts)
@@ -68,11 +68,7 @@ class BulkRenderer:
     def render_texts(
         self, inputs: Sequence[str], prompt: str | None, *, exclude_prompt: bool
     ) -> TokenizedInputs | None:
-        template = (
-            self.tokenizer.single_template
-            if self.tokenization.add_special_tokens
-            else self.tokenizer.single_template.without_special_tokens
-        )
+        template = self.tokenizer.find_template(self.tokenization)
         texts = [prompt + text for text in inputs] if prompt else inputs
         if (encoded := self._encode_flat(texts)) is None:
             return None
@@ -103,11 +99,7 @@ class BulkRenderer:
         return rendered
 
     def render_pairs(self, pairs: Sequence[TextPair]) -> TokenizedInputs | None:
-        template = (
-            self.tokenizer.pair_template
-            if self.tokenization.add_special_tokens
-            else self.tokenizer.pair_template.without_special_tokens
-        )
+        template = self.tokenizer.find_template(self.tokenization, is_pair=True)
         indices_by_text: dict[str, int] = {}  # text -> index; each text is tokenized once
         queries = [indices_by_text.setdefault(pair.query, len(indices_by_text)) for pair in pairs]
         documents = [indices_by_text.setdefault(pair.document, len(indices_by_text)) for pair in pairs]

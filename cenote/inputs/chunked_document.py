@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong
-from cenote.inputs.limits import Limits
-from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
+from cenote.inputs.sequence_builder import BuildFn, RenderOptions, SequenceBuilder
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.input_types import ChunkedDocument
-from cenote.protocol.params import TokenizationParams
 
 
 def plan_document(
     builder: SequenceBuilder,
     document: ChunkedDocument,
-    tokenization: TokenizationParams,
-    limits: Limits,
-    max_tokens: int | None,
-    prompt: str | None,
+    options: RenderOptions,
     texts: dict[str, None],
     *,
     exclude_prompt: bool,
@@ -30,10 +25,12 @@ def plan_document(
     belong to the first chunk, those at the end to the last one. A document is never truncated, since chunks would be
     left without tokens.
     """
+    limits, prompt = options.limits, options.prompt
+    whole = options._replace(max_tokens=None)
     chunks = [(prompt or "") + document.chunks[0], *document.chunks[1:]]
     for chunk in chunks:
         try:
-            builder.crop_text(chunk, tokenization, limits, None)  # checks the length
+            builder.crop_text(chunk, whole)  # checks the length
         except InputTooLong as error:
             raise InputTooLong(
                 f"late_chunking computes all chunks of a document at once: one has {len(chunk)} characters, the limit "
@@ -45,7 +42,7 @@ def plan_document(
     excluded_prompt = prompt if exclude_prompt else None
     if excluded_prompt:
         texts[excluded_prompt] = None
-    max_tokens = limits.max_tokens if max_tokens is None else max_tokens
+    max_tokens = limits.max_tokens if options.max_tokens is None else options.max_tokens
 
     def build(ids: dict[str, TokenIds]) -> TokenizedInput:
         parts = [ids[chunk] for chunk in chunks]
@@ -55,7 +52,7 @@ def plan_document(
                 f"chunk {lengths.index(0)} of the document has no tokens; leave out chunks without text", param="input"
             )
         prompt_ids = ids[excluded_prompt] if excluded_prompt else None
-        tokenized = builder.build_single(np.concatenate(parts), tokenization, None, prompt_ids, True)
+        tokenized = builder.build_single(np.concatenate(parts), whole, prompt_ids)
         if (length := len(tokenized.token_ids)) > max_tokens:
             raise InputTooLong(
                 f"late_chunking computes all chunks of a document at once: {len(parts)} chunks have {length} tokens, "
@@ -63,7 +60,7 @@ def plan_document(
                 param="input_tokens",
                 value=length,
             )
-        num_first = builder.tokenizer.single_template.prefix.size if tokenization.add_special_tokens else 0
+        num_first = builder.tokenizer.find_template(options.tokenization).prefix.size
         tokenized.row_mask = np.zeros(length, dtype=bool)
         tokenized.row_mask[0] = True
         tokenized.row_mask[num_first + np.cumsum(lengths[:-1], dtype=np.int64)] = True

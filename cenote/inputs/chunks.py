@@ -5,15 +5,50 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cenote.inputs.chunk_mean import WeightedMean
 from cenote.inputs.tokenized_inputs import BoolArray, Int64Array, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 
+FloatArray: TypeAlias = "np.ndarray[Any, Any]"
+
+MIN_NORM = np.float32(1e-12)  # as in torch's `normalize`: a vector of zeros stays one
+
 logger = logging.getLogger("cenote")
+
+
+class WeightedMean:
+    """Running mean of chunk embeddings, weighted by token counts; summed in the order of the chunks."""
+
+    def __init__(self, num_chunks: int) -> None:
+        self.num_chunks = num_chunks
+        self.total: FloatArray | None = None
+        self.num_tokens = 0
+        self.next_chunk = 0
+        self.waiting: dict[int, FloatArray] = {}  # weighted vectors that arrived before an earlier chunk
+
+    @property
+    def is_complete(self) -> bool:
+        return self.next_chunk == self.num_chunks
+
+    def has(self, chunk: int) -> bool:
+        """Whether the vector of a chunk has arrived."""
+        return chunk < self.next_chunk or chunk in self.waiting
+
+    def add(self, chunk: int, vector: FloatArray, num_tokens: int) -> None:
+        self.waiting[chunk] = vector.astype(np.float32) * np.float32(num_tokens)
+        self.num_tokens += num_tokens
+        # the order in which chunks arrive depends on other requests, and so would the rounding of the sum
+        while (weighted := self.waiting.pop(self.next_chunk, None)) is not None:
+            self.total = weighted if self.total is None else self.total + weighted
+            self.next_chunk += 1
+
+    def result(self, *, normalize: bool) -> FloatArray:
+        assert self.total is not None, "a long text has at least two chunks"
+        mean: FloatArray = self.total / np.float32(self.num_tokens)
+        return mean / np.maximum(np.linalg.norm(mean), MIN_NORM) if normalize else mean
 
 
 class LongText(NamedTuple):
@@ -51,7 +86,7 @@ class LongTexts(dict[int, LongText]):
             row += len(part)
         return TokenizedInputs.concat(parts), np.repeat(indices, list(map(len, parts)))
 
-    def add(self, index: int, row: int, vector: np.ndarray[Any, Any], num_tokens: int) -> np.ndarray[Any, Any] | None:
+    def add(self, index: int, row: int, vector: FloatArray, num_tokens: int) -> FloatArray | None:
         """Add the vector of a chunk; return that of the text if it is the last one."""
         _, first_row, mean, normalizes = self[index]
         mean.add(row - first_row, vector, num_tokens)

@@ -8,15 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
-from cenote.inputs.limits import Limits
 from cenote.inputs.pairs import render_around_document, truncate_ids
-from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
+from cenote.inputs.sequence_builder import BuildFn, RenderOptions, SequenceBuilder
 from cenote.inputs.template_truncation import crop_to_tokens
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
 from cenote.models.text_format import PairLengths
 from cenote.protocol.input_types import ScoreTemplate, TextPair
-from cenote.protocol.params import TokenizationParams
 
 
 class DecoderPairs:
@@ -29,23 +27,18 @@ class DecoderPairs:
         self.special_tokens = special_tokens
 
     def plan(
-        self,
-        pair: TextPair,
-        template: ScoreTemplate | None,
-        tokenization: TokenizationParams,
-        limits: Limits,
-        max_tokens: int | None,
-        texts: dict[str, None],
+        self, pair: TextPair, template: ScoreTemplate | None, options: RenderOptions, texts: dict[str, None]
     ) -> BuildFn:
-        """Add both texts to `texts` and return the function that builds the sequence; `max_tokens`: of a request."""
-        if tokenization.pad_prompt_tokens:
+        """Add both texts to `texts` and return the function that builds the sequence."""
+        max_tokens = options.max_tokens
+        if options.tokenization.pad_prompt_tokens:
             raise Unsupported("an encoder-decoder reranker reads no padding; remove the padding option")
-        side = tokenization.truncation_side or self.tokenizer.truncation_side
+        side = self.tokenizer.find_truncation_side(options.tokenization)
         query = self._cut_query(pair.query)
         before, decoder_text = self._render(replace(pair, query=query), template)
         full_text = before + pair.document
-        document_text = self.sequence_builder.crop_text(full_text, tokenization, limits, self.lengths.document)
-        self.sequence_builder.crop_text(decoder_text, tokenization, limits, None)  # checks the length
+        document_text = self.sequence_builder.crop_text(full_text, options._replace(max_tokens=self.lengths.document))
+        self.sequence_builder.crop_text(decoder_text, options._replace(max_tokens=None))  # checks the length
         is_exact = len(document_text) == len(full_text) and query == pair.query
         texts[document_text] = texts[decoder_text] = None
 

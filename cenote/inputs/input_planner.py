@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,10 +18,9 @@ from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
 from cenote.inputs.decoder_pairs import DecoderPairs
 from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
-from cenote.inputs.limits import Limits
 from cenote.inputs.listwise_prompt import DOCUMENT_TOKEN, QUERY_TOKEN, render_listwise_prompt
 from cenote.inputs.pairs import render_pair
-from cenote.inputs.sequence_builder import BuildFn, SequenceBuilder
+from cenote.inputs.sequence_builder import BuildFn, RenderOptions, SequenceBuilder
 from cenote.inputs.template_truncation import TemplatedTexts
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_token_ids, to_id_array
@@ -39,7 +38,6 @@ from cenote.protocol.input_types import (
     TensorInput,
     TextPair,
 )
-from cenote.protocol.params import TokenizationParams
 
 if TYPE_CHECKING:  # imports Pillow, which models of texts do without
     from cenote.inputs.images.multimodal_processor import MultimodalProcessor
@@ -50,16 +48,6 @@ TENSOR_INPUT_TOKEN_ID = 1
 
 # the texts to tokenize, each once, in the order in which they were added
 TextSet: TypeAlias = dict[str, None]
-
-
-class RenderOptions(NamedTuple):
-    """Options that all inputs of one `render` call share."""
-
-    tokenization: TokenizationParams
-    limits: Limits
-    max_tokens: int | None = None  # truncation length; None: no truncation
-    prompt: str | None = None  # prepended to texts
-    role_format: RoleFormat | None = None  # query or document format of ColBERT models
 
 
 class InputPlanner:
@@ -118,9 +106,7 @@ class InputPlanner:
         if isinstance(item, ChunkedDocument):
             return self._plan_document(item, options, texts)
         if isinstance(item, TextPair) and self.decoder_pairs is not None:
-            return self.decoder_pairs.plan(
-                item, self.settings.score_template, options.tokenization, options.limits, options.max_tokens, texts
-            )
+            return self.decoder_pairs.plan(item, self.settings.score_template, options, texts)
         if isinstance(item, TextPair) and (item.template is not None or self.settings.score_template is not None):
             return self._plan_pair_template(item, options, texts)
         if isinstance(item, TextPair) and not self.settings.has_pair_separator:
@@ -132,15 +118,12 @@ class InputPlanner:
             options = options._replace(prompt=None)  # prompts are for texts; a conversation has its template
         if isinstance(item, str):
             return self._plan_text(item, options, texts)
-        builder, tokenization, max_tokens = self.sequence_builder, options.tokenization, options.max_tokens
+        builder = self.sequence_builder
         if isinstance(item, TextPair):
-            query, document = (
-                builder.crop_text(text, tokenization, options.limits, max_tokens)
-                for text in (item.query, item.document)
-            )
+            query, document = (builder.crop_text(text, options) for text in (item.query, item.document))
             texts[query] = texts[document] = None
             is_exact = len(query) + len(document) == len(item.query) + len(item.document)
-            return lambda ids: builder.build_pair(ids[query], ids[document], tokenization, max_tokens, is_exact)
+            return lambda ids: builder.build_pair(ids[query], ids[document], options, is_exact=is_exact)
         if isinstance(item, PromptEmbeds):
             tokenized = self._build_embeds(item)
             return lambda ids: tokenized
@@ -148,22 +131,22 @@ class InputPlanner:
             "plan_input has converted these types"
         )
         token_ids = self._check_token_ids(item)
-        return lambda ids: builder.build_from_ids(token_ids, tokenization, max_tokens)
+        return lambda ids: builder.build_from_ids(token_ids, options)
 
     def _plan_text(self, item: str, options: RenderOptions, texts: TextSet) -> BuildFn:
-        tokenization, max_tokens, prompt = options.tokenization, options.max_tokens, options.prompt
-        if self.settings.text_format is not None and tokenization.add_special_tokens:
+        prompt = options.prompt
+        if self.settings.text_format is not None and options.tokenization.add_special_tokens:
             full_text = self.settings.text_format.apply(item, prompt)
         else:
             full_text = prompt + item if prompt else item
-        text = self.sequence_builder.crop_text(full_text, tokenization, options.limits, max_tokens)
+        text = self.sequence_builder.crop_text(full_text, options)
         texts[text] = None
         excluded_prompt = prompt if self.settings.exclude_prompt else None
         if excluded_prompt:
             texts[excluded_prompt] = None
         is_exact = len(text) == len(full_text)
         return lambda ids: self.sequence_builder.build_single(
-            ids[text], tokenization, max_tokens, ids[excluded_prompt] if excluded_prompt else None, is_exact
+            ids[text], options, ids[excluded_prompt] if excluded_prompt else None, is_exact=is_exact
         )
 
     def _plan_document(self, document: ChunkedDocument, options: RenderOptions, texts: TextSet) -> BuildFn:
@@ -173,8 +156,9 @@ class InputPlanner:
                 "own; embed the chunks one by one",
                 param="late_chunking",
             )
-        args = (options.tokenization, options.limits, options.max_tokens, options.prompt, texts)
-        return plan_document(self.sequence_builder, document, *args, exclude_prompt=self.settings.exclude_prompt)
+        return plan_document(
+            self.sequence_builder, document, options, texts, exclude_prompt=self.settings.exclude_prompt
+        )
 
     def _split_images(self, item: Input) -> tuple[Input, Sequence[ProcessedImage]]:
         """Return the input without its images, and its processed images."""
@@ -227,19 +211,20 @@ class InputPlanner:
 
     def _plan_role(self, item: str, role_format: RoleFormat, options: RenderOptions, texts: TextSet) -> BuildFn:
         """Plan a text in the query or document format of a ColBERT model."""
-        tokenization, limits = options.tokenization, options.limits
-        max_tokens = role_format.resolve_max_tokens(tokenization.truncate_prompt_tokens, limits.max_tokens)
+        requested = options.tokenization.truncate_prompt_tokens
+        max_tokens = role_format.resolve_max_tokens(requested, options.limits.max_tokens)
         full_text = role_format.format_text(item, options.prompt)
-        text = self.sequence_builder.crop_text(full_text, tokenization, limits, max_tokens)
+        text = self.sequence_builder.crop_text(full_text, options._replace(max_tokens=max_tokens))
         texts[text] = None
         is_exact = len(text) == len(full_text)
-        return lambda ids: self.sequence_builder.build_role(ids[text], role_format, tokenization, max_tokens, is_exact)
+        return lambda ids: self.sequence_builder.build_role(
+            ids[text], role_format, options, max_tokens, is_exact=is_exact
+        )
 
     def _plan_pair_template(self, pair: TextPair, options: RenderOptions, texts: TextSet) -> BuildFn:
-        tokenization, max_tokens = options.tokenization, options.max_tokens
         default_template = None if pair.template is not None else self.settings.score_template
         if default_template is not None and not default_template.add_special_tokens:
-            tokenization = replace(tokenization, add_special_tokens=False)
+            options = options._replace(tokenization=replace(options.tokenization, add_special_tokens=False))
         formatted = self._split_formatted(pair)
 
         def render(query: str, documents: Sequence[str]) -> str:
@@ -257,12 +242,13 @@ class InputPlanner:
         )
         templated, suffix = TemplatedTexts(query, [document], render), self.pair_suffix_ids
         if not len(suffix):
-            return self.sequence_builder.build_templated(templated, tokenization, options.limits, max_tokens, texts)
-        if max_tokens is not None:
-            max_tokens = max(0, max_tokens - len(suffix))
-        if (padded := tokenization.pad_prompt_tokens) is not None:
-            tokenization = replace(tokenization, pad_prompt_tokens=padded - len(suffix))
-        build = self.sequence_builder.build_templated(templated, tokenization, options.limits, max_tokens, texts)
+            return self.sequence_builder.build_templated(templated, options, texts)
+        if options.max_tokens is not None:
+            options = options._replace(max_tokens=max(0, options.max_tokens - len(suffix)))
+        if (padded := options.tokenization.pad_prompt_tokens) is not None:
+            shorter = replace(options.tokenization, pad_prompt_tokens=padded - len(suffix))
+            options = options._replace(tokenization=shorter)
+        build = self.sequence_builder.build_templated(templated, options, texts)
 
         def build_with_suffix(ids: dict[str, TokenIds]) -> TokenizedInput:
             tokenized = build(ids)
@@ -298,9 +284,7 @@ class InputPlanner:
             return render_listwise_prompt(query, documents, listwise.instruction)
 
         templated = TemplatedTexts(listwise.query, listwise.documents, render)
-        build = self.sequence_builder.build_templated(
-            templated, options.tokenization, options.limits, options.max_tokens, texts
-        )
+        build = self.sequence_builder.build_templated(templated, options, texts)
 
         def build_with_row_mask(ids: dict[str, TokenIds]) -> TokenizedInput:
             tokenized = build(ids)

@@ -11,7 +11,7 @@ import numpy as np
 
 from cenote.errors import BadRequest, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.bulk_renderer import BulkRenderer
-from cenote.inputs.input_planner import InputPlanner, RenderOptions, TextSet
+from cenote.inputs.input_planner import InputPlanner, TextSet
 from cenote.inputs.limits import (
     UNLIMITED,
     Limits,
@@ -19,7 +19,7 @@ from cenote.inputs.limits import (
     resolve_padding_length,
     resolve_truncation_length,
 )
-from cenote.inputs.sequence_builder import BuildFn
+from cenote.inputs.sequence_builder import BuildFn, RenderOptions
 from cenote.inputs.tokenized_inputs import ONLY_INDEX, RenderResult, TokenizedInput, TokenizedInputs
 from cenote.inputs.tokenizer import TokenIds
 from cenote.protocol.input_types import TEXTS_ADVICE, Input, InvalidInput, MultimodalPair, TextPair

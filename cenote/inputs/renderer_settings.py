@@ -6,7 +6,7 @@ The engine sends them to its front-ends, which then tokenize with the same code 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import tokenizers
 
@@ -31,14 +31,7 @@ class TokenizerSettings:
     clean_up: bool = False
 
     def make_tokenizer(self, raw: tokenizers.Tokenizer) -> Tokenizer:
-        return Tokenizer(
-            raw,
-            truncation_side=self.truncation_side,
-            pad_token_id=self.pad_token_id,
-            lower_case=self.lower_case,
-            has_token_types=self.has_token_types,
-            clean_up=self.clean_up,
-        )
+        return Tokenizer(raw, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

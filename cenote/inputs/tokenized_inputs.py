@@ -26,6 +26,7 @@ METADATA_DTYPE = np.dtype(
 )
 ONLY_INDEX: Int64Array = np.arange(1)  # of the results of a single input; shared by all of them
 ONLY_INDEX.setflags(write=False)
+NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from cenote.errors import BadRequest
 from cenote.inputs.native_encoding import insert_encodings, to_cu_seqlens
 from cenote.inputs.native_tokenizer import choose_encoder
 from cenote.protocol.input_types import TEXTS_ADVICE, ScoreInput
-from cenote.protocol.params import TruncationSide
+from cenote.protocol.params import TokenizationParams, TruncationSide
 
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
@@ -105,6 +105,14 @@ class Tokenizer:
             raw.encode(text, add_special_tokens=False).ids for text in ("alpha beta", "alpha", " beta")
         )
         self._has_space_prefixed_tokens = joint_ids == first_ids + second_ids
+
+    def find_template(self, tokenization: TokenizationParams, *, is_pair: bool = False) -> SpecialTokensTemplate:
+        """Return the special tokens that a request gets around a text or a pair."""
+        template = self.pair_template if is_pair else self.single_template
+        return template if tokenization.add_special_tokens else template.without_special_tokens
+
+    def find_truncation_side(self, tokenization: TokenizationParams) -> TruncationSide:
+        return tokenization.truncation_side or self.truncation_side
 
     def encode(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[TokenIds]:
         """Return the ids of every text without special tokens; releases the GIL."""

@@ -6,34 +6,26 @@ Compiled from wordpiece.c at install time if a C compiler is available; otherwis
 from __future__ import annotations
 
 import ctypes
-import logging
 import struct
-import sys
-import threading
 import unicodedata
 import weakref
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
+from functools import cache, lru_cache, partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 
-from cenote.inputs.native_encoding import NativeEncoding
+from cenote.inputs.native_encoding import NUM_PAGES, PADDING, CharPages, NativeEncoding
+from cenote.inputs.subword.library import open_library
 
-logger = logging.getLogger("cenote")
-
-NUM_PAGES = 0x1100  # 256 code points each: all of Unicode
 IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # classes of code points, as in wordpiece.c
 MAX_NORMALIZED_BYTES = 11  # UTF-8 bytes of one normalized code point
 CHAR_INFO = struct.Struct(f"5B{MAX_NORMALIZED_BYTES}s")
 PAGES_MISSING, OUT_OF_MEMORY = -1, -2
 MAX_CACHED_PAGES = 1024  # of 4 KiB
-PADDING = "\x00" * 64  # after the texts, as in subword/text.h
 
 
 class NormalizerSettings(NamedTuple):
@@ -51,9 +43,8 @@ class NativeWordPiece:
     def __init__(self, raw: tokenizers.Tokenizer, library: ctypes.CDLL, vocabulary: dict[str, int]) -> None:
         model = raw.model
         self._library = library
-        self._settings = NormalizerSettings(*(getattr(raw.normalizer, name) for name in NormalizerSettings._fields))
-        self._missing_pages, self._loaded_pages = ctypes.create_string_buffer(NUM_PAGES), set[int]()
-        self._load_lock = threading.Lock()
+        settings = NormalizerSettings(*(getattr(raw.normalizer, name) for name in NormalizerSettings._fields))
+        self._missing_pages = ctypes.create_string_buffer(NUM_PAGES)
         prefix = model.continuing_subword_prefix.encode()
         self._vocabulary = library.cenote_wordpiece_new(
             *_concat_utf8(vocabulary)[:2],
@@ -68,7 +59,7 @@ class NativeWordPiece:
             raise MemoryError(f"cannot allocate memory for a vocabulary of {len(vocabulary)} tokens")
         # not at exit: a daemon thread may still be encoding
         weakref.finalize(self, library.cenote_wordpiece_free, self._vocabulary).atexit = False
-        self._load_pages([0])
+        self._pages = CharPages(partial(library.cenote_wordpiece_page, self._vocabulary), partial(_make_page, settings))
 
     def encode(self, texts: Sequence[str]) -> NativeEncoding:
         """Return the ids of all texts; releases the GIL."""
@@ -87,22 +78,12 @@ class NativeWordPiece:
             self._missing_pages,
         )
         if num_fallback == PAGES_MISSING:
-            self._load_pages([page for page, is_missing in enumerate(self._missing_pages.raw) if is_missing])
+            self._pages.load_missing(self._missing_pages.raw)
             return self.encode(texts)
         if num_fallback == OUT_OF_MEMORY:
             raise MemoryError(f"cannot allocate memory to encode {len(texts)} texts")
         fallback = [index for index, length in enumerate(lengths) if length < 0] if num_fallback else []
         return NativeEncoding(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), fallback)
-
-    def _load_pages(self, pages: Iterable[int]) -> None:
-        """Compute the normalization of the code points of some pages, if not loaded yet."""
-        with self._load_lock:
-            for page in pages:
-                if page in self._loaded_pages:
-                    continue
-                if not self._library.cenote_wordpiece_page(self._vocabulary, page, _make_page(self._settings, page)):
-                    raise MemoryError("cannot allocate memory for a page of code points")
-                self._loaded_pages.add(page)
 
 
 @lru_cache(maxsize=MAX_CACHED_PAGES)
@@ -182,14 +163,7 @@ def _concat_utf8(texts: Iterable[str]) -> tuple[bytes, bytes, int]:
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    candidates = [Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in candidates if path.exists()), None)
-    if path is None or sys.byteorder != "little":
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        logger.debug("cannot load %s: %s", path, error)
+    if (library := open_library("_wordpiece")) is None:
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     texts = (ctypes.c_char_p, ctypes.c_char_p, integer)

@@ -43,33 +43,13 @@ def attend(
     """Compute attention with the fastest kernel that supports all the options."""
     prefixes = batch.shared_prefixes
     if prefixes is not None:  # kernels need whole sequences; the rest of a layer runs on shared prefixes only once
-        out = attend(
-            prefixes.unfold(query),
-            prefixes.unfold(key),
-            prefixes.unfold(value),
-            prefixes.unfolded,
-            causal=causal,
-            window=window,
-            scale=scale,
-            softcap=softcap,
-            bias=bias,
-            sinks=sinks,
-        )
-        return prefixes.fold(out)
+        query, key, value = prefixes.unfold(query), prefixes.unfold(key), prefixes.unfold(value)
+        batch = prefixes.unfolded
     if softcap is None and bias is None and sinks is None and batch.attended_lens_cpu is None:
-        return select_kernel(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
-    return eager_attention.attention(
-        query,
-        key,
-        value,
-        batch,
-        causal=causal,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        bias=bias,
-        sinks=sinks,
-    )
+        out = select_kernel(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
+    else:
+        out = eager_attention.attention(query, key, value, batch, causal, window, scale, softcap, bias, sinks)
+    return out if prefixes is None else prefixes.fold(out)
 
 
 def select_kernel(query: Tensor) -> AttentionKernel:

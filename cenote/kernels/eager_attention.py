@@ -18,7 +18,6 @@ def attention(
     key: Tensor,
     value: Tensor,
     batch: PackedBatch,
-    *,
     causal: bool,
     window: int | None,
     scale: float,

@@ -31,10 +31,9 @@ def add_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    *,
     rms: bool,
-    offset: float = 0.0,
-    return_residual: bool = True,
+    offset: float,
+    return_residual: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return residual + branch and its norm, which is computed from the unrounded sum."""
     total = torch.empty_like(residual) if return_residual and branch is not None else None

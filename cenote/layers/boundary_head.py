@@ -175,7 +175,8 @@ class BoundaryHead(EntityHead):
         start and end.
         """
         best_starts, best_ends = starts.amax(dim=0), ends.amax(dim=0)
-        firsts, lasts = (_select_best(scores, self.sizes.num_starts) for scores in (best_starts, best_ends))
+        count = self.sizes.num_starts
+        firsts, lasts = (x.argsort(descending=True, stable=True)[:count] for x in (best_starts, best_ends))
         pairs = torch.cartesian_prod(firsts, lasts)
         pairs = pairs[pairs[:, 0] < pairs[:, 1]]
         states = self.pair_start(boundaries)[pairs[:, 0]] * self.pair_end(boundaries)[pairs[:, 1]]
@@ -196,7 +197,3 @@ def sum_inside(values: Tensor, pairs: Tensor) -> Tensor:
     mean = values.mean(dim=-1, keepdim=True)  # without it the running sums of a long text would lose precision
     sums = nn.functional.pad((values - mean).cumsum(dim=-1), (1, 0))
     return sums[:, pairs[:, 1]] - sums[:, pairs[:, 0]] + mean * (pairs[:, 1] - pairs[:, 0])
-
-
-def _select_best(scores: Tensor, count: int) -> Tensor:
-    return scores.argsort(descending=True, stable=True)[:count]

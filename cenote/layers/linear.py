@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from cenote.errors import LoadError
 from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
-from cenote.kernels.fused_linear import fused_linear
+from cenote.kernels.activations import fused_linear
 from cenote.kernels.gpu import few_rows
 
 # names in config.json that differ from those of ACTIVATIONS

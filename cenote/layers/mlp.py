@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cenote.kernels.gated_activation import act_and_mul
+from cenote.kernels.activations import act_and_mul
 from cenote.layers.linear import ACTIVATIONS, Linear, resolve_activation
 from cenote.layers.norm import LayerNorm
 from cenote.layers.spec import BackboneSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels.norm import add_layer_norm, add_rms_norm
+from cenote.kernels.norm import add_norm
 from cenote.layers.spec import BackboneSpec
 
 
@@ -25,46 +25,46 @@ class Norm(nn.Module):
         return total, total
 
 
-class LayerNorm(Norm):
+class WeightedNorm(Norm):
+    """A norm over the width of a row, and the residual add before it, in one kernel."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    eps: float
+    offset = 0.0  # added to the weight
+    is_rms: bool
+
+    def add_and_norm(
+        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        return add_norm(
+            *(residual, branch, self.weight, self.bias, self.eps),
+            rms=self.is_rms,
+            offset=self.offset,
+            return_residual=return_residual,
+            output_fp8=self.output_fp8,
+        )
+
+
+class LayerNorm(WeightedNorm):
+    is_rms = False
+
     def __init__(self, size: int, eps: float, *, affine: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size)) if affine else None
         self.bias = nn.Parameter(torch.empty(size)) if affine and bias else None
         self.eps = eps
 
-    def add_and_norm(
-        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        return add_layer_norm(
-            residual,
-            branch,
-            self.weight,
-            self.bias,
-            self.eps,
-            return_residual=return_residual,
-            output_fp8=self.output_fp8,
-        )
 
+class RMSNorm(WeightedNorm):
+    is_rms, bias = True, None
+    weight: nn.Parameter
 
-class RMSNorm(Norm):
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
         self.offset = offset
-
-    def add_and_norm(
-        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(
-            residual,
-            branch,
-            self.weight,
-            self.eps,
-            self.offset,
-            return_residual=return_residual,
-            output_fp8=self.output_fp8,
-        )
 
 
 def make_norm(spec: BackboneSpec, size: int | None = None) -> Norm:

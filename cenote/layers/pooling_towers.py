@@ -89,13 +89,8 @@ class AttentionPoolingTower(VisionTower):
         return VisionFeatures(torch.cat([rows for pair in pairs for rows in pair]))
 
 
-class PooledResidualTower(VisionTower):
+class PooledResidualTower(AttentionPoolingTower):
     """Add the MLP of an attention pooling to every state; the CLS token is moved after the patches of its image."""
-
-    def __init__(self, encoder: Backbone) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.pool = AttentionPooling(encoder.spec)
 
     def forward(self, images: PackedImages) -> VisionFeatures:
         batch = pack_cls_patches(images)

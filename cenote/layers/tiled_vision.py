@@ -1,4 +1,4 @@
-"""Helpers for vision towers that split an image into tiles: merging of patches and ordering of rows."""
+"""Vision towers that split an image into tiles: merging of patches, ordering of rows, and projection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.backbone import Backbone
+from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower
 from cenote.layers.linear import Linear
 from cenote.layers.vision import Grid, pack_patches, patch_grids
 from cenote.packed_batch import PackedImages
@@ -41,6 +41,24 @@ class VisionProjector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.up(x))  # type: ignore[no-any-return]
+
+
+class ProjectedTower(VisionTower):
+    """Encode tiles of one size and project them by one linear layer.
+
+    Squares of `merge_size` patches per side become one token.
+    """
+
+    def __init__(self, encoder: Backbone, out_size: int, *, bias: bool, merge_size: int = 1) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.merge_size = merge_size
+        self.projection = Linear(encoder.spec.hidden_size * merge_size**2, out_size, bias=bias)
+
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        states = self.encoder(pack_patches(images.patches, [rows * columns for rows, columns in grids]))
+        return VisionFeatures(self.projection(merge_patches(states, grids[0], self.merge_size)))
 
 
 def encode_patches(encoder: Backbone, images: PackedImages) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dual encoders (CLIP, SigLIP, jina-clip): a text tower and a vision tower with a common embedding space."""
+"""Dual encoders (CLIP, SigLIP, jina-clip), of texts and images in one space, and models that read images only."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ class TwoTowers(Backbone):
         if texts is not None:
             states[text_rows] = self.projection(super().forward(texts))
         return states
+
+
+class ImageEncoder(Backbone):
+    """A vision tower without a text model; `spec` describes the encoder of the tower."""
+
+    def __init__(
+        self, spec: BackboneSpec, make_embedding: EmbeddingFactory, make_mixer: MixerFactory, make_mlp: MLPFactory
+    ) -> None:
+        super().__init__(replace(spec, num_layers=0, rope=None, has_final_norm=False), lambda spec: nn.Identity())
+        self.spec = spec
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        if batch.images is None:
+            raise Unsupported("this model reads images only")
+        return place_image_rows(self.encode_images(batch.images).rows, batch, batch.images)
 
 
 def place_image_rows(rows: Tensor, batch: PackedBatch, images: PackedImages) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
@@ -45,12 +45,17 @@ def load_linear(
     if weight.dim() != 2 or weight.shape[1] != in_features or out_features not in (None, weight.shape[0]):
         expected = f"[{out_features or 'any'}, {in_features}]"
         raise LoadError(f"{path}: weight has shape {list(weight.shape)}; expected {expected}")
+    bias = stored.get(found["bias"][0]) if found["bias"] else None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise LoadError(f"{path}: bias has shape {list(bias.shape)}, weight has {list(weight.shape)}")
+    return make_linear(weight.to(device, dtype), None if bias is None else bias.to(device, dtype))
+
+
+def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Linear:
+    """Return a layer of stored parameters."""
     with torch.device("meta"):
-        layer = Linear(in_features, weight.shape[0], bias=bool(found["bias"]))
-    layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
-    if found["bias"]:
-        bias = stored.get(found["bias"][0])
-        if bias.shape != weight.shape[:1]:
-            raise LoadError(f"{path}: bias has shape {list(bias.shape)}, weight has {list(weight.shape)}")
-        layer.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
+        layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

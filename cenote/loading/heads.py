@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
-from cenote.loading.bge_m3 import load_linear, require_head_files
+from cenote.loading.bge_m3 import load_linear, make_linear, require_head_files
 from cenote.loading.causal_lm_classifier import load_lm_head
 from cenote.loading.colbert import check_vector_size
 from cenote.loading.model_description import ModelDescription
@@ -234,12 +234,7 @@ def _load_stored_projection(
         weight = weight_loader.read(f"{name}.weight").to(device, dtype)
         bias = weight_loader.read(f"{name}.bias").to(device, dtype) if weight_loader.has(f"{name}.bias") else None
         activation = projection.activation if projection.is_pooler or name != names[-1] else None
-        with torch.device("meta"):
-            layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            layer.bias = nn.Parameter(bias, requires_grad=False)
-        layers.append(layer)
+        layers.append(make_linear(weight, bias, activation))
     if description.architecture.late_interaction_defaults is not None:
         check_vector_size(description.checkpoint, weight.shape[0])
     return layers

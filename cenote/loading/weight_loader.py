@@ -30,7 +30,7 @@ class WeightLoader:
         self, weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str] = ("",)
     ) -> None:
         self.weights = weights
-        if tables[0] and not _has_any(weights, tables, prefixes):
+        if tables[0] and not any(_num_found(weights, table, prefix) for table in tables for prefix in prefixes):
             weights.strip_prefix("model.")  # saved from an attribute of a class around the model, heads included
         self.table, self.prefix = _select_table(weights, tables, prefixes)
         # name in tables -> name in the file; names with the prefix take precedence over equal names without it
@@ -207,8 +207,9 @@ class WeightLoader:
             pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
             if make is not None:
                 pieces = [make(*pieces).contiguous()]
-        if _concat_shape(pieces) != shape:
-            raise self._wrong_shape(stored, [tuple(piece.shape) for piece in pieces], shape)
+        shapes = [tuple(piece.shape) for piece in pieces]
+        if concat_shapes(shapes) != shape:
+            raise self._wrong_shape(stored, shapes, shape)
         return pieces
 
     def _read_shard(self, stored: list[str], make: Callable[..., Tensor] | None, shard: Shard) -> list[Tensor]:
@@ -240,10 +241,6 @@ def _select_table(
     first = next(iter(_source_names(tables[0]))).replace("*", "0")
     tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)
     raise LoadError(f"{weights.source}: the checkpoint has no {tried}; found {list_first(weights.names(), 5)}")
-
-
-def _has_any(weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> bool:
-    return any(_num_found(weights, table, prefix) for table in tables for prefix in prefixes)
 
 
 def _num_found(weights: CheckpointWeights, table: WeightTable, prefix: str) -> int:
@@ -291,10 +288,6 @@ def _find_sources(path: str, entries: Mapping[str, SourceEntry]) -> SourceEntry:
         owner, _, leaf = owner.rpartition(".")
         rest = f".{leaf}{rest}"
     return [], None
-
-
-def _concat_shape(pieces: list[Tensor]) -> tuple[int, ...]:
-    return concat_shapes([tuple(piece.shape) for piece in pieces])
 
 
 def concat_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

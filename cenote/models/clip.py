@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -73,15 +74,23 @@ def clip(config: HFConfig) -> Architecture:
             make_tower=lambda: ClsTokenTower(clip_encoder(vision), size),
             weights={**clip_weights(), "projection": "visual_projection"},
             num_layers=vision.num_hidden_layers,
-            image_spec=ImageSpec(
-                processor="resized",
-                placeholder_token="",
-                single_modality_name="CLIP",
-                patch_size=vision.patch_size,
-                chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-                options=center_crop_options(side),
-            ),
+            image_spec=single_image_spec("CLIP", vision.patch_size, center_crop_options(side)),
         ),
+    )
+
+
+def single_image_spec(
+    name: str, patch_size: int, options: Mapping[str, Any], processor: str = "resized", text_model: str | None = None
+) -> ImageSpec:
+    """Return the spec of a model whose inputs are one image each, without text; `name` is that in errors."""
+    return ImageSpec(
+        processor=processor,
+        placeholder_token="",
+        single_modality_name=name,
+        patch_size=patch_size,
+        chat_template=TEXT_ONLY_CHAT_TEMPLATE,
+        options=options,
+        text_model=text_model,
     )
 
 

@@ -14,9 +14,8 @@ from cenote.layers.pooling_towers import ClsPatchEmbedding, ClsTokenTower
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import HFConfig
-from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, center_crop_options
+from cenote.models.clip import center_crop_options, single_image_spec
 from cenote.models.eva import check_values, image_rope
-from cenote.models.image_spec import ImageSpec
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
@@ -60,13 +59,8 @@ def jina_clip_vision(config: HFConfig, text_size: int) -> VisionSpec:
         weights=VISION_WEIGHTS,
         num_layers=spec.num_layers,
         prefixes=("vision_model.",),
-        image_spec=ImageSpec(
-            processor="jina_clip",
-            placeholder_token="",
-            single_modality_name="jina-clip",
-            patch_size=config.patch_size,
-            chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-            options=center_crop_options(config.image_size),
+        image_spec=single_image_spec(
+            "jina-clip", config.patch_size, center_crop_options(config.image_size), "jina_clip"
         ),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.projected_tower import ProjectedTower
+from cenote.layers.tiled_vision import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection
 from cenote.models.image_spec import ImageSpec
 from cenote.models.modernbert import modernbert

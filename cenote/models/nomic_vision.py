@@ -8,14 +8,13 @@ import torch
 
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone
-from cenote.layers.image_encoder import ImageEncoder
 from cenote.layers.mlp import NormedGatedMLP
 from cenote.layers.pooling_towers import ClsPatchEmbedding, PooledResidualTower
 from cenote.layers.spec import BackboneSpec
+from cenote.layers.two_towers import ImageEncoder
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE
+from cenote.models.clip import single_image_spec
 from cenote.models.eva import check_values, image_rope
-from cenote.models.image_spec import ImageSpec
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
@@ -68,14 +67,11 @@ def nomic_vision(config: HFConfig) -> Architecture:
             ),
             weights=WEIGHTS,
             num_layers=spec.num_layers,
-            image_spec=ImageSpec(
-                processor="resized",
-                placeholder_token="",
-                single_modality_name="nomic-embed-vision",
+            image_spec=single_image_spec(
+                "nomic-embed-vision",
+                config.patch_size,
+                {"image_size": side, "size": {"height": side, "width": side}},
                 text_model="nomic-ai/nomic-embed-text of the same version",
-                patch_size=config.patch_size,
-                chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-                options={"image_size": side, "size": {"height": side, "width": side}},
             ),
         ),
     )

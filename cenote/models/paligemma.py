@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.projected_tower import ProjectedTower
+from cenote.layers.tiled_vision import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.gemma import gemma, gemma2
 from cenote.models.image_spec import ImageSpec, page_chat_template

@@ -229,16 +229,20 @@ def kind_from_name(name: str) -> CheckpointKind:
     return next((kind for suffix, kind in KIND_SUFFIXES if name.endswith(suffix)), "embed")
 
 
+def find_registered(name: str) -> tuple[str, CheckpointKind] | None:
+    """Return the module:function and the kind of an architecture name; None if it is not registered."""
+    if name in EXACT_NAMES:
+        return EXACT_NAMES[name]
+    stems = [(name.removesuffix(suffix), kind) for suffix, kind in KIND_SUFFIXES if name.endswith(suffix)]
+    return next(((FAMILIES[stem], kind) for stem, kind in stems if stem in FAMILIES), None)
+
+
 def find_architecture(names: list[str], source: str = "config.json") -> ArchitectureEntry:
     """Return the entry of the first registered name; raise UnknownArchitecture if there is none."""
     for name in names:
-        if name in EXACT_NAMES:
-            path, kind = EXACT_NAMES[name]
+        if (registered := find_registered(name)) is not None:
+            path, kind = registered
             return ArchitectureEntry(name, _import_family(path), kind)
-        for suffix, kind in KIND_SUFFIXES:
-            stem = name.removesuffix(suffix)
-            if name.endswith(suffix) and stem in FAMILIES:
-                return ArchitectureEntry(name, _import_family(FAMILIES[stem]), kind)
     known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *EXACT_NAMES])
     raise UnknownArchitecture(
         f"{source}: unknown architectures {names or '[]'}; expected one of: {known}. "

@@ -14,7 +14,7 @@ from cenote.layers.spec import BackboneSpec
 from cenote.layers.two_towers import TwoTowers
 from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, block_weights, common_spec_fields
+from cenote.models.clip import block_weights, common_spec_fields, single_image_spec
 from cenote.models.image_spec import ImageSpec
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
@@ -48,28 +48,15 @@ def siglip(config: HFConfig) -> Architecture:
     """SigLIP, and SigLIP 2 with a fixed image size."""
     vision = config.sub_config("vision_config", **VISION_DEFAULTS)
     side = vision.image_size
-    images = ImageSpec(
-        processor="resized",
-        placeholder_token="",
-        single_modality_name="SigLIP",
-        patch_size=vision.patch_size,
-        chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-        options={"image_size": side, "size": {"height": side, "width": side}, **PIXEL_NORMALIZATION},
-    )
+    options = {"image_size": side, "size": {"height": side, "width": side}, **PIXEL_NORMALIZATION}
+    images = single_image_spec("SigLIP", vision.patch_size, options)
     return _siglip(config, vision, lambda: siglip_encoder(vision), conv_to_linear, images)
 
 
 def siglip2(config: HFConfig) -> Architecture:
     """SigLIP 2 NaFlex: images of any aspect ratio, with at most `num_patches` patches."""
     vision = config.sub_config("vision_config", num_patches=256, **VISION_DEFAULTS)
-    images = ImageSpec(
-        processor="naflex",
-        placeholder_token="",
-        single_modality_name="SigLIP",
-        patch_size=vision.patch_size,
-        chat_template=TEXT_ONLY_CHAT_TEMPLATE,
-        options=PIXEL_NORMALIZATION,
-    )
+    images = single_image_spec("SigLIP", vision.patch_size, PIXEL_NORMALIZATION, "naflex")
     channels_first = partial(_channels_first, channels=vision.num_channels)
     encoder = partial(
         siglip_encoder, vision, num_patches=vision.num_patches, patch_embedding=InterpolatedPatchEmbedding
@@ -149,18 +136,10 @@ def pooling_weights() -> WeightTable:
     for kind in ("weight", "bias"):
         stored = (f"vision_model.head.attention.in_proj_{kind}",)
         table |= {
-            f"pool.query.{kind}": DerivedWeight(stored, _query_rows),
-            f"pool.key_value.{kind}": DerivedWeight(stored, _key_value_rows),
+            f"pool.query.{kind}": DerivedWeight(stored, lambda w: w[: len(w) // 3]),
+            f"pool.key_value.{kind}": DerivedWeight(stored, lambda w: w[len(w) // 3 :]),
         }
     return table
-
-
-def _query_rows(stored: Tensor) -> Tensor:
-    return stored[: len(stored) // 3]
-
-
-def _key_value_rows(stored: Tensor) -> Tensor:
-    return stored[len(stored) // 3 :]
 
 
 def _channels_first(stored: Tensor, channels: int) -> Tensor:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cenote.errors import PoolingError
 from cenote.protocol.params import Task
 
+if TYPE_CHECKING:  # the supervisor imports this module, which needs no numpy
+    import numpy as np
+
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
-NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
 class TokenUsage:

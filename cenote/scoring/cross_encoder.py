@@ -9,13 +9,18 @@ from cenote.errors import PoolingError
 from cenote.protocol.input_types import MultimodalPair, ScoreInput, TextPair
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import ScoreResult
-from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
+from cenote.scoring.scorer import (
+    ScoreResults,
+    ScoringContext,
+    ScoringModel,
+    broadcast_queries,
+    make_pool_request,
+    register_scorer,
+)
 
 
 @register_scorer("cross-encoder")
-async def score_cross_encoder(
-    request: ScoreRequest, context: ScoringContext, model: ScoringModel
-) -> list[ScoreResult | PoolingError]:
+async def score_cross_encoder(request: ScoreRequest, context: ScoringContext, model: ScoringModel) -> ScoreResults:
     queries = broadcast_queries(request.queries, len(request.documents))
     variables = request.template_variables
     pairs = [

@@ -8,14 +8,19 @@ from typing import Any
 from cenote.errors import BadRequest, PoolingError
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
-from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
+from cenote.scoring.scorer import (
+    ScoreResults,
+    ScoringContext,
+    ScoringModel,
+    broadcast_queries,
+    make_pool_request,
+    register_scorer,
+)
 from cenote.scoring.separate_encoding import label_query_error, make_score_result, mark_repeated_query
 
 
 @register_scorer("late-interaction")
-async def score_late_interaction(
-    request: ScoreRequest, context: ScoringContext, model: ScoringModel
-) -> list[ScoreResult | PoolingError]:
+async def score_late_interaction(request: ScoreRequest, context: ScoringContext, model: ScoringModel) -> ScoreResults:
     """Encode the queries, then the documents; MaxSim runs on the device, so only scores are copied back."""
     if request.params is not None and request.params.late_chunking_params is not None:
         raise BadRequest("Late chunking cannot be combined with late-interaction scoring", param="late_chunking_params")

@@ -10,17 +10,22 @@ from cenote.errors import PoolingError, Unsupported
 from cenote.protocol.input_types import ListwiseInput, ScoreInput
 from cenote.protocol.requests import ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
-from cenote.scoring.bi_encoder import Array, cosine_similarity
-from cenote.scoring.scorer import ScoringContext, ScoringModel, make_pool_request, register_scorer, to_array
+from cenote.scoring.scorer import (
+    ScoreResults,
+    ScoringContext,
+    ScoringModel,
+    make_pool_request,
+    register_scorer,
+    to_array,
+)
+from cenote.scoring.separate_encoding import Array, cosine_similarity
 
 # upper bounds on the bytes that the prompt template adds: once, and per document
 TEMPLATE_BYTES, TEMPLATE_BYTES_PER_DOCUMENT = 1000, 50
 
 
 @register_scorer("listwise")
-async def score_listwise(
-    request: ScoreRequest, context: ScoringContext, model: ScoringModel
-) -> list[ScoreResult | PoolingError]:
+async def score_listwise(request: ScoreRequest, context: ScoringContext, model: ScoringModel) -> ScoreResults:
     """Encode one query with all documents in as few prompts as fit, or each of several queries with its document."""
     instruction = request.template_variables.get("instruction") or request.template_variables.get("instruct")
     queries, documents = _check_texts(request.queries), _check_texts(request.documents)

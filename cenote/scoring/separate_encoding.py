@@ -1,4 +1,7 @@
-"""Scoring of separately encoded queries and documents: pool each input once, then compare each pair."""
+"""Scoring of separately encoded queries and documents: pool each input once, then compare each pair.
+
+Bi-encoders compare embeddings by their cosine, sparse models compare vectors over the vocabulary by dot product.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,48 @@ from cenote.errors import PoolingError
 from cenote.protocol.params import Task
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
-from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, to_array
+from cenote.scoring.scorer import (
+    ScoreResults,
+    ScoringContext,
+    ScoringModel,
+    broadcast_queries,
+    make_pool_request,
+    register_scorer,
+    to_array,
+)
 
-Similarity = Callable[[Any, Any], Any]  # of two arrays
+Array = np.ndarray[Any, np.dtype[Any]]
+Similarity = Callable[[Array, Array], Any]
+
+MIN_NORM = 1e-8  # as in torch: shorter vectors are similar to none
+
+
+@register_scorer("bi-encoder")
+async def score_bi_encoder(request: ScoreRequest, context: ScoringContext, model: ScoringModel) -> ScoreResults:
+    return await score_separately(request, context, model, "embed", cosine_similarity)
+
+
+def cosine_similarity(query: Array, document: Array) -> Array:
+    """Return the cosines of the last axis, summed in float64, so that they do not depend on the order of the sums."""
+    query, document = query.astype(np.float64), document.astype(np.float64)
+    norms = [np.maximum(np.sqrt(np.square(rows).sum(axis=-1)), MIN_NORM) for rows in (query, document)]
+    cosines: Array = ((query * document).sum(axis=-1) / (norms[0] * norms[1])).astype(np.float32)
+    return cosines
+
+
+@register_scorer("sparse")
+async def score_sparse(request: ScoreRequest, context: ScoringContext, model: ScoringModel) -> ScoreResults:
+    return await score_separately(request, context, model, "sparse_embed", sparse_dot_product)
+
+
+def sparse_dot_product(query: Array, document: Array) -> float:
+    """Return the dot product of two sparse vectors given as (id, weight) rows sorted by id: [q, 2], [n, 2] -> []."""
+    if not len(query) or not len(document):
+        return 0.0
+    ids, weights = document.T
+    matches = np.searchsorted(ids, query[:, 0]).clip(max=len(ids) - 1)
+    products = np.where(ids[matches] == query[:, 0], query[:, 1].astype(np.float64) * weights[matches], 0.0)
+    return float(np.float32(products.sum()))
 
 
 async def score_separately(

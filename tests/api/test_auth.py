@@ -24,8 +24,6 @@ from cenote.errors import BadRequest, LoadError
 
 from .app_client import list_served_routes, make_client
 
-pytestmark = pytest.mark.usefixtures("shared_event_loop")
-
 ROOT = Path(__file__).parents[2]
 RULE = "every route except health checks, the pages / and /docs, and /v1/cluster/auth"
 PAGES = ("serving", "security", "reliability", "migration", "vllm")

@@ -26,9 +26,8 @@ from cenote.config.server import ServerConfig
 from tests.api.api_document import Document, assert_documented, get_document
 from tests.api.app_client import list_served_routes, make_client, save_chat_cross_encoder
 from tests.factories import LLMFactory
+from tests.suite import first_of
 from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
-
-pytestmark = pytest.mark.usefixtures("shared_event_loop")
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 PATHS = list(dict.fromkeys(path for route in ROUTES for path in route.paths))
@@ -67,7 +66,7 @@ def get_example(path: str, document: Document) -> dict[str, Any]:
     return list_examples(path, document)[0]
 
 
-@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "token-classifier", "bge-m3"])
+@pytest.mark.parametrize("name", first_of(["embedder", "cross-encoder", "classifier", "token-classifier", "bge-m3"]))
 def test_the_document_is_valid(models: Models, name: str) -> None:
     document = get_document(models[name])
 

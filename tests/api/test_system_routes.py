@@ -145,7 +145,8 @@ def test_load_counts_model_requests_only(llm: LLM) -> None:
         model_info, dead_error, status = llm.engine.model_info, None, "ready"
 
         async def pool(self, request: PoolRequest) -> Any:
-            loads.append(TestClient(app).get("/load").json()["server_load"])
+            reply = await asyncio.to_thread(TestClient(app).get, "/load")
+            loads.append(reply.json()["server_load"])
             raise BadRequest("enough")
 
     app_state.set_engine(LoadProbeEngine())  # type: ignore[arg-type]

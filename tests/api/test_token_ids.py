@@ -19,8 +19,6 @@ from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.real.conftest import model_folder
 from tests.tiny import save_tiny
 
-pytestmark = pytest.mark.usefixtures("shared_event_loop")
-
 HELLO_WORLD = [15339, 1917]  # in cl100k_base
 OWN_IDS = [101, 7592, 2088, 102]  # [CLS] hello world [SEP], in the vocabulary of the default model
 ROUTES = ["/v1/embeddings", "/openai/deployments/model/embeddings", "/v1/embedding", "/invocations"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cenote.cli.main import main
-from cenote.models.checked_models import read_checked_models
+from cenote.models.catalog import read_checked_models
 from tests.layouts.checkpoint_files import write_checkpoint
 from tests.layouts.table import read_table
 from tests.layouts.tokenizers import write_json

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from cenote.models.checked_models import read_checked_models
+from cenote.models.catalog import read_checked_models
 from cenote.models.recommended_models import read_recommended_models
 
 ROOT = Path(__file__).parents[2]

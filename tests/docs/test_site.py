@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.models.checked_models import read_checked_models
+from cenote.models.catalog import read_checked_models
 from cenote.models.recommended_models import format_recommended_markdown, read_recommended_models
 
 ROOT = Path(__file__).parents[2]

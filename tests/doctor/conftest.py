@@ -57,8 +57,10 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def minilm(default_folder: Path) -> Iterator[LLM]:
-    """The default model in float32, under its own name; long texts are shorter than 256 tokens, to save time."""
-    with LLM(str(default_folder), served_model_name=NAME, max_model_len=128, **EXACT) as llm:
+    """The default model in float32, under its own name; short long texts and a cache of results save time."""
+    with LLM(
+        str(default_folder), served_model_name=NAME, max_model_len=128, result_cache_bytes=10_000_000, **EXACT
+    ) as llm:
         yield llm
 
 

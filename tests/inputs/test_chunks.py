@@ -7,8 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from cenote.inputs.chunk_mean import WeightedMean
-from cenote.inputs.chunks import split_into_chunks
+from cenote.inputs.chunks import WeightedMean, split_into_chunks
 
 
 def test_chunks_are_consecutive_and_the_last_may_be_shorter(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,7 @@ def test_every_spelling_of_a_text_part_is_parsed(part: Any) -> None:
         ({"type": ["text"]}, "expected one of: text, "),
         ({"type": "picture"}, ".type: invalid value 'picture'; expected one of: text, "),
         ({"type": "text"}, "text must be a string, got NoneType"),
-        ({"type": "text", "text": 5}, "text must be a string, got int"),
+        ({"type": "text", "text": 5}, ".text must be a string, got int"),
         ({"type": "image_url"}, "has no image_url"),
         ({"type": "image_url", "image_url": {}}, "has no image_url"),
         ({"type": "image_url", "image_url": {"url": ""}}, "has no image_url"),

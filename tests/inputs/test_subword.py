@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from cenote.errors import BadRequest
 from cenote.inputs import native_tokenizer as subject
+from cenote.inputs import wordpiece
 from cenote.inputs.native_encoding import NativeEncoding
 from cenote.inputs.subword import library
 from cenote.inputs.subword.pretokenizers import PATTERNS
@@ -297,10 +298,11 @@ def test_without_the_compiled_code_texts_are_left_to_the_library(monkeypatch: py
 
 
 def test_a_native_library_that_cannot_be_loaded_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "_subword.abi3.so").write_bytes(b"for another machine")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
+    for name, load_library in (("_subword", library.load_library), ("_wordpiece", wordpiece.load_library)):
+        (tmp_path / f"{name}.abi3.so").write_bytes(b"for another machine")
 
-    assert library.load_library.__wrapped__() is None
+        assert load_library.__wrapped__() is None
 
 
 # limits

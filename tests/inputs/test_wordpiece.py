@@ -223,13 +223,6 @@ def test_without_the_compiled_code_everything_falls_back_to_the_library(monkeypa
     assert Tokenizer(raw).encode_flat([]).cu_seqlens.tolist() == [0]
 
 
-def test_a_native_library_that_cannot_be_loaded_is_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "_wordpiece.abi3.so").write_bytes(b"for another machine")
-    monkeypatch.setattr(subject, "__file__", str(tmp_path / "wordpiece.py"))
-
-    assert subject.load_library.__wrapped__() is None
-
-
 def test_other_tokenizer_types_are_not_native(raw: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> None:
     assert (subject.load_native_wordpiece(raw) is not None) == (
         request.node.callspec.params["raw"] == NAMES[0] and subject.is_compiled()

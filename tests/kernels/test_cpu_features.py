@@ -15,8 +15,8 @@ import pytest
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
 from cenote.kernels.cpu import library
+from cenote.kernels.cpu.library import find_kernel_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ISA_LEVELS, CPUFeatures, cpu_features, cpu_name
-from cenote.kernels.kernel_level import find_kernel_level
 
 SAPPHIRE_RAPIDS = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C CPU\n"

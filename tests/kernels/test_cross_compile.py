@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from cenote.inputs import wordpiece
+from cenote.inputs.native_encoding import NUM_PAGES
 from cenote.inputs.subword import library as subword_library
 from cenote.inputs.subword.encoder import NativeSubword
 from cenote.inputs.subword.vocabulary import read_vocabulary
@@ -239,7 +240,7 @@ class EmulatedLibrary:
         result = self._read_integer()
         ctypes.memmove(lengths, self._read(8 * count), 8 * count)
         ctypes.memmove(offsets, self._read(8 * count + 8), 8 * count + 8)
-        pages = self._read(wordpiece.NUM_PAGES)
+        pages = self._read(NUM_PAGES)
         ctypes.memmove(missing_pages, pages, min(len(pages), len(missing_pages)))
         num_ids = ctypes.c_int64.from_address(offsets + 8 * count).value
         ctypes.memmove(ids, self._read(4 * num_ids), 4 * num_ids)

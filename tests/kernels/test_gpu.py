@@ -11,10 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote.kernels import sdpa
-from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.fused_linear import fused_linear
-from cenote.kernels.gated_activation import act_and_mul
-from cenote.kernels.norm import add_layer_norm, add_rms_norm
+from cenote.kernels.activations import ACTIVATIONS, act_and_mul, fused_linear
+from cenote.kernels.norm import add_norm
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import InputEmbedding
 from cenote.layers.rotary import PositionInfo, RotaryEmbedding, apply_rotary
@@ -91,14 +89,16 @@ def test_fused_add_and_norm(dtype: torch.dtype, width: int, has_branch: bool) ->
     x, other = (torch.randn(77, width, device="cuda", dtype=dtype) for _ in range(2))
     weight, bias = (torch.randn(width, device="cuda", dtype=dtype) for _ in range(2))
     branch = other if has_branch else None
-    on_host = (x.cpu(), branch if branch is None else branch.cpu())
 
-    for actual, exact in (
-        (add_layer_norm(x, branch, weight, bias, 1e-12), add_layer_norm(*on_host, weight.cpu(), bias.cpu(), 1e-12)),
-        (add_rms_norm(x, branch, weight, 1e-6), add_rms_norm(*on_host, weight.cpu(), 1e-6)),
-        (add_rms_norm(x, branch, weight, 1e-6, 1.0), add_rms_norm(*on_host, weight.cpu(), 1e-6, 1.0)),
-        (add_layer_norm(x, branch, None, None, 1e-5), add_layer_norm(*on_host, None, None, 1e-5)),
+    for parameters, eps, rms, offset in (
+        ((weight, bias), 1e-12, False, 0.0),
+        ((weight, None), 1e-6, True, 0.0),
+        ((weight, None), 1e-6, True, 1.0),
+        ((None, None), 1e-5, False, 0.0),
     ):
+        tensors = (x, branch, *parameters)
+        actual = add_norm(*tensors, eps, rms=rms, offset=offset)
+        exact = add_norm(*(None if t is None else t.cpu() for t in tensors), eps, rms=rms, offset=offset)  # type: ignore[arg-type]
         for ours, theirs in zip(actual, exact, strict=True):
             assert relative_error(ours.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 4e-3)
 

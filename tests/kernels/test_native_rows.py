@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.kernels import native_library, native_rows
-from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.activations import ACTIVATIONS, act_and_mul
 from cenote.kernels.cpu.library import ACTIVATION_CODES
-from cenote.kernels.gated_activation import act_and_mul
-from cenote.kernels.norm import add_layer_norm, add_rms_norm
+from cenote.kernels.norm import add_norm
 from cenote.layers.rotary import CosSin, apply_rotary
 
 pytestmark = pytest.mark.skipif(
@@ -32,9 +31,7 @@ def test_add_and_norm(rms: bool, has_branch: bool, shape: tuple[int, ...], monke
 
     def run(*parts: Tensor | None) -> tuple[Tensor, Tensor]:
         first, second, third, fourth = parts
-        if rms:
-            return add_rms_norm(first, second, third, 1e-6, 1.0)  # type: ignore[arg-type]
-        return add_layer_norm(first, second, third, fourth, 1e-6)  # type: ignore[arg-type]
+        return add_norm(first, second, third, None if rms else fourth, 1e-6, rms=rms, offset=float(rms))  # type: ignore[arg-type]
 
     assert native_rows.supports(x, branch, weight, bias)
     total, normed = run(x, branch, weight, bias)
@@ -47,9 +44,10 @@ def test_add_and_norm(rms: bool, has_branch: bool, shape: tuple[int, ...], monke
 def test_a_norm_without_weights() -> None:
     x = random_rows(5, 64, shift=-2.0)
 
-    _, normed = add_layer_norm(x, None, None, None, 1e-6)
+    _, normed = add_norm(x, None, None, None, 1e-6, rms=False)
 
-    assert_close(normed.double(), add_layer_norm(x.double(), None, None, None, 1e-6)[1], rtol=2**-8, atol=1e-5)
+    exact = add_norm(x.double(), None, None, None, 1e-6, rms=False)[1]
+    assert_close(normed.double(), exact, rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", [name for name in ACTIVATION_CODES if name])
@@ -84,6 +82,6 @@ def test_qk_norm_and_rope_are_applied_in_place(tokens: int, normed: bool, dim: i
     exact_cos_sin = CosSin(cos_sin.cos.double(), cos_sin.sin.double())
     for heads, weight in ((slice(0, 4), weights[0]), (slice(4, 6), weights[1])):
         exact = before[:, heads].double()
-        exact = add_rms_norm(exact, None, weight.double(), 1e-6)[1] if normed else exact
+        exact = add_norm(exact, None, weight.double(), None, 1e-6, rms=True)[1] if normed else exact
         assert_close(qkv[:, heads].double(), apply_rotary(exact, exact_cos_sin), rtol=2**-7, atol=2**-5)
     assert torch.equal(qkv[:, 6], before[:, 6])

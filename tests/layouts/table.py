@@ -1,4 +1,7 @@
-"""The table of published models: TOML entries, each with a layout to build and the settings it must resolve to."""
+"""The table of published models: TOML entries, each with a layout to build.
+
+The settings that it must resolve to are those of the package's table, which users see.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from cenote.models.catalog import read_checked_models
+
 TABLE_FOLDER = Path(__file__).parent / "table"
+SHARED_LAYOUTS = TABLE_FOLDER / "shared_layouts.toml"
 # what outputs are compared with: a library on the same folder, a plain implementation in another test, or an error
 Truth = Literal["sentence-transformers", "transformers", "plain", "refused"]
 ENTRY_KEYS = {
@@ -21,7 +27,6 @@ ENTRY_KEYS = {
     "test",
     "message",
     "source",
-    "expect",
     "real",
     "checked",
     "doubt",
@@ -50,8 +55,14 @@ class PublishedModel:
 def read_table() -> tuple[PublishedModel, ...]:
     """Return the entries of all files; `like` copies another entry, and the tables of both are merged."""
     raw: dict[str, dict[str, Any]] = {}
+    settings = {row.name: row.settings for row in read_checked_models()}
+    shared = tomllib.loads(SHARED_LAYOUTS.read_text())["layouts"]
     for path in sorted(TABLE_FOLDER.glob("*.toml")):
-        layouts = (document := tomllib.loads(path.read_text())).get("layouts", {})
+        document = tomllib.loads(path.read_text())
+        layouts = {
+            name: merge(shared[layout["base"]], layout) if "base" in layout else layout
+            for name, layout in document.get("layouts", {}).items()
+        }
         for entry in document.get("model", []):
             assert not entry.keys() - ENTRY_KEYS, f"{path.name}: {entry['name']} has unknown keys"
             assert entry["name"] not in raw, f"{entry['name']} is listed twice"
@@ -59,8 +70,8 @@ def read_table() -> tuple[PublishedModel, ...]:
                 entry["layout"] = merge(layouts[base], entry["layout"])
             raw[entry["name"]] = {**_inherit(entry, raw), "area": path.stem}
     return tuple(
-        PublishedModel(**{"expect": {}, **entry, "layout": _replace_nulls(entry.get("layout", {}))})
-        for entry in raw.values()
+        PublishedModel(**{**entry, "layout": _replace_nulls(entry.get("layout", {}))}, expect=settings.get(name, {}))
+        for name, entry in raw.items()
     )
 
 

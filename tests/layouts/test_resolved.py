@@ -9,13 +9,20 @@ import pytest
 
 from cenote.cli.model_settings import resolve_settings, settings_to_json
 from cenote.config.engine import EngineConfig
+from cenote.models.catalog import CheckedModel, read_checked_models
 from tests.layouts.builders import load_builders
 from tests.layouts.checkpoint_files import write_checkpoint
-from tests.layouts.export import TARGET, format_table
 from tests.layouts.registry import BUILDERS
 from tests.layouts.table import PublishedModel, read_table
 
 TABLE = read_table()
+RECALLED = re.compile("memory|assumed|not seen")  # in the sources of the table
+CHECKS = {
+    "sentence-transformers": ("true layout", "Sentence Transformers"),
+    "transformers": ("true layout", "Transformers"),
+    "plain": ("architecture only", "an independent implementation"),
+    "refused": ("refused", ""),
+}
 
 
 @pytest.mark.parametrize("model", [row for row in TABLE if row.truth != "refused"], ids=lambda model: model.name)
@@ -46,5 +53,23 @@ def test_the_table_is_large_and_every_row_has_a_source_and_a_way_to_check_it() -
         assert (model.message is not None) == (model.truth == "refused"), model.name
 
 
-def test_the_copy_of_the_table_in_the_package_is_current() -> None:
-    assert TARGET.read_text() == format_table(), "write it again: python -m tests.layouts.export"
+def test_the_table_of_the_package_says_how_each_model_is_checked() -> None:
+    rows = read_checked_models()
+
+    assert list(rows) == sorted(map(describe, TABLE), key=lambda row: row.name.lower())
+
+
+def describe(model: PublishedModel) -> CheckedModel:
+    """Return the row that tells users how this model is checked."""
+    check, compared = CHECKS[model.truth]
+    if model.truth == "plain" and model.builder is not None:
+        check = "true layout"  # the named test compares the folder that the builder writes
+    names = model.layout.get("config", {}).get("architectures", [""])
+    return CheckedModel(
+        name=model.name,
+        architecture=model.expect.get("architecture", names[0]),
+        check="real weights" if model.real else model.checked or check,  # type: ignore[arg-type]
+        compared_with=compared,
+        files="memory" if RECALLED.search(model.source) else "a similar model" if model.like else "public sources",
+        settings=model.expect,
+    )

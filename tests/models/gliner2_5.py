@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +171,19 @@ class Plain:
             found.append(probs)
         return found
 
+    @cache  # noqa: B019  # a test asks for the same text with several thresholds
     @torch.no_grad()
+    def score_text(self, text: str, labels: tuple[str, ...]) -> tuple[Any, list[dict[Span, float]]]:
+        """Return the words, and by label the probability of each candidate."""
+        words, _, label_states, contexts = encode_prompt(self.tokenizer, self.encoder, text, labels)
+        return words, self.score(contexts, label_states)
+
     def find(self, text: str, labels: Sequence[str], threshold: float) -> Found:
         if not text:
             return []
-        words, _, label_states, contexts = encode_prompt(self.tokenizer, self.encoder, text, labels)
+        words, scores = self.score_text(text, tuple(labels))
         found = []
-        for label, probs in enumerate(self.score(contexts, label_states)):
+        for label, probs in enumerate(scores):
             chosen = choose({span: prob for span, prob in probs.items() if prob >= threshold}, len(words))
             found += [
                 (start, end, label, (words[start][0], min(words[end - 1][1], len(text)), labels[label], score))

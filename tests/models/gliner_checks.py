@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from cenote import LLM
 from cenote.protocol.results import Entity
 from tests.engine.tasks.sentences import SENTENCES
 from tests.layouts.builders.gliner import PROMPT_TOKENS
@@ -34,6 +35,34 @@ def assert_found(entities: Sequence[Entity], expected: Found, text: str) -> None
     assert [(entity.start, entity.end, entity.label) for entity in entities] == [item[:3] for item in expected]
     assert [entity.score for entity in entities] == pytest.approx([item[3] for item in expected], abs=1e-4)
     assert all(entity.text == entity.word == text[entity.start : entity.end] for entity in entities)
+
+
+def assert_entities_equal(
+    llm: LLM, find: Callable[[str, float], Found], texts: Sequence[str], thresholds: Sequence[float]
+) -> None:
+    """Assert that a model finds what a plain implementation finds: entities of several labels and several words."""
+    found: list[Entity] = []
+    for threshold in thresholds:
+        outputs = llm.entities(texts, labels=LABELS, threshold=threshold, use_tqdm=False)
+        for text, output in zip(texts, outputs, strict=True):
+            assert_found(output.outputs.entities, find(text, threshold), text)
+            found += output.outputs.entities
+    assert len({entity.label for entity in found}) > 1
+    assert any(" " in entity.text for entity in found)
+
+
+def choose_apart(
+    candidates: Sequence[tuple[float, int, int, int]], words: Sequence[tuple[int, int]], labels: Sequence[str]
+) -> Found:
+    """Return the best of the candidates (score, first word, last word, label) that share no word, in order."""
+    chosen: list[tuple[float, int, int, int]] = []
+    for candidate in sorted(candidates, key=lambda item: -item[0]):
+        if all(candidate[1] > last or candidate[2] < first for _, first, last, _ in chosen):
+            chosen.append(candidate)
+    return [
+        (words[first][0], words[last][1], labels[label], score)
+        for score, first, last, label in sorted(chosen, key=lambda item: item[1])
+    ]
 
 
 TAGGED = "Mail a.b@city.org or @Who, see https://what.is/deep?a=1 now!"

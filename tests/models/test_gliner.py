@@ -19,7 +19,7 @@ from tests.api.app_client import assert_refused, make_client
 from tests.api.front_ends.remote_link import call_both
 from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import PROMPT_TOKENS, add_own_files, save_gliner
-from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_found, load_tokenizer
+from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_found, choose_apart, load_tokenizer
 from tests.tiny import tiny_bert_token_classifier
 
 MAX_WIDTH = 12
@@ -45,14 +45,7 @@ def find_entities(encoder: Any, head: Any, tokenizer: Any, text: str, labels: Se
             for label, score in enumerate(score_span(head, contexts[first], contexts[last], targets))
             if score > threshold
         ]
-    chosen: list[tuple[float, int, int, int]] = []
-    for candidate in sorted(scored, key=lambda item: -item[0]):
-        if all(candidate[1] > last or candidate[2] < first for _, first, last, _ in chosen):
-            chosen.append(candidate)
-    return [
-        (words[first][0], words[last][1], labels[label], score)
-        for score, first, last, label in sorted(chosen, key=lambda item: item[1])
-    ]
+    return choose_apart(scored, words, labels)
 
 
 def score_span(head: Any, first: Tensor, last: Tensor, targets: Tensor) -> list[float]:

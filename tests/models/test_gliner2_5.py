@@ -13,7 +13,7 @@ from cenote.errors import LoadError, Unsupported
 from tests.layouts.builders.gliner2 import save_weights
 from tests.layouts.builders.gliner2_5 import save_gliner2_5
 from tests.models.gliner2_5 import Plain, choose
-from tests.models.gliner_checks import LABELS, TAGGED, TEXTS, assert_found
+from tests.models.gliner_checks import LABELS, TAGGED, TEXTS, assert_entities_equal
 
 ALL_TEXTS = [*TEXTS, TAGGED, "DEEP Water", "what is the query about and where is the deep water of the city"]
 SMALL_POOL = {"boundary_dim": 32, "pair_dim": 48, "pool_boundary_top_k": 12, "pool_size": 4, "min_pool_per_query": 2}
@@ -44,17 +44,9 @@ def test_the_spans_that_this_file_chooses_have_the_highest_sum() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_entities_equal_those_of_a_plain_implementation(case: str, tmp_path: Path) -> None:
     plain = Plain(tmp_path, **CASES[case])
-    found = []
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        for threshold in (0.0, 0.5, 0.8):
-            outputs = llm.entities(ALL_TEXTS, labels=LABELS, threshold=threshold, use_tqdm=False)
-            for text, output in zip(ALL_TEXTS, outputs, strict=True):
-                assert_found(output.outputs.entities, plain.find(text, LABELS, threshold), text)
-                found += output.outputs.entities
-
-    assert len({entity.label for entity in found}) > 1
-    assert any(" " in entity.text for entity in found)
+        assert_entities_equal(llm, lambda text, least: plain.find(text, LABELS, least), ALL_TEXTS, (0.0, 0.5, 0.8))
 
 
 def test_a_label_has_no_entities_if_that_is_more_probable(tmp_path: Path) -> None:

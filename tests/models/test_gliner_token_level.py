@@ -13,7 +13,7 @@ import torch
 from cenote import LLM
 from tests.factories import LLMFactory
 from tests.layouts.builders.gliner import save_gliner
-from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_found, load_tokenizer
+from tests.models.gliner_checks import LABELS, TEXTS, Found, assert_entities_equal, choose_apart, load_tokenizer
 
 
 @torch.no_grad()
@@ -49,14 +49,7 @@ def find_entities(model: Any, text: str, labels: Sequence[str], threshold: float
                 ends = probs[first][label][0], probs[last][label][1]
                 if min(ends) > threshold and min(inside) >= threshold:
                     candidates.append((min(*inside, *ends), first, last, label))
-    chosen: list[tuple[float, int, int, int]] = []
-    for candidate in sorted(candidates, key=lambda item: -item[0]):
-        if all(candidate[1] > last or candidate[2] < first for _, first, last, _ in chosen):
-            chosen.append(candidate)
-    return [
-        (words[first][0], words[last][1], labels[label], score)
-        for score, first, last, label in sorted(chosen, key=lambda item: item[1])
-    ]
+    return choose_apart(candidates, words, labels)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +72,4 @@ def llm(folder: Path, model: Any, open_llm: LLMFactory) -> LLM:
 
 @pytest.mark.parametrize("threshold", [0.5, 0.3, 0.1])
 def test_entities_equal_those_of_a_plain_implementation(model: Any, llm: LLM, threshold: float) -> None:
-    outputs = llm.entities(TEXTS, labels=LABELS, threshold=threshold, use_tqdm=False)
-
-    for text, output in zip(TEXTS, outputs, strict=True):
-        assert_found(output.outputs.entities, find_entities(model, text, LABELS, threshold), text)
-    found = [entity for output in outputs for entity in output.outputs.entities]
-    assert len({entity.label for entity in found}) > 1
-    assert any(" " in entity.text for entity in found)
+    assert_entities_equal(llm, lambda text, least: find_entities(model, text, LABELS, least), TEXTS, [threshold])

@@ -8,18 +8,25 @@ import pytest
 import transformers
 
 from cenote.cli.main import main
-from cenote.models import registry, supported_families, supported_models
+from cenote.models import registry
 from cenote.models.architecture import HFConfig
+from cenote.models.catalog import read_supported_models
 from tests.tiny import SIZES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-ROWS = {row.name: row for row in supported_models.iter_supported_models()}
+ROWS = {row.name: row for row in read_supported_models()}
 # by stem, if Transformers has a config class to build the family with
 CONFIGS = {
     stem: config
-    for stem in supported_families.SUPPORTED_FAMILIES
+    for stem in registry.FAMILIES
     if (config := getattr(transformers, f"{stem}Config", None)) is not None and config.model_type in SIZES
 }
+
+
+def split_name(name: str) -> str | None:
+    """Return the stem of a name that is a family's stem and a suffix."""
+    stems = (name.removesuffix(suffix) for suffix, _ in registry.KIND_SUFFIXES if name.endswith(suffix))
+    return next((stem for stem in stems if stem in registry.FAMILIES), None)
 
 
 def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,32 +45,20 @@ def test_a_filter_matches_names_and_models(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_registered_name_is_listed_and_every_listed_name_is_registered() -> None:
-    missing = [
-        *(registry.FAMILIES.keys() - supported_families.SUPPORTED_FAMILIES),
-        *(registry.EXACT_NAMES.keys() - supported_models.SUPPORTED_NAMES),
-    ]
-    unknown = [
-        *(supported_families.SUPPORTED_FAMILIES.keys() - registry.FAMILIES),
-        *(supported_models.SUPPORTED_NAMES.keys() - registry.EXACT_NAMES),
-    ]
+    exact = registry.EXACT_NAMES.keys()
+    stems = {split_name(name) for name in ROWS.keys() - exact}
 
-    assert not missing, f"cenote/models/supported_models.py lacks {sorted(missing)}"
-    assert not unknown, f"cenote/models/registry.py has no {sorted(unknown)}"
-    assert len(ROWS) == len(list(supported_models.iter_supported_models()))
-    assert not {*supported_models.ALSO_VERIFIED_WITH, *supported_models.VLLM_DIFFERENCES} - ROWS.keys()
+    assert not exact - ROWS.keys(), "cenote/models/supported_models.json lacks them"
+    assert stems == registry.FAMILIES.keys()
+    assert len(ROWS) == len(read_supported_models())
     for name, row in ROWS.items():
         kind = registry.find_architecture([name]).kind
-        assert row.kind == kind or row.kind == "embed", f"{name} is {kind} in the registry, {row.kind} in the catalog"
-
-
-def test_models_are_listed_under_suffixes_that_the_family_has() -> None:
-    for stem, family in supported_families.SUPPORTED_FAMILIES.items():
-        assert not {*family.models, *family.kinds} - {*family.suffixes}, stem
+        assert row.kind in (kind, "embed"), f"{name} is {kind} in the registry, {row.kind} in the catalog"
 
 
 @pytest.mark.parametrize("stem", CONFIGS)
 def test_a_listed_suffix_has_its_head_in_the_family(stem: str) -> None:
-    names = [f"{stem}{suffix}" for suffix in supported_families.SUPPORTED_FAMILIES[stem].suffixes]
+    names = [name for name in ROWS if name not in registry.EXACT_NAMES and split_name(name) == stem]
     config = CONFIGS[stem](**SIZES[CONFIGS[stem].model_type])
 
     family = registry.find_architecture(names).family(HFConfig(config.to_dict()))
@@ -76,4 +71,4 @@ def test_a_listed_suffix_has_its_head_in_the_family(stem: str) -> None:
         "sparse": family.masked_head,
     }
     headless = [name for name in names if heads.get(ROWS[name].kind, family) is None]
-    assert not headless, f"cenote/models/supported_models.py promises {headless}"
+    assert not headless, f"cenote/models/supported_models.json promises {headless}"

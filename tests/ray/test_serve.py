@@ -23,7 +23,7 @@ from tests.ray.conftest import IS_FULL, find_workers
 from tests.tiny import tiny_bert
 
 PORT = 18_940
-LOAD_S = 20.0 if IS_FULL else 4.0  # before and after each event
+LOAD_S = 20.0 if IS_FULL else 2.0  # before and after each event
 
 
 @pytest.fixture

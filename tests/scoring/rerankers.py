@@ -10,6 +10,8 @@ import tokenizers
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from cenote import LLM
+from tests.api.app_client import make_client
 from tests.tiny import save_tiny
 
 QUERY = "how big is berlin?"
@@ -43,6 +45,17 @@ def gemma(query: str, document: str, instruction: str | None = None) -> str:
         f"A: {query}\nB: {document}\nGiven a query A and a passage B, determine whether the passage contains an answer "
         "to the query by providing a prediction of either 'Yes' or 'No'."
     )
+
+
+def count_limited_tokens(llm: LLM) -> list[int]:
+    """Return the tokens of a query and a document of twenty sentences each, with limits on neither, one, and both."""
+    client = make_client(llm)
+    body = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
+    limits = ({}, {"max_tokens_per_query": 10}, {"max_tokens_per_doc": 10})
+    return [
+        client.post("/rerank", json={**body, **each}).json()["usage"]["prompt_tokens"]
+        for each in (*limits, limits[1] | limits[2])
+    ]
 
 
 @dataclass(frozen=True)

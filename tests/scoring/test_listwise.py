@@ -27,6 +27,7 @@ from cenote.protocol.results import ScoreResult
 from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.real.conftest import shared_folder
 from tests.scoring.listwise import DOCUMENTS, QUERY, SPECIAL_TOKENS, JinaReranker, prompt
+from tests.scoring.rerankers import count_limited_tokens
 from tests.tiny import change_config
 
 
@@ -220,18 +221,6 @@ def test_token_counts_are_those_of_vllm(jina: JinaReranker, tmp_path: Path) -> N
     weights["model.embed_tokens.weight"] = torch.randn(151936, 32)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     change_config(tmp_path, vocab_size=151936)
-    body = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
 
     with load_llm(tmp_path) as llm:
-        client = make_client(llm)
-        counts = [
-            client.post("/rerank", json=body | limits).json()["usage"]["prompt_tokens"]
-            for limits in (
-                {},
-                {"max_tokens_per_query": 10},
-                {"max_tokens_per_doc": 10},
-                {"max_tokens_per_query": 10, "max_tokens_per_doc": 10},
-            )
-        ]
-
-    assert counts == [567, 308, 436, 177]
+        assert count_limited_tokens(llm) == [567, 308, 436, 177]

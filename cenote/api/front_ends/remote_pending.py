@@ -19,9 +19,8 @@ from cenote.engine.pending import Pending, PoolResults
 from cenote.engine.request_future import RequestFuture
 from cenote.engine.result_rows import GroupResult, RaggedRows
 from cenote.errors import EngineStopped, InputCrashedEngine, PoolingError
-from cenote.inputs.tokenized_inputs import METADATA_DTYPE, Int64Array, OneInput, RenderResult, TokenizedInputs
+from cenote.inputs.tokenized_inputs import METADATA_DTYPE, NO_IDS, Int64Array, OneInput, RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
-from cenote.protocol.results import NO_IDS
 
 # so many processes end while the same input is alone on the device before it is to blame, by how they end: a device
 # that hangs is often the reason itself, and who sends SIGKILL does not look at what runs

@@ -13,8 +13,8 @@ from cenote.bench.compare.worker import OutputRows
 from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.bench.load_stats import Ratio, format_ratio, min_cosine
 from cenote.bench.report import machine_info
+from cenote.kernels.cpu.library import find_kernel_level
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.kernel_level import find_kernel_level
 from cenote.utils.tables import align_columns
 
 SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction

@@ -102,9 +102,7 @@ class EntityRecognizer:
                 f'ignore_labels must be a list of labels, for example ["{request.ignore_labels}"]',
                 param="ignore_labels",
             )
-        template = self.tokenizer.single_template
-        if not tokenization.add_special_tokens:
-            template = template.without_special_tokens
+        template = self.tokenizer.find_template(tokenization)
         max_tokens = resolve_truncation_length(tokenization, Limits(self.max_model_len)) or self.max_model_len
         max_text_tokens = max_tokens - template.num_tokens
         if max_text_tokens < 1:
@@ -125,7 +123,7 @@ class EntityRecognizer:
         self, texts: Sequence[str], template: SpecialTokensTemplate, max_text_tokens: int, request: EntityRequest
     ) -> list[EntityText]:
         tokenization, stride = request.pool_request.tokenization, request.stride
-        side = tokenization.truncation_side or self.tokenizer.truncation_side
+        side = self.tokenizer.find_truncation_side(tokenization)
         lower_case = tokenization.do_lower_case
         parts = list(texts)
         if stride is None:  # do not tokenize all of a huge text only to truncate it

@@ -9,7 +9,15 @@ from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
-from cenote.inputs.images.transforms import BICUBIC, center_crop, patchify, pil_to_array, resize, resolve_normalization
+from cenote.inputs.images.transforms import (
+    BICUBIC,
+    NORMALIZATION_OPTIONS,
+    center_crop,
+    patchify,
+    pil_to_array,
+    resize,
+    resolve_normalization,
+)
 from cenote.protocol.images import ProcessedImage
 
 # resizing the short edge of a longer image would make a huge image, of which only the center is used
@@ -51,18 +59,7 @@ class FixedSizeImageProcessor(ImageProcessor):
     """Make one token per patch, and one for the pooled output of the tower after them."""
 
     ROUNDS_CROP: ClassVar[bool] = False
-    SUPPORTED_OPTIONS = (
-        "do_resize",
-        "size",
-        "resample",
-        "do_center_crop",
-        "crop_size",
-        "do_rescale",
-        "rescale_factor",
-        "do_normalize",
-        "image_mean",
-        "image_std",
-    )
+    SUPPORTED_OPTIONS = ("do_resize", "size", "resample", "do_center_crop", "crop_size", *NORMALIZATION_OPTIONS)
 
     def max_image_bytes(self) -> int:
         """Size of one resized image: an input consists of exactly one."""

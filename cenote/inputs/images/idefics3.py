@@ -11,7 +11,14 @@ from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor
-from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_array, resize, resolve_normalization
+from cenote.inputs.images.transforms import (
+    IMAGENET_STANDARD,
+    NORMALIZATION_OPTIONS,
+    patchify,
+    pil_to_array,
+    resize,
+    resolve_normalization,
+)
 from cenote.protocol.images import ProcessedImage
 
 LANCZOS = 1
@@ -24,26 +31,17 @@ NEWLINE_TOKENS, BLANK_LINE_TOKENS = ("\n", "Ċ"), ("\n\n", "ĊĊ")
 
 class Idefics3ImageProcessor(ImageProcessor):
     SUPPORTED_OPTIONS = (
-        "do_resize",
-        "size",
-        "resample",
-        "do_image_splitting",
-        "max_image_size",
-        "do_rescale",
-        "rescale_factor",
-        "do_normalize",
-        "image_mean",
-        "image_std",
+        *("do_resize", "size", "resample", "do_image_splitting", "max_image_size"),
+        *NORMALIZATION_OPTIONS,
     )
-
     SIZE_LIMIT_OPTION = "size"
 
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         tile = self._resolve_tile_size(options, param_path)
         height, width = self._resolve_size(image, options, tile)
-        rows, columns = (
-            self._compute_tile_grid(height, width, tile) if options.get("do_image_splitting", True) else (0, 0)
-        )
+        rows, columns = (side // tile for side in round_up_to_tiles(height, width, tile))
+        if rows == columns == 1 or not options.get("do_image_splitting", True):
+            rows = columns = 0  # the thumbnail covers a single tile
         patches_per_side = tile // self.spec.patch_size
         token_ids, is_embed = self._build_tokens(
             rows, columns, (patches_per_side // self.spec.merge_size) ** 2, image, param_path
@@ -82,11 +80,6 @@ class Idefics3ImageProcessor(ImageProcessor):
         if "longest_edge" in size:
             return fit_longest_edge(image.height, image.width, int(size["longest_edge"]))
         return int(size["height"]), int(size["width"])
-
-    def _compute_tile_grid(self, height: int, width: int, tile_size: int) -> tuple[int, int]:
-        """Return rows and columns of tiles; (0, 0) for a single tile, which the thumbnail covers."""
-        rows, columns = (side // tile_size for side in round_up_to_tiles(height, width, tile_size))
-        return (0, 0) if rows == columns == 1 else (rows, columns)
 
     def _build_tokens(
         self, rows: int, columns: int, num_tile_tokens: int, image: pil.Image, param_path: str

@@ -13,7 +13,14 @@ from cenote.errors import BadRequest
 from cenote.inputs.images.fixed_size import parse_size, resize_and_crop
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
 from cenote.inputs.images.tiling import MAX_TILES, append_line_ends, make_patch_indices, pad_to_size, split_into_tiles
-from cenote.inputs.images.transforms import BICUBIC, patchify, pil_to_array, resize, resolve_normalization
+from cenote.inputs.images.transforms import (
+    BICUBIC,
+    NORMALIZATION_OPTIONS,
+    patchify,
+    pil_to_array,
+    resize,
+    resolve_normalization,
+)
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.protocol.images import ProcessedImage
 
@@ -21,15 +28,7 @@ NEWLINE_ROW = -1  # index of the tower's newline embedding, which ends every row
 
 
 class LlavaNextImageProcessor(ImageProcessor):
-    SUPPORTED_OPTIONS = (
-        "image_grid_pinpoints",
-        "resample",
-        "do_rescale",
-        "rescale_factor",
-        "do_normalize",
-        "image_mean",
-        "image_std",
-    )
+    SUPPORTED_OPTIONS = ("image_grid_pinpoints", "resample", *NORMALIZATION_OPTIONS)
     SIZE_LIMIT_OPTION = "image_grid_pinpoints"
 
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
@@ -43,11 +42,10 @@ class LlavaNextImageProcessor(ImageProcessor):
         self.check_num_tokens(len(row_order), image, param_path)
 
         scaled = resize(image, *scale_to_fit(image.height, image.width, height, width), resample)
-        thumbnail = resize(image, *self._parse_base_size(options), resample)
-        tiles = [
-            thumbnail,
-            *split_into_tiles(pad_to_size(scaled, height, width, "black"), self._parse_tile_size(options)),
-        ]
+        base, (tile_size, _) = options["size"], parse_size(options["crop_size"])
+        shortest = base.get("shortest_edge") if isinstance(base, Mapping) else None
+        thumbnail = resize(image, *parse_size(base if shortest is None else shortest), resample)
+        tiles = [thumbnail, *split_into_tiles(pad_to_size(scaled, height, width, "black"), tile_size)]
         pixels = [pil_to_array(resize_and_crop(tile, options)) for tile in tiles]
         if invalid_shapes := [tile.shape for tile in pixels if tile.shape[1:] != (side, side)]:
             raise BadRequest(
@@ -66,16 +64,6 @@ class LlavaNextImageProcessor(ImageProcessor):
             resolve_normalization(options),
             row_order,
         )
-
-    @staticmethod
-    def _parse_base_size(options: Mapping[str, Any]) -> tuple[int, int]:
-        size = options["size"]
-        shortest = size.get("shortest_edge") if isinstance(size, Mapping) else size
-        return parse_size(size if shortest is None else shortest)
-
-    @staticmethod
-    def _parse_tile_size(options: Mapping[str, Any]) -> int:
-        return parse_size(options["crop_size"])[0]
 
 
 def select_best_resolution(height: int, width: int, sizes: Sequence[Sequence[int]]) -> tuple[int, int]:

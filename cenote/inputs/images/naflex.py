@@ -10,7 +10,14 @@ from PIL import Image as pil
 
 from cenote.errors import BadRequest
 from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
-from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_array, resize, resolve_normalization
+from cenote.inputs.images.transforms import (
+    IMAGENET_STANDARD,
+    NORMALIZATION_OPTIONS,
+    patchify,
+    pil_to_array,
+    resize,
+    resolve_normalization,
+)
 from cenote.protocol.images import ProcessedImage
 
 BILINEAR = 2
@@ -24,16 +31,7 @@ SCALE_PRECISION, MAX_SCALE = 1e-5, 100.0
 class NaFlexImageProcessor(ImageProcessor):
     """Make one token per patch, and one for the pooled output of the tower after them."""
 
-    SUPPORTED_OPTIONS = (
-        "max_num_patches",
-        "do_resize",
-        "resample",
-        "do_rescale",
-        "rescale_factor",
-        "do_normalize",
-        "image_mean",
-        "image_std",
-    )
+    SUPPORTED_OPTIONS = ("max_num_patches", "do_resize", "resample", *NORMALIZATION_OPTIONS)
 
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         options = {name: value for name, value in options.items() if value is not None}

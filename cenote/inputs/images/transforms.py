@@ -17,6 +17,8 @@ MAX_RESIZED_PIXELS = 40_000_000  # limit for resize and crop options, also of tr
 # CLIP's values, which most towers use, and IMAGENET_STANDARD of Transformers
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_STANDARD = (0.5, 0.5, 0.5)
+# options that `resolve_normalization` reads
+NORMALIZATION_OPTIONS = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
 def resize(image: pil.Image, height: int, width: int, resample: int = BICUBIC) -> pil.Image:

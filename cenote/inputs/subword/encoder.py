@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import tokenizers
 
-from cenote.inputs.native_encoding import NativeEncoding, insert_encodings
+from cenote.inputs.native_encoding import NUM_PAGES, PADDING, CharPages, NativeEncoding, insert_encodings
 from cenote.inputs.subword.library import SubwordSpec
 from cenote.inputs.subword.vocabulary import Vocabulary
 
-NUM_PAGES = 0x1100  # 256 code points each: all of Unicode
-PADDING = "\x00" * 64  # after the texts, as in text.h
 PAGES_MISSING, OUT_OF_MEMORY, IDS_TOO_SMALL = -1, -2, -3  # of a call
 NORMALIZE_FIRST = -2  # of a text
 SPARE_IDS = 64
@@ -28,14 +26,12 @@ class NativeSubword:
     def __init__(self, raw: tokenizers.Tokenizer, library: ctypes.CDLL, vocabulary: Vocabulary) -> None:
         self._library = library
         self._normalizer = raw.normalizer
-        self._make_page = vocabulary.make_page
-        self._loaded_pages, self._load_lock = set[int](), threading.Lock()
         self._encoder = library.cenote_subword_new(_make_spec(vocabulary))
         if not self._encoder:
             raise MemoryError(f"cannot allocate memory for a vocabulary of {raw.get_vocab_size()} tokens")
         # not at exit: a daemon thread may still be encoding
         weakref.finalize(self, library.cenote_subword_free, self._encoder).atexit = False
-        self._load_pages([0])
+        self._pages = CharPages(partial(library.cenote_subword_page, self._encoder), vocabulary.make_page)
 
     def encode(self, texts: Sequence[str]) -> NativeEncoding:
         """Return the ids of all texts; releases the GIL."""
@@ -70,7 +66,7 @@ class NativeSubword:
                 missing,
             )
             if num_left == PAGES_MISSING:
-                self._load_pages(page for page, is_missing in enumerate(missing.raw) if is_missing)
+                self._pages.load_missing(missing.raw)
             elif num_left == IDS_TOO_SMALL:
                 max_ids *= 4
             elif num_left == OUT_OF_MEMORY:
@@ -81,16 +77,6 @@ class NativeSubword:
         uncertain = [row for row, status in left.items() if status == NORMALIZE_FIRST]
         fallback = [row for row, status in left.items() if status != NORMALIZE_FIRST]
         return NativeEncoding(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), fallback), uncertain
-
-    def _load_pages(self, pages: Iterable[int]) -> None:
-        """Compute the properties of the code points of some pages, if not loaded yet."""
-        with self._load_lock:
-            for page in pages:
-                if page in self._loaded_pages:
-                    continue
-                if not self._library.cenote_subword_page(self._encoder, page, self._make_page(page)):
-                    raise MemoryError("cannot allocate memory for a page of code points")
-                self._loaded_pages.add(page)
 
 
 def _make_spec(vocabulary: Vocabulary) -> ctypes._Pointer[SubwordSpec]:

@@ -1,4 +1,4 @@
-"""The compiled library of the native encoders, loaded with ctypes."""
+"""The compiled libraries of the native encoders, loaded with ctypes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,23 @@ class SubwordSpec(ctypes.Structure):
     )
 
 
-@cache
-def load_library() -> ctypes.CDLL | None:
-    """Return the library, or None if it was not compiled or cannot be loaded."""
-    candidates = [FOLDER / f"_subword{suffix}" for suffix in EXTENSION_SUFFIXES]
+def open_library(name: str) -> ctypes.CDLL | None:
+    """Return a library, or None if it was not compiled or cannot be loaded."""
+    candidates = [FOLDER / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in candidates if path.exists()), None)
     if path is None or sys.byteorder != "little":
         return None
     try:
-        library = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
         logger.debug("cannot load %s: %s", path, error)
+        return None
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """Return the library of BPE and Unigram with its functions, or None."""
+    if (library := open_library("_subword")) is None:
         return None
     new, page, encode = (getattr(library, f"cenote_subword_{name}") for name in ("new", "page", "encode"))
     new.argtypes, new.restype = (ctypes.POINTER(SubwordSpec),), POINTER

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from cenote.kernels import native_library
 from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
 from cenote.kernels.native_library import find_library_path, open_library
 
@@ -130,6 +131,15 @@ def load_level() -> CPULevel | None:
     With AMX, its only products are those of float32: layers of bfloat16 and int8 are for the level of AMX.
     """
     return find_level(cpu_features())
+
+
+def find_kernel_level(dtype: str, matmul_dtype: str | None = None, quantization: str | None = None) -> str:
+    """Return amx, which is for models in bfloat16, a level of the C library, or baseline for torch."""
+    if dtype == "bfloat16" and native_library.is_available():
+        return "amx"
+    format = "int8" if quantization == "int8" else matmul_dtype or dtype
+    level = load_level()
+    return level.name if level is not None and format in level.products else "baseline"
 
 
 @cache

@@ -19,11 +19,11 @@ def add_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    *,
     rms: bool,
-    offset: float = 0.0,
-    return_residual: bool = True,
-    output_fp8: bool = False,
+    offset: float,
+    return_residual: bool,
+    *,
+    output_fp8: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return residual + branch and its norm, with the attribute `fp8` if `output_fp8`.
 
