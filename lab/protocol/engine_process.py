@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
@@ -53,10 +52,8 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
 from lab.protocol.connection import End
 from lab.protocol.device import CRASHES, HANGS, NOT_A_NUMBER, Batch, Device, Item, compute
+from lab.protocol.host import Host
 from lab.protocol.process import Process
-
-if TYPE_CHECKING:
-    from lab.protocol.machine import Machine
 
 MAX_TOKENS = 512
 VOCAB_SIZE = 10_000
@@ -94,7 +91,7 @@ RENDERER_INFO = make_renderer_info()
 
 
 class EngineProcess(Process):
-    def __init__(self, machine: Machine, control: End, *, fails_to_load: bool) -> None:
+    def __init__(self, machine: Host, control: End, *, fails_to_load: bool) -> None:
         random = machine.random
         super().__init__(machine.loop, next(machine.process_ids), random.uniform(0.0, 0.05))
         self.machine = machine
