@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import graphlib
 import re
 import subprocess
 import sys
@@ -16,11 +15,6 @@ from cenote.inputs.images.image_processor import IMAGE_PROCESSORS
 
 SOURCES = sorted(Path(cenote.__file__).parent.rglob("*.py"))
 PEERS = ("transformers", "sentence_transformers")
-# modules that a function imports when it is called, and that import the module of the function
-IMPORTED_LATE = (
-    ("cenote.cli.completion", "cenote.cli.completion_scripts"),
-    ("cenote.kernels.gpu.few_rows", "cenote.kernels.gpu.few_rows_linear"),  # Triton
-)
 
 
 def run_code(code: str) -> str:
@@ -124,13 +118,3 @@ def test_the_benchmarks_in_the_package_are_those_that_a_command_runs() -> None:
     unused = graph.find_descendants("cenote.bench") - used - workers
 
     assert unused == {"cenote.bench.compare", "cenote.bench.peers"}  # packages, whose modules are imported or run
-
-
-def test_no_modules_import_each_other_not_even_for_types() -> None:
-    """`make check` orders packages; this holds inside them, and for what only a type checker imports."""
-    graph = grimp.build_graph("cenote", "lab", cache_dir=None)
-    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
-    for module, imported in IMPORTED_LATE:
-        imports[module].remove(imported)
-
-    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError
