@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from cenote.engine.engine_executors import EngineExecutors
-from cenote.engine.local_pending import LocalPending
-from cenote.engine.pending import Pending, PoolResults, to_pool_results
+from cenote.engine.local_pending import LocalPending, OnProgress
+from cenote.engine.pending import PoolResults, to_pool_results
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.sub_requests import SubRequest, run_sub_requests
 from cenote.engine.result_rows import GroupResult
@@ -27,7 +27,6 @@ from cenote.utils.async_utils import run_coroutine_sync, run_inline
 from cenote.utils.busy_stages import BusyStages
 
 T = TypeVar("T")
-OnProgress = Callable[[Pending], None]
 
 
 class LocalEngine(TextEngine):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from cenote.engine.request_future import RequestFuture
 from cenote.engine.result_rows import GroupResult, RaggedRows
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.inputs.chunks import LongTexts
@@ -24,16 +22,13 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import Float32Array, PoolResult, PoolResultBatch
 from cenote.protocol.scheduling import Lane
 
-if TYPE_CHECKING:  # it imports torch, which front-ends do without
-    from cenote.engine.tokenized_batch import TokenizedBatch
-
 PoolResults = list[PoolResult | PoolingError]
 T = TypeVar("T")
 
 CHARS_PER_TOKEN = 4  # of typical text: inputs that are token ids count as so many characters each
 
 
-class Pending:
+class Pending(ABC):
     """Inputs that are rendered slice by slice, and their results, which come in any order and from any thread.
 
     The rows of a request are what is computed for it: its inputs without those that could not be rendered, and with the
@@ -43,14 +38,14 @@ class Pending:
     caller_waits = False  # the thread that submits it does nothing else until the results are there
     num_requests = 1
     settings: RenderSettings
+    render_key: Hashable  # requests with equal keys can be rendered together
     prompt: str | None = None  # before each of its texts
+    is_decided = False  # all results are there, or the request has failed
+    error: BaseException | None = None  # with which it has failed
     attempt_number = 0  # of the last time that it was begun to be rendered and computed
     num_done = 0  # inputs with a result or an error of their own
     num_tokens = 0  # of the inputs with a result
     num_truncated = 0  # of these, inputs that were truncated
-    started_at: float | None = None  # start of its first batch
-    _packed_at = 0.0  # of its first batch
-    _computed_at = 0.0  # of its last batch
     _cumulative_chars: Int64Array | None = None
 
     def __init__(self, request: PoolRequest, num_chars: int | None = None) -> None:
@@ -58,9 +53,8 @@ class Pending:
         self.request = request
         self.num_inputs = len(request.inputs)
         self.num_chars = _sum_sizes(request.inputs) if num_chars is None else num_chars
+        self.num_render_chars = self.num_chars  # of what there is to render
         self.admitted_at = time.monotonic()
-        self.future = RequestFuture()  # done when all results are there, or the request has failed
-        self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
         self._clear()
 
     def _clear(self) -> None:
@@ -71,28 +65,20 @@ class Pending:
         self._indices: Int64Array | None = None  # of the input of each row; None: those of the rows themselves
         self._long = LongTexts()
         self._errors: dict[int, PoolingError] = {}
-        queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
-        self._result_queue = queue
-        self.future.add_done_callback(lambda _: queue.put(None))  # capturing self would make a reference cycle
 
     @property
     def lane(self) -> Lane:
         return self.request.scheduling.lane
 
-    @property
-    def num_render_chars(self) -> int:
-        """The size of what there is to render."""
-        return self.num_chars + len(self.prompt) * self.num_inputs if self.prompt else self.num_chars
-
-    @property
-    def render_key(self) -> tuple[object, ...]:
-        """Requests with equal keys can be rendered together."""
-        return type(self.request.inputs[0]), self.settings
+    def set_prompt(self, prompt: str | None) -> None:
+        """Render every text after a prompt."""
+        self.prompt = prompt
+        self.num_render_chars = self.num_chars + len(prompt) * self.num_inputs if prompt else self.num_chars
 
     @property
     def is_aborted(self) -> bool:
         """Whether no caller waits for results: the request was cancelled or has failed."""
-        return self.future.done()
+        return self.is_decided
 
     @property
     def is_rendered(self) -> bool:
@@ -154,16 +140,6 @@ class Pending:
 
     # results and errors
 
-    def on_started(self, now: float) -> None:
-        if self.started_at is None:
-            self.started_at = now
-            self.request.timing.queue_s = max(0.0, now - self.admitted_at - self.request.timing.tokenize_s)
-
-    def on_results(self, batch: TokenizedBatch, results: Many[GroupResult]) -> None:
-        if (rows := batch.input_numbers) is not None:
-            results = [result._replace(indices=rows[result.indices]) for result in results]
-        self.add_results(results)
-
     def add_results(self, results: Many[GroupResult]) -> None:
         """Take results, whose indices are the numbers of their rows."""
         if self._long:
@@ -172,10 +148,7 @@ class Pending:
                 return
         elif self._indices is not None:
             results = [result._replace(indices=self._indices[result.indices]) for result in results]
-        self._result_queue.put(results)
-        if (times := results[-1].times) is not None:  # all results of one call are of the same batch
-            self._packed_at = self._packed_at or times.packed_at
-            self._computed_at = max(self._computed_at, times.computed_at)
+        self._keep(results)
         num_done = num_tokens = num_truncated = 0
         for result in results:
             num_done += len(result.inputs)
@@ -192,20 +165,16 @@ class Pending:
             index = int(indices[position])
             if index in self._errors:  # that of another chunk
                 continue
-            with self._lock:  # those in the cache come from another thread
-                mean = self._long.add(index, rows[position], vectors[position], int(result.inputs.lengths[position]))
+            mean = self._add_chunk(index, rows[position], vectors[position], int(result.inputs.lengths[position]))
             if mean is not None:
                 yield GroupResult(self._long[index].text, np.array([index]), (RaggedRows(mean[None]),), result.times)
         whole = result._replace(indices=indices)
         for position in np.flatnonzero(~is_chunk).tolist():
             yield whole.slice(position, position + 1)
 
-    def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
-        row = index if index < 0 or batch.input_numbers is None else int(batch.input_numbers[index])
-        self.add_error(row, error)
-
-    def on_finished(self, batch: TokenizedBatch) -> None:
-        """Do nothing: the request ends when all of its inputs are done."""
+    def _add_chunk(self, index: int, row: int, vector: Float32Array, num_tokens: int) -> Float32Array | None:
+        """Add the vector of a chunk; return that of its text if it is the last one."""
+        return self._long.add(index, row, vector, num_tokens)
 
     def add_error(self, row: int, error: PoolingError) -> None:
         """Take the error of a row, or of all for -1."""
@@ -243,69 +212,54 @@ class Pending:
         return DeadlineExceeded.after(now - self.admitted_at, now - self.request.deadline_at)
 
     def fail_all(self, error: Exception) -> None:
-        self.future.finish(error)
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        """End with all results, or with an error; nothing changes if it has ended before."""
+        if not self.is_decided:
+            self.is_decided, self.error = True, error
+
+    @abstractmethod
+    def _keep(self, results: Many[GroupResult]) -> None:
+        """Take results of inputs."""
 
     def _add_progress(self, num_done: int, num_tokens: int = 0, num_truncated: int = 0) -> None:
-        with self._lock:
-            self.num_done += num_done
-            self.num_tokens += num_tokens
-            self.num_truncated += num_truncated
-            is_finished = self.num_done == self.num_inputs
-        if is_finished:
+        if self._count(num_done, num_tokens, num_truncated):
             self._record_times(time.monotonic())
-            self.future.finish()
+            self._finish()
 
+    def _count(self, num_done: int, num_tokens: int, num_truncated: int) -> bool:
+        """Count inputs with a result or an error; return whether they are the last ones."""
+        self.num_done += num_done
+        self.num_tokens += num_tokens
+        self.num_truncated += num_truncated
+        return self.num_done == self.num_inputs
+
+    @abstractmethod
     def _record_times(self, now: float) -> None:
-        timing = self.request.timing
-        timing.answered_at = now
-        if self.started_at is not None:
-            # each at least the one before: a duplicate joins a batch that has started
-            packed_at = max(self.started_at, self._packed_at)
-            computed_at = max(packed_at, min(now, self._computed_at))
-            timing.inference_s = now - self.started_at
-            timing.pack_s = packed_at - self.started_at
-            timing.device_s = computed_at - packed_at
-            timing.deliver_s = now - computed_at
+        """Record in the request how long each step took: all results are there."""
 
     # what the caller gets
 
-    def wait(self, on_progress: Callable[[Pending], None] | None = None) -> PoolResults:
-        """Block until all results are there; return them in the order of the inputs."""
-        return self.collect(partial(to_pool_results, extra_tasks=self.request.extra_tasks), on_progress)
-
-    def get_results(self) -> PoolResults:
+    def make_results(self, groups: Many[GroupResult]) -> PoolResults:
         """Return the results of a finished request; vectors of equal size as rows of one array."""
-        groups = list(self._iter_results())
-        results = self._place_by_index(groups, partial(to_pool_results, extra_tasks=self.request.extra_tasks))
-        sizes = {group.vector_size for group in groups}
-        if self._errors or len(sizes) != 1 or (size := sizes.pop()) is None:
+        if self.num_inputs == 1 and groups:  # as in most requests
+            (group,) = groups
+            results: PoolResults = [*to_pool_results(group, self.request.extra_tasks)]
+            return results if group.vector_size is None else PoolResultBatch(results, group.rows[0].values)
+        results = self.place_by_index(groups, partial(to_pool_results, extra_tasks=self.request.extra_tasks))
+        if self._errors or (size := groups[0].vector_size) is None:
             return results
-        if len(groups) == 1 and (self.num_inputs == 1 or np.array_equal(groups[0].indices, np.arange(self.num_inputs))):
+        if len(groups) == 1 and np.array_equal(groups[0].indices, np.arange(self.num_inputs)):
             return PoolResultBatch(results, groups[0].rows[0].values)
+        if any(group.vector_size != size for group in groups):
+            return results
         rows: Float32Array = np.empty((self.num_inputs, size), np.float32)
         for group in groups:
             rows[group.indices] = group.rows[0].values
         return PoolResultBatch(results, rows)
 
-    def collect(
-        self,
-        make_items: Callable[[GroupResult], Many[T]],
-        on_progress: Callable[[Pending], None] | None = None,
-        poll_interval_s: float = 0.1,
-    ) -> list[T | PoolingError]:
-        """Block until all results are there, converting each group with `make_items` while others are computed.
-
-        An exception, such as that of Ctrl-C, aborts the inputs that have not run.
-        """
-        try:
-            items = self._place_by_index(self._iter_results(on_progress, poll_interval_s), make_items)
-            self.future.result()
-        except BaseException:
-            self.future.cancel()
-            raise
-        return items
-
-    def _place_by_index(
+    def place_by_index(
         self, results: Iterable[GroupResult], make_items: Callable[[GroupResult], Many[T]]
     ) -> list[T | PoolingError]:
         items: list[T | PoolingError | None] = [None] * self.num_inputs
@@ -318,21 +272,6 @@ class Pending:
         for index, error in self._errors.items():
             items[index] = error
         return items  # type: ignore[return-value]  # no None is left unless the request has failed
-
-    def _iter_results(
-        self, on_progress: Callable[[Pending], None] | None = None, poll_interval_s: float = 0.1
-    ) -> Iterator[GroupResult]:
-        groups: Many[GroupResult] | None = ()
-        while groups is not None:
-            yield from groups
-            if on_progress is not None:
-                on_progress(self)
-            try:
-                groups = self._result_queue.get(timeout=None if on_progress is None else poll_interval_s)
-            except Empty:
-                groups = ()
-        if on_progress is not None:
-            on_progress(self)
 
 
 def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolResult]:

@@ -38,9 +38,6 @@ class LaneRequests(Generic[PendingT]):
     def __len__(self) -> int:
         return sum(map(len, self.by_key.values()))
 
-    def add(self, pending: PendingT) -> None:
-        self.by_key.setdefault(pending.render_key, deque()).append((pending, pending.attempt_number))
-
     def next_parts(self, now: float, max_chars: int) -> list[RenderPart[PendingT]]:
         """Return inputs of requests with the same key, which fit a slice together, or of one larger request."""
         key = next(iter(self.by_key))
@@ -83,7 +80,11 @@ class RenderQueue(Generic[PendingT]):
         return not (self.lanes["interactive"].by_key or self.lanes["bulk"].by_key)
 
     def add(self, pending: PendingT) -> None:
-        self.lanes[pending.lane].add(pending)
+        by_key, entry = self.lanes[pending.lane].by_key, (pending, pending.attempt_number)
+        if (waiting := by_key.get(key := pending.render_key)) is None:
+            by_key[key] = deque((entry,))
+        else:
+            waiting.append(entry)
 
     def choose_lanes(self) -> tuple[Lane, Lane]:
         """Return the lanes in the order in which their requests are next."""

@@ -44,7 +44,8 @@ class RaggedRows(NamedTuple):
     def unbind(self) -> list[Float32Array]:
         """Return one array per sequence, a view: thousands of small copies would fragment the heap."""
         if self.offsets is None:
-            return [self.values[index, ...] for index in range(len(self.values))]
+            values = self.values
+            return [values[0, ...]] if len(values) == 1 else [values[index, ...] for index in range(len(values))]
         arrays = [self.values[start:end] for start, end in pairwise(self.offsets)]
         if self.shapes is None:
             return arrays

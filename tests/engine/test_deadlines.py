@@ -127,10 +127,10 @@ def test_a_query_runs_before_the_bulk_that_arrived_earlier(make_engine: MakeEngi
     def record(batch: ScheduledBatch) -> None:
         started.set()
         order.append(int(batch.inputs.token_ids[0]))
-        time.sleep(0.002)
+        time.sleep(0.006)
 
     engine = make_engine(fault=record, max_num_batched_tokens=16)
-    bulk = engine.submit(make_request([[number + 100] * 8 for number in range(400)], scheduling=BULK))
+    bulk = engine.submit(make_request([[number + 100] * 8 for number in range(200)], scheduling=BULK))
     assert started.wait(20)
     for _ in range(5):
         before = len(order)

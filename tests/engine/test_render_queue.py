@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cenote.engine.pending import Pending
 from cenote.engine.render_queue import MAX_INTERACTIVE_IN_A_ROW, RenderQueue
+from cenote.engine.result_rows import GroupResult
 from cenote.errors import DeadlineExceeded
-from cenote.inputs.limits import UNLIMITED
-from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import Lane, SchedulingParams
 
 NOW = 100.0
 
 
+class WaitingRequest(Pending):
+    def _keep(self, results: Sequence[GroupResult]) -> None: ...
+
+    def _record_times(self, now: float) -> None: ...
+
+
 def make_pending(*texts: str, lane: Lane = "interactive", prompt: str | None = None, **options: Any) -> Pending:
     request = PoolRequest(task="embed", inputs=texts, scheduling=SchedulingParams(lane=lane), **options)
-    pending = Pending(request)
-    pending.prompt = prompt
-    pending.settings = (TokenizationParams(), UNLIMITED, prompt, None)
+    pending = WaitingRequest(request)
+    pending.set_prompt(prompt)
+    pending.render_key = prompt
     return pending
 
 
@@ -65,7 +71,7 @@ def test_the_prompt_counts_for_every_text() -> None:
 
 
 def test_token_ids_take_the_room_of_their_text() -> None:
-    pending = Pending(PoolRequest(task="embed", inputs=[[1, 2], [3, 4], [5]]))
+    pending = WaitingRequest(PoolRequest(task="embed", inputs=[[1, 2], [3, 4], [5]]))
 
     assert pending.take_slice(max_chars=12) == [[1, 2]]
     assert pending.take_slice(max_chars=12) == [[3, 4], [5]]
@@ -84,8 +90,8 @@ def test_what_nobody_waits_for_is_dropped() -> None:
     cancelled, late, wanted = make_pending("a"), make_pending("b", deadline_at=NOW - 1), make_pending("c")
     repeated = make_pending("d")
     queue = make_queue(cancelled, late, repeated, wanted)
-    cancelled.future.cancel()
+    cancelled.is_decided = True
     repeated.attempt_number += 1  # such as after the loss of an engine process
 
     assert take(queue) == [["c"]]
-    assert isinstance(late.future.exception(), DeadlineExceeded)
+    assert isinstance(late.error, DeadlineExceeded)

@@ -15,15 +15,11 @@ from cenote.inputs.limits import Limits
 from cenote.protocol.params import PoolingParams, Role
 from cenote.protocol.prompt_selection import PromptSelection
 from cenote.protocol.requests import PoolRequest
+from cenote.utils.lazy_property import lazy_property
 
 MAX_REGISTERED = 4096
 
 OptionsKey = tuple[Any, ...]
-
-
-def make_limits(reply: OptionsRegistered) -> Limits:
-    is_chunked = reply.chunk_tokens > 0
-    return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, is_chunked, reply.max_padded_tokens)
 
 
 class RegisteredOptions:
@@ -41,6 +37,13 @@ class RegisteredOptions:
         reply: OptionsRegistered
         reply, _ = self.future.result()
         return reply
+
+    @lazy_property
+    def limits(self) -> Limits:
+        """The limits in the reply, which has come."""
+        reply, _ = self.future.result()
+        is_chunked = reply.chunk_tokens > 0
+        return Limits(reply.max_tokens, reply.limit_name, reply.is_bounded, is_chunked, reply.max_padded_tokens)
 
 
 class OptionsRegistry:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cenote.api.front_ends.front_end_renderer import FrontEndRenderer
 from cenote.api.front_ends.quarantine import Quarantine, digest_inputs
-from cenote.api.front_ends.registered_options import OptionsRegistry, make_limits
+from cenote.api.front_ends.registered_options import OptionsRegistry
 from cenote.api.front_ends.remote_pending import EngineLost, PendingPart, RemotePending
 from cenote.api.front_ends.text_model import TextModel
 from cenote.api.wire.channel import Channel
@@ -21,7 +21,13 @@ from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
 from cenote.api.wire.token_codec import decode_results, encode_images, encode_inputs, encode_operands
-from cenote.api.wire.token_messages import RefusedRequests, TokenBatch, TokenErrors, TokenResults
+from cenote.api.wire.token_messages import (
+    RefusedRequests,
+    TokenBatch,
+    TokenErrors,
+    TokenResults,
+    get_deadline_bucket,
+)
 from cenote.engine.pending import PoolResults
 from cenote.engine.text_engine import is_small
 from cenote.errors import DeadlineExceeded, EngineStopped, PoolingError
@@ -80,7 +86,8 @@ class RemoteCore:
         except PoolingError as error:
             self._count_refused(error)
             raise
-        self._forget(pending)
+        if pending.attempt_number:
+            self._forget(pending)
         pending.begin(self._next_call_id(), options_id)
         try:
             if pending.is_rendered:
@@ -106,7 +113,7 @@ class RemoteCore:
         request = pending.request
         selection = select_prompt(request, model_info)
         role = selection.role if model_info.has_routes else None
-        pending.prompt = selection.prompt
+        pending.set_prompt(selection.prompt)
         options = interactive = self.options.find(request, selection, role)
         pending.may_change_lane = (
             request.on_tokenized is not None
@@ -122,10 +129,11 @@ class RemoteCore:
         except EngineStopped as error:
             self._on_engine_stopped(str(error))
             raise EngineLost from None
-        limits = make_limits(reply)
+        limits = options.limits
         pending.chunk_tokens, pending.normalizes = reply.chunk_tokens, reply.normalizes
         pending.interactive_id = interactive.options_id
         pending.settings = (request.tokenization, limits, selection.prompt, selection.role)
+        pending.render_key = type(request.inputs[0]), pending.settings, get_deadline_bucket(request.deadline_at)
         check_tokenization_params(request.tokenization, limits)
         await self.channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it

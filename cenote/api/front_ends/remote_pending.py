@@ -14,9 +14,8 @@ from cenote.api.front_ends.quarantine import digest_inputs
 from cenote.api.wire.channel import Channel
 from cenote.api.wire.control_messages import EngineExited, ExitCause
 from cenote.api.wire.messages import Cancel
-from cenote.api.wire.token_messages import BatchTimesTuple, get_deadline_bucket
+from cenote.api.wire.token_messages import BatchTimesTuple
 from cenote.engine.pending import Pending, PoolResults
-from cenote.engine.request_future import RequestFuture
 from cenote.engine.result_rows import GroupResult, RaggedRows
 from cenote.errors import EngineStopped, InputCrashedEngine, PoolingError
 from cenote.inputs.tokenized_inputs import METADATA_DTYPE, NO_IDS, Int64Array, OneInput, RenderResult, TokenizedInputs
@@ -66,7 +65,6 @@ class RemotePending(Pending):
         super().__init__(request, num_chars)
         self.is_sent = False  # the engine has it, and counts its outcome
         self.attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.future.add_done_callback(self._end_attempt)
 
     def _clear(self) -> None:
         super()._clear()
@@ -75,11 +73,8 @@ class RemotePending(Pending):
         self._records: list[tuple[int, ...]] = []  # the metadata of `_inputs`
         self._start = 0  # of its own rows in these
         self._is_small = False  # its number of tokens leads to the interactive lane
+        self._groups: list[GroupResult] = []
         self._arrived_rows: list[Int64Array] = []  # the numbers of rows with results
-
-    @property
-    def render_key(self) -> tuple[object, ...]:
-        return *super().render_key, get_deadline_bucket(self.request.deadline_at)
 
     @property
     def is_aborted(self) -> bool:
@@ -108,11 +103,6 @@ class RemotePending(Pending):
         """The ids of the calls of the last attempt."""
         return [part.call_id for part in self.parts] if self.parts else [self.call_id]
 
-    @property
-    def is_decided(self) -> bool:
-        """Whether all results are there, or it has an error: nothing is sent again."""
-        return self.future.done()
-
     # attempts
 
     def begin_attempt(self, engine_id: int, engine_number: int) -> None:
@@ -125,14 +115,14 @@ class RemotePending(Pending):
                     f"the link to the engine process was lost {self._num_link_losses} times with this request"
                 )
         self.engine_id, self.engine_number = engine_id, engine_number
-        if (error := self.future.exception()) is not None:
-            raise error
+        if self.error is not None:
+            raise self.error
 
     def begin(self, call_id: int, options_id: int) -> None:
         """Start an attempt; what was rendered in part by the one before is rendered again."""
         self.call_id, self.options_id, self.parts = call_id, options_id, ()
         self.attempt_number += 1
-        if not self.is_rendered and not self.is_decided:
+        if self.num_taken and not self.is_rendered and not self.is_decided:
             self._clear()
         if self._is_small:
             self.options_id = self.interactive_id
@@ -140,11 +130,15 @@ class RemotePending(Pending):
             self.attempt = asyncio.get_running_loop().create_future()
             self.is_sent = False
             if self.is_decided:
-                self._end_attempt(self.future)
+                self._end_with_request()
 
-    def _end_attempt(self, future: RequestFuture) -> None:
-        if (error := future.exception()) is not None:
-            self.end_attempt(error)
+    def _finish(self, error: BaseException | None = None) -> None:
+        super()._finish(error)
+        self._end_with_request()
+
+    def _end_with_request(self) -> None:
+        if self.error is not None:
+            self.end_attempt(self.error)
         elif not self.attempt.done():
             self.attempt.set_result(None)
 
@@ -164,9 +158,9 @@ class RemotePending(Pending):
 
     def take_results(self) -> PoolResults:
         """Return the results of a request that is decided, or raise its error."""
-        if (error := self.future.exception()) is not None:
-            raise error
-        return self.get_results()
+        if self.error is not None:
+            raise self.error
+        return self.make_results(self._groups)
 
     def cancel(self, channel: Channel[Any]) -> None:
         """Tell the engine that nobody waits for the results that are still missing."""
@@ -185,7 +179,7 @@ class RemotePending(Pending):
 
     def set_rendered_together(self, inputs: TokenizedInputs, records: list[tuple[int, ...]], start: int) -> None:
         """Take inputs without errors, which begin at `start` of those rendered together; `records`: their metadata."""
-        self.num_rendered = self.num_rows = self.num_inputs
+        self.num_taken = self.num_rendered = self.num_rows = self.num_inputs
         self._inputs, self._records, self._start, self.is_sent = inputs, records, start, True
         if (on_tokenized := self.request.on_tokenized) is not None:
             on_tokenized(self._count_rendered())
@@ -229,7 +223,17 @@ class RemotePending(Pending):
             self._first_times = times
         self._last_times, self._arrived_at = times, arrived_at
         self._arrived_rows.append(rows)
-        self.add_results([GroupResult(self._get_counts(rows), rows, tuple(values))])
+        result = GroupResult(self._get_counts(rows), rows, tuple(values))
+        if self.num_rows == self.num_inputs == 1:  # as in most requests
+            self._groups.append(result)
+            self.num_done = 1
+            self._record_times(arrived_at)
+            self._finish()
+        else:
+            self.add_results([result])
+
+    def _keep(self, results: Sequence[GroupResult]) -> None:
+        self._groups += results
 
     def _get_counts(self, rows: Int64Array) -> TokenizedInputs:
         """Return rows without their token ids."""
