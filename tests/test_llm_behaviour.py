@@ -24,12 +24,6 @@ from cenote.protocol.requests import PoolRequest
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_qwen3
 
 
-@pytest.fixture(scope="module")
-def llm() -> Any:
-    with LLM(dtype="float32", device="cpu") as model:
-        yield model
-
-
 def test_a_pickled_output_does_not_contain_its_batch(llm: LLM) -> None:
     outputs = llm.embed(["one text of many"] * 64, use_tqdm=False)
 
@@ -161,7 +155,7 @@ def test_a_method_that_would_generate_text_names_those_of_the_model(name: str, l
 
     assert str(refused.value) == (
         f"LLM.{name}: Cenote generates no text. It computes embeddings, similarities and relevance scores, classes, "
-        "and results per token; all-MiniLM-L6-v2 supports the tasks embed, token_embed; call LLM.embed, LLM.score or "
+        "and results per token; mini supports the tasks embed, token_embed; call LLM.embed, LLM.score or "
         "LLM.encode(prompts, pooling_task=...)"
     )
 

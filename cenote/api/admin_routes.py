@@ -104,7 +104,7 @@ def source_errors() -> Iterator[None]:
         raise BadRequest(error.message, param="source") from error
 
 
-async def call_for_row(app_state: AppState, call: Call[control_messages.ModelRows]) -> ModelRow:
+async def call_for_row(app_state: AppState, call: Call[control_messages.ListedModels]) -> ModelRow:
     (row,) = (await app_state.admin(call)).rows
     return row
 

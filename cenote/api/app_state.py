@@ -13,7 +13,7 @@ from cenote.api.server_context import ServerContext
 from cenote.api.server_metrics import LocalServerMetrics, ServerMetrics
 from cenote.api.tiktoken_file import load_tiktoken_file
 from cenote.api.wire.channel import ReplyT
-from cenote.api.wire.control_messages import ListModels, LoadModel, ModelRows
+from cenote.api.wire.control_messages import ListedModels, ListModels, LoadModel
 from cenote.api.wire.messages import Call
 from cenote.config.server import ServerConfig
 from cenote.errors import EngineStopped, NotReady, PoolingError, Unsupported
@@ -44,7 +44,7 @@ class AppState(ServerContext):
         self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
         self.metrics_executor = BoundedExecutor("metrics", num_threads=1, max_waiting=64)
-        self.metrics: ServerMetrics = LocalServerMetrics(self)
+        self.metrics: ServerMetrics = LocalServerMetrics(self.counters, self.models)
         self.admin: AdminCaller = self._answer_admin
         self.are_front_ends_ready = True  # False while another front-end process is starting
         self.is_draining = False  # set by start_draining
@@ -98,7 +98,7 @@ class AppState(ServerContext):
         """Answer a call for the administration of a server whose engine is in its own process: it can be listed."""
         if not isinstance(call, ListModels):
             raise Unsupported("the engine runs in the process of the server; start it without --in-process-engine")
-        return ModelRows(
+        return ListedModels(
             [
                 ModelRow(
                     name=model.name,

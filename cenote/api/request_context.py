@@ -25,7 +25,7 @@ from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.admission.ticket import Ticket
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
 from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
-from cenote.api.selected_model import SelectedModel
+from cenote.api.selected_model import ModelRoute, SelectedModel
 from cenote.api.server_timing import format_server_timing
 from cenote.errors import BadRequest, InputTooLong
 from cenote.protocol.input_types import Input
@@ -37,7 +37,6 @@ from cenote.utils.request_ids import SAFE_REQUEST_ID
 
 if TYPE_CHECKING:
     from cenote.api.app_state import AppState
-    from cenote.api.dialects.dialect import Route
 
 T = TypeVar("T")
 # adapter of a score request, or of a pool request, which may have one for each input
@@ -60,7 +59,7 @@ class RequestContext(SelectedModel):
     def __init__(
         self,
         app_state: AppState,
-        route: Route,
+        route: ModelRoute,
         request_id: str,
         admission: RequestAdmission,
         header_model: bytes | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cenote.api.admission.request_admission import RequestAdmission
 from cenote.api.handler_thread import TO_LOOP, TO_THREAD
@@ -15,7 +15,17 @@ from cenote.protocol.params import Role
 
 if TYPE_CHECKING:
     from cenote.api.app_state import AppState
-    from cenote.api.dialects.dialect import Route
+
+
+class ModelRoute(Protocol):
+    """What a route says of the models that it serves."""
+
+    is_absent_if_unsupported: bool
+
+    @property
+    def api_name(self) -> str: ...
+
+    def is_supported(self, model_info: ModelInfo) -> bool: ...
 
 
 class SelectedModel:
@@ -26,7 +36,7 @@ class SelectedModel:
     def __init__(
         self,
         app_state: AppState,
-        route: Route,
+        route: ModelRoute,
         admission: RequestAdmission,
         header_model: bytes | None,
         path_model: str | None,
@@ -99,9 +109,9 @@ class SelectedModel:
             self._use = None
 
 
-def make_unsupported_error(route: Route, model_info: ModelInfo, advice: str) -> PoolingError:
+def make_unsupported_error(route: ModelRoute, model_info: ModelInfo, advice: str) -> PoolingError:
     error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
     return error_type(
-        f"The model does not support {route.needs.api_name} API. {model_info.name} ({model_info.architecture}) "
+        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
         f"supports the tasks {', '.join(model_info.tasks)}; {advice}"
     )

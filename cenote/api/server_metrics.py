@@ -10,7 +10,7 @@ from cenote.api.admission.tenants import count_active_tenants
 from cenote.utils.metrics import LATENCY_BUCKETS, MetricFamily, MetricsRegistry, add_label, merge_families
 
 if TYPE_CHECKING:
-    from cenote.api.app_state import AppState
+    from cenote.api.served_models import ServedModels
 
 MODEL_LABEL = "model_name"
 
@@ -56,12 +56,12 @@ class HttpMetrics:
 class LocalServerMetrics(HttpMetrics):
     """Metrics of a server whose engine is in this process."""
 
-    def __init__(self, app_state: AppState) -> None:
-        super().__init__(app_state.counters)
-        self.app_state = app_state
+    def __init__(self, counters: Counters, models: ServedModels) -> None:
+        super().__init__(counters)
+        self.models = models
 
     async def collect(self) -> list[MetricFamily]:
-        model = self.app_state.models.first
+        model = self.models.first
         families = [*await model.engine.collect_metrics(), *collect_model_metrics(self.counters, 0)]
         return merge_families(
             [*(add_label(family, MODEL_LABEL, model.name) for family in families), *self.snapshot(model.name)]

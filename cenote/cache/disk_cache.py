@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -39,7 +39,9 @@ PendingEntry = tuple[str, bytes, bytes]  # tenant, key and value
 
 
 class DiskCache:
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: for the time that queries take."""
+        self.clock = clock
         self.path = folder / FILE_NAME
         self.max_bytes = max_bytes
         self.num_evicted = 0
@@ -69,7 +71,7 @@ class DiskCache:
         with self._read_lock:
             try:
                 for first in range(0, len(keys), MAX_KEYS_PER_QUERY):
-                    if (started_at := time.monotonic()) < self._paused_until:
+                    if (started_at := self.clock()) < self._paused_until:
                         break
                     found.update(self._query(keys[first : first + MAX_KEYS_PER_QUERY]))
                     self._pause_if_slow(started_at)
@@ -116,7 +118,7 @@ class DiskCache:
         return found
 
     def _pause_if_slow(self, started_at: float) -> None:
-        ended_at = time.monotonic()
+        ended_at = self.clock()
         if (query_s := ended_at - started_at) > SLOW_QUERY_S:
             pause_s = min(MAX_PAUSE_S, PAUSE_FACTOR * query_s)
             self._paused_until = ended_at + pause_s

@@ -1,1 +1,1 @@
-"""The engine: admission, preprocessing, scheduling, execution and delivery of results."""
+"""The engine: checks of requests, preprocessing, scheduling, execution and delivery of results."""

@@ -11,7 +11,6 @@ from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
 from cenote.distributed.parallel_model import ParallelBackbone, load_parallel_model
 from cenote.engine.adapter_manager import AdapterManager
-from cenote.engine.admission import Admission
 from cenote.engine.core import EngineCore, join_thread
 from cenote.engine.engine_executors import EngineExecutors
 from cenote.engine.engine_metrics import EngineMetrics
@@ -31,6 +30,7 @@ from cenote.engine.preprocessing.renderer_factory import (
     make_tokenizer_settings,
 )
 from cenote.engine.preprocessing.tokenizer_worker import TokenizerWorker
+from cenote.engine.request_checks import RequestChecks
 from cenote.engine.self_check import SelfCheck
 from cenote.engine.task_settings import make_task_settings
 from cenote.engine.tasks.io_processor import load_io_processor
@@ -103,11 +103,11 @@ class PoolingEngine(LocalEngine):
         )
         self.metrics = metrics or EngineMetrics()
         self.adapters = AdapterManager(model.adapters, self.metrics)
-        self.admission = Admission(description, config, self.scoring_model, self.adapters)
+        self.request_checks = RequestChecks(description, config, self.scoring_model, self.adapters)
         if executor is None:
             executor = make_executor(model, self.renderer_settings.vocab_size)
             if config.self_check:
-                SelfCheck(model, self.model_info, self.admission, self.renderer, executor, self.tasks).run()
+                SelfCheck(model, self.model_info, self.request_checks, self.renderer, executor, self.tasks).run()
         self.core = EngineCore(
             model,
             config,
@@ -218,7 +218,7 @@ class PoolingEngine(LocalEngine):
         if self.routes and (route := self.get_route(select_prompt(request, self.model_info).role)) is not self:
             return route.submit(request, caller_waits=caller_waits)
         try:  # no generator in the path of most requests
-            state = self.admission.prepare(request, self.model_info)
+            state = self.request_checks.prepare(request, self.model_info)
             self.core.admit(partial(self.metrics.on_admit, state))
         except PoolingError as error:
             self.metrics.on_refused(error)

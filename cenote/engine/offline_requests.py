@@ -51,7 +51,7 @@ def make_pool_request(
 ) -> PoolRequest:
     """Build the request of `embed`, `classify`, `encode` and the like; load new adapters."""
     for task in tasks:
-        engine.admission.check_task(task)
+        engine.request_checks.check_task(task)
     for item in params if isinstance(params, list | tuple) else [params]:
         if isinstance(item, PoolingParams) and "compressed_token_type_ids" in (item.extra_kwargs or {}):
             raise Unsupported(

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from cenote.engine.admission import Admission
 from cenote.engine.execution.executor import Executor
 from cenote.engine.pending import PoolResults
+from cenote.engine.request_checks import RequestChecks
 from cenote.engine.result_delivery import deliver_results
 from cenote.engine.self_check_store import (
     CheckResults,
@@ -59,7 +59,7 @@ class SelfCheck:
 
     model: LoadedModel
     model_info: ModelInfo
-    admission: Admission
+    request_checks: RequestChecks
     renderer: Renderer
     executor: Executor
     tasks: TextTasks
@@ -119,11 +119,11 @@ class SelfCheck:
         return {name: _flatten(name, arrays) for name, arrays in data.items()}
 
     async def _pool(self, request: PoolRequest) -> PoolResults:
-        state = self.admission.prepare(request, self.model_info)
+        state = self.request_checks.prepare(request, self.model_info)
         rendered = self.renderer.render(state.request.inputs, *state.settings)
         for error in rendered.errors.values():
             raise error
-        for tokenized in state.make_batches(rendered, self.admission.max_model_len):
+        for tokenized in state.make_batches(rendered, self.request_checks.max_model_len):
             batch = ScheduledBatch([GroupSlice(tokenized.make_group(tokenized), 0, len(tokenized.inputs))])
             deliver_results(batch, self.executor.start(batch)())
         state.future.result(timeout=0)

@@ -12,7 +12,7 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, build_mlp
 from cenote.layers.disentangled_attention import DisentangledAttention
 from cenote.layers.latent_attention import LatentAttention
-from cenote.layers.moe import Experts, MixtureOfExperts, Router
+from cenote.layers.moe import ExpertRouter, Experts, MixtureOfExperts
 from cenote.loading.load import LoadedModel
 from cenote.models.architecture import Architecture
 from cenote.protocol.params import Task
@@ -127,7 +127,7 @@ def _iter_matmuls(backbone: nn.Module) -> Iterator[MatMul]:
             yield MatMul(taps, module.out_channels, part="convolution")
         elif isinstance(module, MixtureOfExperts):
             yield from _iter_expert_matmuls(module.experts, module.top_k)
-        elif isinstance(module, Router):
+        elif isinstance(module, ExpertRouter):
             yield MatMul(module.weight.shape[1], module.weight.shape[0], part="router")
 
 

@@ -12,7 +12,7 @@ from cenote.config.options import Sourced
 from cenote.engine.engine import PoolingEngine
 from cenote.explain.flops import AttentionShape, count_flops
 from cenote.explain.microbenchmarks import LinearFactory, make_random_qkv
-from cenote.explain.results import ResolvedSettings, Setting
+from cenote.explain.results import ResolvedSetting, ResolvedSettings
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
@@ -101,31 +101,31 @@ def describe_native_code(tiles: bool, *, uses_amx: bool) -> str:
     return "cannot be loaded" if any(Path(native_library.__file__).parent.glob("_native*")) else NOT_BUILT
 
 
-def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator[Setting]:
+def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator[ResolvedSetting]:
     description, config = engine.model.description, engine.config
     yield _sourced_setting("device", description.device)
     yield _sourced_setting("dtype", description.dtype)
     if resolved.device == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS")
-        yield Setting(
+        yield ResolvedSetting(
             "threads",
             str(resolved.threads),
             f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores available to this process",
         )
-        yield Setting("native code", resolved.native, _native_reason(resolved))
+        yield ResolvedSetting("native code", resolved.native, _native_reason(resolved))
     if engine.model.products is not None:
-        yield Setting("products", str(engine.model.products), _products_reason(engine))
+        yield ResolvedSetting("products", str(engine.model.products), _products_reason(engine))
     if resolved.fused:
-        yield Setting("layers", "all in one call", "encoder supported by the native code")
+        yield ResolvedSetting("layers", "all in one call", "encoder supported by the native code")
     yield _linear_setting(engine, resolved)
     reason = _attention_reason(resolved, _first_attention(engine))
-    yield Setting(
+    yield ResolvedSetting(
         "attention",
         f"{resolved.attention}: {KERNEL_DESCRIPTIONS.get(resolved.attention, '')}",
         reason,
     )
     asked = config.quantization is not None
-    yield Setting(
+    yield ResolvedSetting(
         "quantization",
         resolved.quantization or "none",
         f"from {description.quantization.source}" if asked else "not set (--quantization)",
@@ -135,16 +135,16 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
         yield _cuda_graph_setting(engine)
     given = config.max_num_batched_tokens is not None
     reason = "--max-num-batched-tokens" if given else f"default for {resolved.device}"
-    yield Setting("tokens per batch", f"at most {resolved.budget}", reason)
-    yield Setting("sequences per batch", f"at most {resolved.max_num_seqs}", "--max-num-seqs")
+    yield ResolvedSetting("tokens per batch", f"at most {resolved.budget}", reason)
+    yield ResolvedSetting("sequences per batch", f"at most {resolved.max_num_seqs}", "--max-num-seqs")
     yield _tokenizer_setting(engine)
     if description.late_interaction is not None:
         summary = description.late_interaction.summary
-        yield Setting("late interaction", summary.value, f"from {summary.source}")
+        yield ResolvedSetting("late interaction", summary.value, f"from {summary.source}")
 
 
-def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> Setting:
-    return Setting(name, str(decision.value).removeprefix("torch."), f"from {decision.source}")
+def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> ResolvedSetting:
+    return ResolvedSetting(name, str(decision.value).removeprefix("torch."), f"from {decision.source}")
 
 
 def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
@@ -208,33 +208,33 @@ def _native_reason(chosen: ResolvedSettings) -> str:
     return reasons.get(chosen.native, "it was built from another version, or libraries are missing")
 
 
-def _deterministic_setting(engine: PoolingEngine) -> Setting:
+def _deterministic_setting(engine: PoolingEngine) -> ResolvedSetting:
     if not engine.model.description.deterministic:
-        return Setting("deterministic", "no", "not set (--deterministic)")
+        return ResolvedSetting("deterministic", "no", "not set (--deterministic)")
     value = "in batches" if engine.model.is_batch_invariant else "each sequence runs alone"
-    return Setting("deterministic", value, "--deterministic, layers of this model")
+    return ResolvedSetting("deterministic", value, "--deterministic, layers of this model")
 
 
-def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
+def _cuda_graph_setting(engine: PoolingEngine) -> ResolvedSetting:
     from cenote.engine.execution.cuda_graphs import get_max_tokens, supports_cuda_graphs
 
     if engine.model.description.deterministic:
-        return Setting("CUDA graphs", "none", "--deterministic")
+        return ResolvedSetting("CUDA graphs", "none", "--deterministic")
     if supports_cuda_graphs(engine.model.backbone):
         max_tokens = get_max_tokens(engine.model.backbone)
-        return Setting("CUDA graphs", f"up to {max_tokens} tokens", "no host synchronization")
-    return Setting("CUDA graphs", "none", "layers or dtype of this model")
+        return ResolvedSetting("CUDA graphs", f"up to {max_tokens} tokens", "no host synchronization")
+    return ResolvedSetting("CUDA graphs", "none", "layers or dtype of this model")
 
 
-def _tokenizer_setting(engine: PoolingEngine) -> Setting:
+def _tokenizer_setting(engine: PoolingEngine) -> ResolvedSetting:
     native = engine.tokenizer.native
     value = "the tokenizers library" if native.encoder is None else "native code"
-    return Setting("tokenizer", value, native.reason)
+    return ResolvedSetting("tokenizer", value, native.reason)
 
 
-def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> Setting:
+def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> ResolvedSetting:
     description = engine.model.description
     size = description.architecture.backbone.hidden_size
     kind = type(make_linear_factory(engine).make_layer(size, size)).__name__
     reason = f"{chosen.quantization or chosen.dtype} on {chosen.device}"
-    return Setting("linear layers", LINEAR_DESCRIPTIONS.get(kind, kind), reason)
+    return ResolvedSetting("linear layers", LINEAR_DESCRIPTIONS.get(kind, kind), reason)

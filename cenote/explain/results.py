@@ -34,7 +34,7 @@ class HardwareInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ResolvedSetting:
     """A resolved setting and its reason."""
 
     name: str
@@ -88,7 +88,7 @@ class ExplainResults:
     complete: bool  # whether all matrix products are counted
     machine: HardwareInfo
     chosen: ResolvedSettings
-    settings: tuple[Setting, ...]
+    settings: tuple[ResolvedSetting, ...]
     readings: tuple[WorkloadResult, ...]
     tokenizer: MeasuredValue  # tokens/s
     per_input: MeasuredValue  # engine overhead in seconds per input, without tokenization and the model

@@ -158,7 +158,7 @@ def cpu_features(
             raise LoadError(f"invalid {CPU_LEVEL}={value!r} on {machine}; expected one of: {', '.join(names)}")
         limits.append(names.index(value))
     above = frozenset[str]().union(*(levels[name] for name in names[min(limits) + 1 :]))
-    return CPUFeatures(architecture, _common_flags(cpuinfo) - above)
+    return CPUFeatures(architecture, common_flags(cpuinfo) - above)
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
@@ -181,7 +181,7 @@ def _read_cpuinfo(cpuinfo: Path) -> tuple[dict[str, str], ...]:
     )
 
 
-def _common_flags(cpuinfo: Path) -> frozenset[str]:
+def common_flags(cpuinfo: Path) -> frozenset[str]:
     """Return the flags that every core has, since a thread may run on any core."""
     flags_by_core = [
         frozenset((fields.get("flags") or fields["Features"]).split())

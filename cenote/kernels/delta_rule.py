@@ -82,7 +82,7 @@ class StateTerms(NamedTuple):
 def gated_delta_rule(inputs: DeltaRuleInputs, batch: PackedBatch) -> Tensor:
     """Return the outputs [tokens, key heads, group, v]; all tensors are float32."""
     out = torch.empty_like(inputs.value)
-    for plan in _make_plans(batch.seq_lens_cpu, batch.device):
+    for plan in _make_plans(batch.seq_lens_cpu, batch.device, MAX_TOKENS[batch.device.type]):
         states = _run_full_chunks(inputs, plan, out) if plan.rounds else None
         for tails in plan.tails:
             chunks = _chunk_terms(inputs, tails.rows)
@@ -161,9 +161,8 @@ def _to_token_order(x: Tensor, inputs: DeltaRuleInputs) -> Tensor:
 
 
 @lru_cache(maxsize=8)  # all layers of a model use the same plans
-def _make_plans(lengths: tuple[int, ...], device: torch.device) -> tuple[ChunkPlan, ...]:
-    """Group adjacent sequences up to MAX_TOKENS tokens and plan the chunks of each group."""
-    max_tokens = MAX_TOKENS[device.type]
+def _make_plans(lengths: tuple[int, ...], device: torch.device, max_tokens: int) -> tuple[ChunkPlan, ...]:
+    """Group adjacent sequences up to `max_tokens` tokens and plan the chunks of each group."""
     firsts, tokens = [0], 0
     for index, length in enumerate(lengths):
         if tokens and tokens + length > max_tokens:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.boundary_layers import BoundaryLayer, CandidateLayer, GatedMLP, LabelLayer
+from cenote.layers.boundary_layers import BoundaryLayer, BoundaryMLP, CandidateLayer, LabelLayer
 from cenote.layers.span_head import EntityHead
 from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
 
@@ -54,7 +54,7 @@ class BoundaryEncoder(nn.Module):
             BoundaryLayer(size, spec.num_attention_heads, spec.attention_window)
             for _ in range(spec.num_attention_layers)
         )
-        self.mlp = nn.ModuleList(GatedMLP(size, spec.mlp_size) for _ in range(spec.num_mlp_layers))
+        self.mlp = nn.ModuleList(BoundaryMLP(size, spec.mlp_size) for _ in range(spec.num_mlp_layers))
 
     def forward(self, words: Tensor) -> Tensor:
         """Return [words + 1, boundary_size] of words [words, size]."""

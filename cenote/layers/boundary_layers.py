@@ -42,7 +42,7 @@ class BoundaryLayer(nn.Module):
         return output
 
 
-class GatedMLP(nn.Module):
+class BoundaryMLP(nn.Module):
     """SwiGLU; the first half of its input is the value, the second the gate."""
 
     def __init__(self, size: int, inner_size: int) -> None:

@@ -14,10 +14,10 @@ from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import try_fuse_encoder
-from cenote.layers.products import (
+from cenote.layers.matmul_format import (
     UNQUANTIZED_SHARES,
-    ProductReport,
-    describe_products,
+    MatmulReport,
+    describe_matmuls,
     find_min_cosine,
     leave_out_worst,
     summarize_states,
@@ -40,16 +40,16 @@ class Int8Check:
         self.replaced: set[nn.Module] = set()  # quantized layers that the model does not use any more
         self.reference = self._run_unquantized()
 
-    def run(self, report: ProductReport | None) -> ProductReport:
+    def run(self, report: MatmulReport | None) -> MatmulReport:
         """Return the report with the cosine, after replacing as many layers as it needs to be large enough."""
         dtype: Format = "bfloat16" if self.backbone.dtype is torch.bfloat16 else "float32"
         if report is None or report.format != "int8":
-            report = ProductReport("int8", "torch", is_weight_only=not self.quantizer.multiplies_int8)
+            report = MatmulReport("int8", "torch", is_weight_only=not self.quantizer.multiplies_int8)
         worst = sorted(self.errors, key=lambda layer: -self.errors[layer])
         cosine, count = leave_out_worst(self._measure(), worst, (*UNQUANTIZED_SHARES, 1.0), self._leave_out)
         report = replace(report, cosine=cosine, num_unquantized=count, unquantized=dtype, reference=dtype)
         if report.num_unquantized == len(self.quantizer.layers):
-            report = describe_products(self.model) or ProductReport(dtype, "torch")
+            report = describe_matmuls(self.model) or MatmulReport(dtype, "torch")
         logger.info("%s", report)
         return report
 

@@ -38,7 +38,7 @@ class MoESpec:
     has_shared_gate: bool = False  # weight the shared expert by a sigmoid of the token
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     float32_params = ("correction",)  # values around 5 whose third digit matters: bfloat16 is too coarse
 
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
@@ -108,7 +108,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, spec: BackboneSpec, moe_spec: MoESpec, make_experts: ExpertsFactory = Experts) -> None:
         super().__init__()
         self.top_k = moe_spec.top_k
-        self.router = Router(moe_spec, spec.hidden_size)
+        self.router = ExpertRouter(moe_spec, spec.hidden_size)
         self.experts = make_experts(moe_spec, spec.hidden_size, spec.activation)
         self.bias = nn.Parameter(torch.empty(spec.hidden_size)) if moe_spec.out_bias else None
         shared = (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cenote.loading.model_card import ModelCard
+from cenote.loading.model_card import PublishedCard
 from cenote.models.published_models import GENERAL_ENCODERS
 from cenote.models.registry import CheckpointKind
 
@@ -87,7 +87,7 @@ class CardEvidence:
     refusal: str | None = None
 
 
-def weigh_card(card: ModelCard, names: Sequence[str], use: ModelUse) -> CardEvidence:
+def weigh_card(card: PublishedCard, names: Sequence[str], use: ModelUse) -> CardEvidence:
     """Compare the card, and the names of the model (without their owners), with its use."""
     if use.is_converted and card.pipeline_tag in OTHER_TAGS:
         refusal = (
@@ -103,7 +103,7 @@ def weigh_card(card: ModelCard, names: Sequence[str], use: ModelUse) -> CardEvid
     return CardEvidence(card.facts, agrees, tuple(doubt for doubt in doubts if doubt is not None))
 
 
-def _find_kind_doubt(card: ModelCard, names: Sequence[str], use: ModelUse) -> str | None:
+def _find_kind_doubt(card: PublishedCard, names: Sequence[str], use: ModelUse) -> str | None:
     """Return the first contradiction between card and kind; entries of the front matter count more than code."""
     for claim, kinds, is_library in _iter_claims(card, names, use):
         if use.kind in kinds:
@@ -116,7 +116,7 @@ def _find_kind_doubt(card: ModelCard, names: Sequence[str], use: ModelUse) -> st
 
 
 def _iter_claims(
-    card: ModelCard, names: Sequence[str], use: ModelUse
+    card: PublishedCard, names: Sequence[str], use: ModelUse
 ) -> Iterator[tuple[str, tuple[CheckpointKind, ...], bool]]:
     """Yield what the model is said to be, the kinds that would be right, and whether it is said by a library."""
     if (kinds := KINDS_BY_LIBRARY.get((card.library_name or "").lower())) is not None:
@@ -163,7 +163,7 @@ def _describe_use(use: ModelUse, expected: tuple[CheckpointKind, ...]) -> str:
     )
 
 
-def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
+def _find_pooling_doubt(card: PublishedCard, use: ModelUse) -> str | None:
     """Return a doubt about a pooling that nothing but the architecture decides."""
     if use.kind not in ("embed", "masked") or use.default_pooling is None:
         return None
@@ -192,7 +192,7 @@ def _find_pooling_doubt(card: ModelCard, use: ModelUse) -> str | None:
     )
 
 
-def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
+def _find_default_doubt(card: PublishedCard, use: ModelUse) -> str | None:
     """Return a doubt about the default pooling of an encoder that is published for any use."""
     is_open = use.kind == "embed" and use.default_pooling is not None and not (use.is_declared or use.has_modules)
     if not is_open or use.architecture not in GENERAL_ENCODERS:
@@ -212,17 +212,17 @@ def _find_default_doubt(card: ModelCard, use: ModelUse) -> str | None:
     )
 
 
-def _lacks_normalization(card: ModelCard, use: ModelUse) -> bool:
+def _lacks_normalization(card: PublishedCard, use: ModelUse) -> bool:
     """Return whether embeddings are normalized only by default, and the card says nothing of that."""
     return use.normalizes_by_default and NORMALIZATION.search(card.text) is None
 
 
-def _find_pooling_code(card: ModelCard) -> dict[str, str]:
+def _find_pooling_code(card: PublishedCard) -> dict[str, str]:
     """Return the pooling methods that the example code uses, with the function or expression that shows it."""
     return {method: match[1] for method, code in POOLING_CODE.items() if (match := code.search(card.text))}
 
 
-def _find_prompt_doubt(card: ModelCard, names: Sequence[str], use: ModelUse) -> str | None:
+def _find_prompt_doubt(card: PublishedCard, names: Sequence[str], use: ModelUse) -> str | None:
     """Return a doubt about a reranker whose query and document are joined without the prompt it was trained with."""
     is_named_reranker = any("rerank" in name.lower() for name in (*names, *card.base_models))
     is_reranker = card.pipeline_tag == "text-ranking" or is_named_reranker

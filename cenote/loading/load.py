@@ -20,8 +20,8 @@ from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
+from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.layers.products import ProductReport, prepare_products
 from cenote.loading.backbone_loader import (
     build_backbone,
     load_backbone,
@@ -79,7 +79,7 @@ class LoadedModel:
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
     is_batch_invariant: bool = False  # with `deterministic`: batches give the same bits as sequences that run alone
     fingerprint: Fingerprint | None = None
-    products: ProductReport | None = None  # of the linear layers, on a CPU with kernels of ours
+    products: MatmulReport | None = None  # of the linear layers, on a CPU with kernels of ours
 
 
 def load_model(
@@ -182,7 +182,7 @@ def _load_described(
         check: Int8Check | None = None
         if isinstance(quantizer, Int8Quantizer) and sample is not None:  # before the layers are fused
             check = Int8Check(model, backbone, quantizer, sample)
-        products = prepare_products(model, backbone, device, quantization, matmul_dtype, sample)
+        products = prepare_matmuls(model, backbone, device, quantization, matmul_dtype, sample)
         if check is not None:
             products = check.run(products)
         pack_heads(heads, "float32" if products is None else products.format)

@@ -24,7 +24,7 @@ INDEX_NAME = re.compile(r"^ {0,2}- name:(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class PublishedCard:
     """The model card (README.md): YAML front matter and text."""
 
     pipeline_tag: str | None = None
@@ -36,7 +36,7 @@ class ModelCard:
     source: str = CARD_FILE  # its path
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> ModelCard:
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> PublishedCard:
         """Return the model card; an empty one if there is none that can be read."""
         try:
             if (path := checkpoint.find_file(CARD_FILE)) is None:
@@ -48,7 +48,7 @@ class ModelCard:
         return cls.from_text(text, str(path))
 
     @classmethod
-    def from_text(cls, text: str, source: str = CARD_FILE) -> ModelCard:
+    def from_text(cls, text: str, source: str = CARD_FILE) -> PublishedCard:
         entries = _split_front_matter(text)
         values = {name: _parse_entry(name, entries.get(name, "")) for name in ENTRIES}
         return cls(

@@ -16,7 +16,7 @@ from cenote.loading.checkpoint_kind import head_of_kind
 from cenote.loading.colbert import LateInteraction
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts
-from cenote.loading.router import Route
+from cenote.loading.router import ModuleRoute
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind
@@ -82,7 +82,7 @@ class ModelDescription:
         return len(self.sentence_transformers.routes) > 1
 
     @property
-    def other_routes(self) -> tuple[Route, ...]:
+    def other_routes(self) -> tuple[ModuleRoute, ...]:
         """The routes of the model that this description does not cover: its default route does."""
         return self.sentence_transformers.routes[1:] if self.checkpoint.route is None else ()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.router import ROUTER_KINDS, Route, read_router
+from cenote.loading.router import ROUTER_KINDS, ModuleRoute, read_router
 
 MODULES_FILE = "modules.json"
 # stage of each module type; modules must be in the order in which the pooler applies them
@@ -90,7 +90,7 @@ def read_module_list(checkpoint: Checkpoint) -> list[Module]:
     return steps
 
 
-def read_routes(checkpoint: Checkpoint) -> tuple[Route, ...]:
+def read_routes(checkpoint: Checkpoint) -> tuple[ModuleRoute, ...]:
     """Return the routes of a model with a Router, the default first; empty for other models."""
     entries = checkpoint.read_json(MODULES_FILE)
     for entry in entries if isinstance(entries, list) else ():

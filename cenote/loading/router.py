@@ -18,7 +18,7 @@ ROLES: tuple[Role, ...] = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ModuleRoute:
     """A route of a Router and the roles of the inputs that take it."""
 
     name: str
@@ -29,11 +29,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    routes: tuple[Route, ...]  # the default, for inputs without a role, first
+    routes: tuple[ModuleRoute, ...]  # the default, for inputs without a role, first
     file: str
     source: str
 
-    def select(self, name: str | None) -> Route:
+    def select(self, name: str | None) -> ModuleRoute:
         """Return a route by name; None: the default."""
         return self.routes[0] if name is None else next(route for route in self.routes if route.name == name)
 
@@ -56,7 +56,8 @@ def read_router(checkpoint: Checkpoint, folder: str) -> Router:
             f"{source}: route {unused[0]!r} is not supported; expected routes for the tasks query and document"
         )
     routes = tuple(
-        Route(name, _read_modules(name, structure, types, folder, source), _roles_of(name, targets)) for name in names
+        ModuleRoute(name, _read_modules(name, structure, types, folder, source), _roles_of(name, targets))
+        for name in names
     )
     return Router(routes, PurePosixPath(file).name, source)
 

@@ -21,7 +21,7 @@ from cenote.loading.module_list import (
     read_module_list,
     read_routes,
 )
-from cenote.loading.router import Route
+from cenote.loading.router import ModuleRoute
 from cenote.loading.unread_settings import find_unread_settings, skip_cross_encoder_settings
 from cenote.loading.version_requirements import find_version_doubt
 from cenote.models.published_models import PROMPT_EXCLUDED_NAMES
@@ -117,7 +117,7 @@ class SentenceTransformersFiles:
     model_type: str | None = None  # SentenceTransformer, CrossEncoder, ...; older files have none
     encoder_kind: str | None = None  # module type of the encoder
     score_head: str | None = None  # folder of the Dense module whose output is the score of a cross-encoder
-    routes: tuple[Route, ...] = ()  # of a model with a Router, the default first
+    routes: tuple[ModuleRoute, ...] = ()  # of a model with a Router, the default first
     doubts: tuple[str, ...] = ()  # required versions that are not known, settings that are not applied
 
 

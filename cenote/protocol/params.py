@@ -209,12 +209,12 @@ def valid_params(task: str, *, has_steps: bool = False) -> list[str]:
 def resolve_deprecated_alias(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:
     """Like `resolve_alias`, and log the current name once."""
     if old_value is not None:
-        _log_deprecated(old, new)
+        log_deprecated(old, new)
     return resolve_alias(old, old_value, new, new_value)
 
 
 @lru_cache  # once per name
-def _log_deprecated(old: str, new: str) -> None:
+def log_deprecated(old: str, new: str) -> None:
     logger.warning("%s is deprecated; use %s", old, new)
 
 

@@ -85,7 +85,7 @@ class RowTask:
         if self.task == "entities" and not llm.engine.model_info.supports_entities:
             raise Unsupported(f"{llm.engine.model_info.name} finds no entities; use a token classification model")
         if self.task in SCHEMAS and self.task != "score":
-            llm.engine.admission.check_task(cast(Task, self.task))
+            llm.engine.request_checks.check_task(cast(Task, self.task))
 
     def run(self, llm: LLM, rows: Sequence[Prompts]) -> list[RowResult | PoolingError]:
         """Return a result or an error for each row, also where something is wrong with all of them."""

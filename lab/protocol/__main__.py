@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from lab.protocol.simulation import Outcome, run_seed
+from lab.protocol.simulation import SeedOutcome, run_seed
 
 CHUNK_SEEDS = 50
 MAX_REPEATED, MAX_DEFECTS = 10, 5  # seeds with defects that are listed, and defects of each
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report(outcomes, time.monotonic() - started_at)
 
 
-def run_seeds(seeds: Iterable[int], *, is_traced: bool = False) -> list[Outcome]:
+def run_seeds(seeds: Iterable[int], *, is_traced: bool = False) -> list[SeedOutcome]:
     outcomes = []
     for seed in seeds:
         outcomes.append(run_seed(seed, is_traced=is_traced))
@@ -37,7 +37,7 @@ def run_seeds(seeds: Iterable[int], *, is_traced: bool = False) -> list[Outcome]
     return outcomes
 
 
-def report(outcomes: Sequence[Outcome], seconds: float) -> int:
+def report(outcomes: Sequence[SeedOutcome], seconds: float) -> int:
     """Print what has happened; return 1 if something did that must not."""
     faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
     answers = sum((outcome.answers for outcome in outcomes), Counter[str]())

@@ -57,7 +57,7 @@ class SimulatedEngineChild(SimulatedChild, EngineChild):
 
     @property
     def machine(self) -> Machine:
-        return cast("Any", self.models).machine  # type: ignore[no-any-return]
+        return cast("Any", self.listener).machine  # type: ignore[no-any-return]
 
     def spawn_in(self, control: End) -> Process:
         machine = self.machine
@@ -78,7 +78,7 @@ class SimulatedEngineChild(SimulatedChild, EngineChild):
 class SimulatedFrontEndChild(SimulatedChild, FrontEndChild):
     @property
     def machine(self) -> Machine:
-        return cast("Any", self.manager.server).machine  # type: ignore[no-any-return]
+        return cast("Any", self.manager.supervisor.context).machine  # type: ignore[no-any-return]
 
     def spawn_in(self, control: End) -> Process:
         front_end = FrontEnd(self.machine, self.manager.shared_fds[2], control)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
@@ -16,7 +15,7 @@ from cenote.api.engine_process.engine_server import (
     EXIT_STOPPED,
 )
 from cenote.api.wire.channel import Channel, Reply
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.control_messages import (
     EngineFailed,
     EngineInit,
@@ -53,10 +52,8 @@ from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
 from lab.protocol.connection import End
 from lab.protocol.device import CRASHES, HANGS, NOT_A_NUMBER, Batch, Device, Item, compute
+from lab.protocol.host import Host
 from lab.protocol.process import Process
-
-if TYPE_CHECKING:
-    from lab.protocol.machine import Machine
 
 MAX_TOKENS = 512
 VOCAB_SIZE = 10_000
@@ -94,7 +91,7 @@ RENDERER_INFO = make_renderer_info()
 
 
 class EngineProcess(Process):
-    def __init__(self, machine: Machine, control: End, *, fails_to_load: bool) -> None:
+    def __init__(self, machine: Host, control: End, *, fails_to_load: bool) -> None:
         random = machine.random
         super().__init__(machine.loop, next(machine.process_ids), random.uniform(0.0, 0.05))
         self.machine = machine
@@ -137,11 +134,11 @@ class EngineProcess(Process):
         self.device.is_hung = self.has_stopped = True
         error = EngineHung("the engine stopped: a batch did not finish")
         for item in [*self.device.waiting, *self.device.isolated, *(i for b in self.device.running for i in b.items)]:
-            item.link.channel.send(TokenErrors([(item.call_id, -1, encode_error(error))]))
+            item.link.channel.send(TokenErrors([(item.call_id, -1, serialize_error(error))]))
         self.device.drop(lambda item: True)
         for link in self.links:
             link.channel.send(EngineDown(str(error)))
-        self.control.send(EngineFailed(encode_error(error)))
+        self.control.send(EngineFailed(serialize_error(error)))
         self.call_later(FINAL_FLUSH_S, self.exit, EXIT_ENGINE_FAILED)
 
     # the supervisor
@@ -159,7 +156,7 @@ class EngineProcess(Process):
 
     def _on_loaded(self) -> None:
         if self.fails_to_load:
-            self.control.send(LoadFailed(encode_error(LoadError("the files are away"))))
+            self.control.send(LoadFailed(serialize_error(LoadError("the files are away"))))
             self.call_later(0.001, self.exit, EXIT_LOAD_FAILED)
         else:
             self.is_loaded = True
@@ -211,7 +208,7 @@ class Link:
         """Send results in one or two messages, and the errors of inputs."""
         for item in items:
             if item.tokens[0] == NOT_A_NUMBER:
-                error = encode_error(NumericalError("the result is not a number"))
+                error = serialize_error(NumericalError("the result is not a number"))
                 self.channel.send(TokenErrors([(item.call_id, item.number, error)]))
         items = [item for item in items if item.tokens[0] != NOT_A_NUMBER]
         middle = self.process.random.randrange(len(items) + 1)
@@ -259,7 +256,7 @@ class Link:
         process.device.add(items, message.is_isolated)
 
     def _send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
-        self.channel.send(TokenErrors([(call_id, -1, encode_error(error)) for call_id in call_ids]))
+        self.channel.send(TokenErrors([(call_id, -1, serialize_error(error)) for call_id in call_ids]))
 
     def _on_closed(self) -> None:
         self.process.links.remove(self)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
@@ -14,10 +14,8 @@ from cenote.api.front_ends.front_end import FrontEndProcess
 from cenote.api.front_ends.remote_engines import RemoteEngines
 from cenote.api.wire.control_messages import Init, Listening
 from lab.protocol.connection import End
+from lab.protocol.host import Host
 from lab.protocol.process import Process
-
-if TYPE_CHECKING:
-    from lab.protocol.machine import Machine
 
 
 class FrontEndOfMachine(Process):
@@ -28,7 +26,7 @@ class FrontEndOfMachine(Process):
 
 
 class FrontEnd(FrontEndProcess):
-    def __init__(self, machine: Machine, counters_fd: int, control: End) -> None:
+    def __init__(self, machine: Host, counters_fd: int, control: End) -> None:
         super().__init__(-1, counters_fd, [], cast("Any", None))
         self.process = FrontEndOfMachine(machine.loop, next(machine.process_ids), machine.random.uniform(0.01, 0.05))
         self.process.front_end = self

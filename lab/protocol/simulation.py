@@ -41,7 +41,7 @@ BEAT_S = 1.0  # between two looks at the heartbeat of a process
 
 
 @dataclass
-class Outcome:
+class SeedOutcome:
     """What one seed has shown."""
 
     seed: int
@@ -50,7 +50,7 @@ class Outcome:
     answers: Counter[str] = field(default_factory=Counter)
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
+def run_seed(seed: int, *, is_traced: bool = False) -> SeedOutcome:
     loop = VirtualLoop()
     machine = Machine(loop, random.Random(seed), is_traced=is_traced)
     loop.set_exception_handler(lambda _, context: machine.report(f"{context['message']}: {context!r}"))
@@ -61,7 +61,7 @@ def run_seed(seed: int, *, is_traced: bool = False) -> Outcome:
             end_tasks(loop)
             loop.close()
             machine.close()
-    return Outcome(seed, machine.defects, machine.faults, answers)
+    return SeedOutcome(seed, machine.defects, machine.faults, answers)
 
 
 async def run(machine: Machine) -> Counter[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cenote.bench.load import LoadPattern
 from cenote.bench.load_stats import LoadStats
 from cenote.errors import PoolingError
-from lab.simulate.routing import POLICIES, Request, make_policy, make_requests, make_trace
+from lab.simulate.routing import POLICIES, SimulatedRequest, make_policy, make_requests, make_trace
 from lab.simulate.service_time import ServiceTime
 from lab.simulate.simulation import ReplicaSettings, SimulationResult, simulate
 
@@ -60,7 +60,7 @@ def check(args: argparse.Namespace, service: ServiceTime, load: LoadPattern) -> 
 
 
 def run_policy(
-    args: argparse.Namespace, name: str, requests: Sequence[Request], service: ServiceTime
+    args: argparse.Namespace, name: str, requests: Sequence[SimulatedRequest], service: ServiceTime
 ) -> SimulationResult:
     settings = ReplicaSettings(args.max_batch_tokens, args.max_batch_sequences, args.cache_entries)
     policy = make_policy(name, args.seed)

@@ -13,7 +13,7 @@ from cenote.bench.load import LoadPattern
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One text that arrives at a time; `content` is equal for equal texts."""
 
     arrival_s: float
@@ -23,7 +23,7 @@ class Request:
 
 def make_requests(
     load: LoadPattern, *, mean_tokens: float, sigma: float, max_tokens: int = 8192, num_contents: int | None = None
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     """Make requests of log-normal lengths; with `num_contents` texts repeat, the first ones more often (Zipf)."""
     random = np.random.default_rng([load.seed, 1])
     times = list(load.arrival_times())
@@ -33,13 +33,15 @@ def make_requests(
     if num_contents is not None:
         weights = 1 / np.arange(1, num_contents + 1)
         contents = random.choice(num_contents, len(times), p=weights / weights.sum())
-    return [Request(at, int(lengths[content]), int(content)) for at, content in zip(times, contents, strict=True)]
+    return [
+        SimulatedRequest(at, int(lengths[content]), int(content)) for at, content in zip(times, contents, strict=True)
+    ]
 
 
-def make_trace(load: LoadPattern, lengths: Sequence[int]) -> list[Request]:
+def make_trace(load: LoadPattern, lengths: Sequence[int]) -> list[SimulatedRequest]:
     """Make the requests of a load test: its arrival times, and the lengths of its texts in turn."""
     return [
-        Request(at, lengths[index % len(lengths)], index % len(lengths))
+        SimulatedRequest(at, lengths[index % len(lengths)], index % len(lengths))
         for index, at in enumerate(load.arrival_times())
     ]
 
@@ -49,7 +51,7 @@ class ReplicaState(Protocol):
     def tokens_in_flight(self) -> int: ...
 
 
-Policy = Callable[[Request, Sequence[ReplicaState]], int]
+Policy = Callable[[SimulatedRequest, Sequence[ReplicaState]], int]
 
 
 def make_policy(name: str, seed: int) -> Policy:
@@ -59,7 +61,7 @@ def make_policy(name: str, seed: int) -> Policy:
 def round_robin(random: np.random.Generator) -> Policy:
     turn = -1
 
-    def choose(request: Request, replicas: Sequence[ReplicaState]) -> int:
+    def choose(request: SimulatedRequest, replicas: Sequence[ReplicaState]) -> int:
         nonlocal turn
         turn = (turn + 1) % len(replicas)
         return turn
@@ -74,7 +76,7 @@ def random_choice(random: np.random.Generator) -> Policy:
 def least_tokens(random: np.random.Generator) -> Policy:
     """The policy of `cenote serve` without a result cache, for texts that are not in flight yet."""
 
-    def choose(request: Request, replicas: Sequence[ReplicaState]) -> int:
+    def choose(request: SimulatedRequest, replicas: Sequence[ReplicaState]) -> int:
         loads = [replica.tokens_in_flight for replica in replicas]
         return choose_replica(range(len(replicas)), loads, hash_content(request.content) % len(replicas))
 
@@ -84,7 +86,7 @@ def least_tokens(random: np.random.Generator) -> Policy:
 def two_choices(random: np.random.Generator) -> Policy:
     """The less loaded one of two random replicas: as good as all for balancers that see stale loads."""
 
-    def choose(request: Request, replicas: Sequence[ReplicaState]) -> int:
+    def choose(request: SimulatedRequest, replicas: Sequence[ReplicaState]) -> int:
         if len(replicas) == 1:
             return 0
         first, second = random.choice(len(replicas), 2, replace=False)
@@ -96,7 +98,7 @@ def two_choices(random: np.random.Generator) -> Policy:
 def cache_aware(random: np.random.Generator) -> Policy:
     """The replica that the text belongs to by its content, unless it has clearly more to do than another one."""
 
-    def choose(request: Request, replicas: Sequence[ReplicaState]) -> int:
+    def choose(request: SimulatedRequest, replicas: Sequence[ReplicaState]) -> int:
         preferred = hash_content(request.content) % len(replicas)
         least = find_least(replicas, request.content)
         limit = BALANCE_FACTOR * (replicas[least].tokens_in_flight + request.tokens)

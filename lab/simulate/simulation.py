@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.simulate.routing import Policy, Request
+from lab.simulate.routing import Policy, SimulatedRequest
 from lab.simulate.service_time import ServiceTime
 
 
@@ -52,7 +52,7 @@ class SimulationResult:
 
 
 def simulate(
-    requests: Sequence[Request],
+    requests: Sequence[SimulatedRequest],
     service: ServiceTime,
     policy: Policy,
     *,
@@ -67,7 +67,7 @@ def simulate(
 class _Simulation:
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[SimulatedRequest],
         service: ServiceTime,
         policy: Policy,
         num_replicas: int,
@@ -97,7 +97,7 @@ class _Simulation:
             cache_hits=self.cache_hits,
         )
 
-    def _arrive(self, index: int, request: Request) -> None:
+    def _arrive(self, index: int, request: SimulatedRequest) -> None:
         number = self.policy(request, self.replicas)
         replica = self.replicas[number]
         if request.content in replica.cache:

@@ -17,7 +17,7 @@ from cenote import LLM
 from cenote.api.app_state import AppState
 from cenote.api.grpc import tei_pb2 as tei
 from cenote.api.grpc.calls import CallRunner, parse_peer
-from cenote.api.grpc.health import NOT_SERVING, SERVING, Health
+from cenote.api.grpc.health import NOT_SERVING, SERVING, HealthService
 from cenote.api.grpc.health_pb2 import HealthCheckRequest
 from cenote.api.grpc.messages import MessageParser
 from cenote.api.grpc.receiver import Receiver
@@ -234,7 +234,7 @@ async def test_health_tells_which_services_the_model_supports(llm: LLM) -> None:
 async def test_a_watch_ends_with_not_serving_also_if_draining_begins_while_a_status_is_sent(llm: LLM) -> None:
     app_state = make_state(llm)
     statuses = []
-    async for reply in Health(app_state, {}).watch(HealthCheckRequest(), None):
+    async for reply in HealthService(app_state, {}).watch(HealthCheckRequest(), None):
         statuses.append(reply.status)
         app_state.start_draining()
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.wire.codec_errors import decode_error, encode_error
+from cenote.api.wire.codec_errors import deserialize_error, serialize_error
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import EngineStopped, PoolingError, make_internal_error
@@ -88,4 +88,4 @@ def test_python_callers_see_the_exception() -> None:
     error = make_internal_error("it failed", ValueError("why"), EngineStopped)
 
     assert isinstance(error, EngineStopped) and str(error) == "it failed: ValueError: why"
-    assert str(decode_error(encode_error(error))) == "it failed; the reason is in the server log"
+    assert str(deserialize_error(serialize_error(error))) == "it failed; the reason is in the server log"

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -242,27 +242,16 @@ print(disk.num_dropped, disk.get([b"a", b"b"]))
     assert done.stdout == "1 {b'b': b'2'}\n", done.stderr
 
 
-def test_a_slow_disk_is_not_read_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(disk_cache, "PAUSE_FACTOR", 1.0)
-    disk = DiskCache(tmp_path, MIB)
+def test_a_slow_disk_is_not_read_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 0.1, 0.2, 2.0, 2.2, 2.21])  # A query begins and ends, two come during the pause, one after it.
+    disk = DiskCache(tmp_path, MIB, clock=lambda: next(times))
     write(disk, a=b"1")
-    query = disk._query
 
-    def query_slowly(keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        time.sleep(2 * disk_cache.SLOW_QUERY_S)
-        return query(keys)
-
-    monkeypatch.setattr(disk, "_query", query_slowly)
-    found = [disk.get([b"a"]) for _ in range(3)]
-    monkeypatch.undo()
-    time.sleep(4 * disk_cache.SLOW_QUERY_S)
-    found.append(disk.get([b"a"]))
+    found = [disk.get([b"a"]) for _ in range(4)]
     disk.close()
 
     assert found == [{b"a": b"1"}, {}, {}, {b"a": b"1"}]
-    assert caplog.text.count("is slow: a query took 0.1") == 1
+    assert caplog.text.count("is slow: a query took 0.10 s; nothing is read from it for 2.0 s") == 1
 
 
 def test_a_damaged_index_is_recognised_and_the_file_recreated(tmp_path: Path) -> None:

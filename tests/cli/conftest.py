@@ -28,7 +28,7 @@ def vector(text: str) -> list[float]:
 
 @dataclass
 class FakeEngine:
-    admission = SimpleNamespace(check_task=lambda task: None)  # the model has every task
+    request_checks = SimpleNamespace(check_task=lambda task: None)  # the model has every task
     model_info = SimpleNamespace(supports_images=False)
 
     requests: list[Any] = field(default_factory=list)

@@ -41,7 +41,7 @@ OTHER_PROGRAMS = {
 @cache
 def list_known_flags() -> frozenset[str]:
     shown = {flag for command in list_commands() for option in command.options for flag in option.flags}
-    shown |= make_parser()._option_string_actions.keys()
+    shown.update(re.findall(r"--[a-z-]+", make_parser().format_help()))
     sources = [path.read_text() for pattern in SCRIPTS for path in ROOT.glob(pattern)]
     declared = {flag for source in sources for flag in re.findall(r'"(--[a-z][a-z-]*)"', source)}
     return frozenset(shown | declared).union(*(flags.split() for flags in OTHER_PROGRAMS.values()))

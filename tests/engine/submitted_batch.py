@@ -36,7 +36,7 @@ class SubmittedBatch:
         self.batch = TokenizedBatch(
             TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths),
             np.zeros(len(token_ids), np.int64),
-            engine.admission.resolve_options(PoolRequest(task="embed", inputs=())),
+            engine.request_checks.resolve_options(PoolRequest(task="embed", inputs=())),
             self,
             call_ids=np.array([call_id]),
             input_numbers=np.arange(len(token_ids)) + first_number,

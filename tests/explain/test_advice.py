@@ -10,7 +10,14 @@ import pytest
 
 from cenote.explain.advice import Advice, make_advice, overall_gain
 from cenote.explain.report import to_json, to_text
-from cenote.explain.results import TIME_PARTS, ExplainResults, HardwareInfo, ResolvedSettings, Setting, WorkloadResult
+from cenote.explain.results import (
+    TIME_PARTS,
+    ExplainResults,
+    HardwareInfo,
+    ResolvedSetting,
+    ResolvedSettings,
+    WorkloadResult,
+)
 from cenote.explain.timing import MeasuredValue
 from cenote.explain.workload_probe import ProbeRound, split_backbone_time
 
@@ -74,7 +81,7 @@ def make_results(*readings: WorkloadResult, **chosen: Any) -> ExplainResults:
             copy=constant_figure(1e10),
         ),
         chosen=replace(RESOLVED, **chosen),
-        settings=(Setting("device", "cpu", "from what this machine has"),),
+        settings=(ResolvedSetting("device", "cpu", "from what this machine has"),),
         readings=readings or (make_workload_result(),),
         tokenizer=constant_figure(1e6),
         per_input=constant_figure(1e-5),

@@ -14,7 +14,7 @@ from cenote.llm import LLM
 from tests.tiny import tiny_bert
 
 
-@pytest.mark.parametrize("sleeps_in", ["executor", "tokenizer", "admission"])
+@pytest.mark.parametrize("sleeps_in", ["executor", "tokenizer", "request checks"])
 def test_time_counts_where_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps_in: str) -> None:
     tiny_bert(tmp_path)
 
@@ -25,7 +25,7 @@ def test_time_counts_where_it_is_spent(tmp_path: Path, monkeypatch: pytest.Monke
         executor = EchoExecutor(sleep if sleeps_in == "executor" else lambda batch: None)
         engine = PoolingEngine(llm.engine.model, llm.engine.config, executor)
         if sleeps_in != "executor":
-            owner: object = engine.tokenizer if sleeps_in == "tokenizer" else engine.admission
+            owner: object = engine.tokenizer if sleeps_in == "tokenizer" else engine.request_checks
             name = "encode_flat" if sleeps_in == "tokenizer" else "prepare"
             call = getattr(owner, name)
             monkeypatch.setattr(owner, name, lambda *args, **kwargs: sleep() or call(*args, **kwargs))
@@ -34,7 +34,7 @@ def test_time_counts_where_it_is_spent(tmp_path: Path, monkeypatch: pytest.Monke
         finally:
             engine.stop()
 
-    part = {"executor": times.model, "tokenizer": times.tokenizer, "admission": times.engine}[sleeps_in]
+    part = {"executor": times.model, "tokenizer": times.tokenizer, "request checks": times.engine}[sleeps_in]
     assert part >= 0.05
     assert abs(times.total - part) < 0.05  # They are measured in different calls.
     assert engine.core.loop.executor is executor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -79,14 +80,13 @@ def test_no_mask_is_larger_than_a_block_and_its_window(monkeypatch: pytest.Monke
     query, key, value, batch = inputs([200], heads=1, kv_heads=1)
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     masks: list[Tensor] = []
-    real = sdpa._attend
+    real = sdpa.scaled_dot_product_attention
 
-    def recording_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-        assert mask is not None
-        masks.append(mask)
-        return real(q, k, v, mask, causal, scale)
+    def record_mask(*args: Tensor, attn_mask: Tensor, **options: Any) -> Tensor:
+        masks.append(attn_mask)
+        return real(*args, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(sdpa, "_attend", recording_attend)
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", record_mask)
     sdpa.attention(query, key, value, batch, causal=False, window=5, scale=SCALE)
 
     assert max(mask.numel() for mask in masks) <= 16 * (16 + 2 * 5)

@@ -128,11 +128,11 @@ def test_the_level_of_the_kernels_is_the_highest_of_the_cpu_within_the_limit(
     found = features(cpuinfo, text, "aarch64" if "asimd" in text else "x86_64", **{CPU_LEVEL: limit})
     monkeypatch.setattr(library, "cpu_features", lambda: found)
     monkeypatch.setattr(library, "open_library", lambda _: LibraryOfEveryLevel())
-    library._find_level.cache_clear()
+    library.find_level.cache_clear()
 
     level = library.load_level()
 
-    library._find_level.cache_clear()
+    library.find_level.cache_clear()
     assert (None if level is None else level.name) == expected
     assert found.has_level == (expected is not None)
     if level is not None:
@@ -152,11 +152,11 @@ def test_the_level_of_amx_is_found_within_the_limits_if_the_library_has_it(
         every_level.names.remove("amx")
     monkeypatch.setattr(library, "cpu_features", lambda: found)
     monkeypatch.setattr(library, "open_library", lambda _: every_level)
-    library._find_amx_level.cache_clear()
+    library.find_amx_level.cache_clear()
 
     level = library.load_amx_level()
 
-    library._find_amx_level.cache_clear()
+    library.find_amx_level.cache_clear()
     assert (None if level is None else level.name) == (expected if has_level else None)
 
 
@@ -168,7 +168,7 @@ def test_amx_is_the_level_of_bfloat16_models_only(
     monkeypatch.setattr(library, "cpu_features", lambda: found)
     monkeypatch.setattr(library, "open_library", lambda _: LibraryOfEveryLevel())
     monkeypatch.setattr("cenote.kernels.native_library.is_available", lambda: has_kernels)
-    library._find_level.cache_clear()
+    library.find_level.cache_clear()
 
     levels = [
         find_kernel_level("bfloat16"),
@@ -177,7 +177,7 @@ def test_amx_is_the_level_of_bfloat16_models_only(
         find_kernel_level("float32", "float32", "int8"),
     ]
 
-    library._find_level.cache_clear()
+    library.find_level.cache_clear()
     of_bfloat16 = "amx" if has_kernels else "baseline"
     assert levels == [of_bfloat16, of_bfloat16, "avx512_bf16", "baseline"]
 

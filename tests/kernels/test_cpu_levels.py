@@ -17,7 +17,7 @@ from cenote.kernels.cpu.library import CPULevel, Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.backbone import Backbone, Block
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
-from cenote.layers.products import prepare_products
+from cenote.layers.matmul_format import prepare_matmuls
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.kernels.backbones import (
@@ -341,7 +341,7 @@ def test_a_bfloat16_model_runs_in_one_call(level: CPULevel, change: dict[str, ob
     exact_backbone = make_bfloat16_backbone(**change).double()
     exact_backbone.prepare_buffers(torch.device("cpu"), torch.float64)
 
-    report = prepare_products(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch)
+    report = prepare_matmuls(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch)
 
     assert str(report) == f"bfloat16 products, {level.name} kernels"
     assert isinstance(backbone.fused_encoder, FusedEncoder)
@@ -357,7 +357,7 @@ def test_a_bfloat16_model_with_attention_sinks_is_left_to_other_kernels(level: C
     backbone = make_bfloat16_backbone()
     backbone.layers[0].mixer.sinks = torch.zeros(4, dtype=torch.bfloat16)
 
-    report = prepare_products(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch_of([5, 20]))
+    report = prepare_matmuls(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch_of([5, 20]))
 
     assert report is None or report.level == "amx"
     assert not any(isinstance(layer, PackedLinear) for layer in backbone.modules())

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from cenote.kernels.cpu import pooling
 from cenote.kernels.cpu.pooling import Method, all_finite, normalize_rows, pool_rows
 
-pytestmark = pytest.mark.skipif(pooling._load() is None, reason="the C library is not built")
+pytestmark = pytest.mark.skipif(normalize_rows(torch.ones(1, 1), 1e-6) is None, reason="the C library is not built")
 
 LENGTHS = (1, 3, 40, 2)
 UNPOOLED = (0, 2, 7, 1)

@@ -45,7 +45,7 @@ def test_many_rows_do_not_enable_the_mode() -> None:
 
 def test_the_mode_can_be_disabled_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "can_launch_early", lambda device: True)
-    monkeypatch.setattr(few_rows, "_is_disabled", False)
+    monkeypatch.setattr(few_rows, "is_disabled", False)
     with few_rows_mode(1, torch.device("cpu")):
         assert is_few_rows_mode()
 

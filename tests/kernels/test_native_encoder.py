@@ -13,11 +13,11 @@ from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
-from cenote.layers import products
+from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.int8_check import Int8Check
-from cenote.layers.products import prepare_products
+from cenote.layers.matmul_format import prepare_matmuls
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.kernels.backbones import (
@@ -123,9 +123,9 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
     backbone.prepare_buffers(CPU, torch.bfloat16)
     quantize_module(backbone, quantizer)
     check = Int8Check(backbone, backbone, quantizer, batch)
-    plain = check.run(prepare_products(backbone, backbone, CPU, None, torch.bfloat16, batch))
+    plain = check.run(prepare_matmuls(backbone, backbone, CPU, None, torch.bfloat16, batch))
     assert plain.cosine is not None and str(plain).startswith("int8 products, amx kernels, cosine 0.99")
-    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     report = check.run(plain)
 

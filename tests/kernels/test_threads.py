@@ -21,7 +21,7 @@ MODEL = """
 import os, re, sys, threading
 import torch
 from cenote.kernels.cpu.library import load_level
-from cenote.layers.products import prepare_products
+from cenote.layers.matmul_format import prepare_matmuls
 from dataclasses import replace
 from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
@@ -29,7 +29,7 @@ if load_level() is None:
     sys.exit(5)
 torch.set_num_threads(6)
 backbone = make_backbone(replace(SPEC, hidden_size=384, num_heads=12, intermediate_size=1536, num_layers=2))
-prepare_products(backbone, backbone, torch.device("cpu"), None, torch.float32, None)
+prepare_matmuls(backbone, backbone, torch.device("cpu"), None, torch.float32, None)
 assert backbone.fused_encoder is not None
 short, long = batch_of([5]), batch_of([100] * 8)
 """

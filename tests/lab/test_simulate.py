@@ -12,7 +12,7 @@ from cenote.bench.load import LoadPattern
 from cenote.errors import BadRequest
 from lab.simulate.__main__ import main
 from lab.simulate.measure import mean_others
-from lab.simulate.routing import POLICIES, Request, make_policy, make_requests, make_trace
+from lab.simulate.routing import POLICIES, SimulatedRequest, make_policy, make_requests, make_trace
 from lab.simulate.service_time import LoadWindow, ServiceTime, fit_service_time, relative_errors
 from lab.simulate.simulation import ReplicaSettings, SimulationResult, simulate
 
@@ -99,7 +99,7 @@ def test_cache_aware_routing_finds_more_results() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_uses_all_replicas(name: str) -> None:
-    requests = [Request(index * 1e-4, 50, index) for index in range(400)]
+    requests = [SimulatedRequest(index * 1e-4, 50, index) for index in range(400)]
     result = simulate(requests, ServiceTime(0.01, 0.0, 0.0), make_policy(name, 0), num_replicas=4)
 
     assert result.busy > 0.8

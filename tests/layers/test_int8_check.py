@@ -15,8 +15,8 @@ from cenote.config.engine import EngineConfig
 from cenote.kernels import post_load
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
-from cenote.layers import products
-from cenote.layers.products import ProductReport, describe_products
+from cenote.layers import matmul_format
+from cenote.layers.matmul_format import MatmulReport, describe_matmuls
 from cenote.loading.load import LoadedModel, load_model
 from cenote.packed_batch import pack_sequences
 from tests.tiny import save_tiny
@@ -42,7 +42,7 @@ def load(folder: Path, quantization: str | None = "int8", **options: Any) -> Loa
     return load_model(config)
 
 
-def load_and_report(folder: Path, **options: Any) -> tuple[LoadedModel, ProductReport]:
+def load_and_report(folder: Path, **options: Any) -> tuple[LoadedModel, MatmulReport]:
     model = load(folder, **options)
     assert model.products is not None
     return model, model.products
@@ -72,7 +72,7 @@ def test_the_report_has_the_measured_cosine(folder: Path, enable_lora: bool) -> 
 def test_the_worst_layers_are_read_again_without_quantization(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized, plain = load_and_report(folder)
     assert plain.cosine is not None
-    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-7)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-7)
 
     model, report = load_and_report(folder)
 
@@ -87,10 +87,10 @@ def test_the_worst_layers_are_read_again_without_quantization(folder: Path, monk
 def test_a_model_that_never_comes_close_is_not_quantized(
     folder: Path, enable_lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(products.MIN_COSINE, "int8", 1.1)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", 1.1)
 
     model, report = load_and_report(folder, enable_lora=enable_lora)
 
     assert report.format == "float32" and report.cosine is None and not count_quantized(model)
-    assert report == describe_products(model.backbone) or report.level == "torch"
+    assert report == describe_matmuls(model.backbone) or report.level == "torch"
     torch.testing.assert_close(compute(model), compute(load(folder, None)), atol=1e-5, rtol=0)

@@ -17,7 +17,7 @@ from cenote.errors import LoadError
 from cenote.loading.card_evidence import CardEvidence, ModelUse, weigh_card
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.describe import describe_model
-from cenote.loading.model_card import MAX_CARD_CHARS, ModelCard
+from cenote.loading.model_card import MAX_CARD_CHARS, PublishedCard
 from tests.tiny import save_tiny, tiny_bert, tiny_qwen3_causal
 
 MEAN_CODE = "```python\nembeddings = mean_pooling(model_output, attention_mask)\n```"
@@ -29,7 +29,7 @@ def use(kind: Any = "embed", architecture: str = "BertModel", **changes: Any) ->
 
 
 def weigh(head: str, text: str = "", of: ModelUse | None = None, names: tuple[str, ...] = ("mine",)) -> CardEvidence:
-    return weigh_card(ModelCard.from_text(f"---\n{head}\n---\n{text}"), names, of or use())
+    return weigh_card(PublishedCard.from_text(f"---\n{head}\n---\n{text}"), names, of or use())
 
 
 CONVERTED = use(architecture="Qwen3ForCausalLM", is_converted=True, default_pooling="LAST")
@@ -144,9 +144,9 @@ def test_evidence_that_agrees_is_no_more_than_noted() -> None:
 # reading the card
 
 
-def read(text: str, tmp_path: Path) -> ModelCard:
+def read(text: str, tmp_path: Path) -> PublishedCard:
     (tmp_path / "README.md").write_text(text)
-    return ModelCard.from_checkpoint(Checkpoint("test", tmp_path))
+    return PublishedCard.from_checkpoint(Checkpoint("test", tmp_path))
 
 
 def test_entries_are_read_with_one_value_or_a_list(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cenote.errors import (
     UnknownModel,
     Unsupported,
 )
-from cenote.protocol.params import PoolingParams, _log_deprecated
+from cenote.protocol.params import PoolingParams, log_deprecated
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.utils.registry import Registry
 
@@ -42,7 +42,7 @@ def test_aliases_with_different_values_are_refused(old: bool) -> None:
 def test_older_names_of_use_activation_are_accepted_with_a_log_line(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _log_deprecated.cache_clear()
+    log_deprecated.cache_clear()
     for make in (PoolingParams, PoolerConfig):
         assert make(**{name: False}).use_activation is False  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match=f"`{name}` is a deprecated alias of `use_activation`"):

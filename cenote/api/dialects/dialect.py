@@ -81,6 +81,11 @@ class Route:
         self.summary = self.summary or read_summary(self.handler)
         self.reply_type = self.reply_type or read_reply_type(self.handler)
 
+    @property
+    def api_name(self) -> str:
+        """What errors call the API of the route."""
+        return self.needs.api_name
+
     def is_supported(self, model_info: ModelInfo) -> bool:
         return self.needs.is_met(model_info)
 

@@ -139,12 +139,12 @@ class PredictedValues(msgspec.Struct):
     statistics: Statistics
 
 
-class Prediction(msgspec.Struct):
+class VertexPrediction(msgspec.Struct):
     embeddings: PredictedValues
 
 
 class VertexPredicted(msgspec.Struct):
-    predictions: list[Prediction]
+    predictions: list[VertexPrediction]
     metadata: dict[str, int] | UnsetType = UNSET
 
 

@@ -19,14 +19,14 @@ routes = Routes(Route)
 MODEL_DOC = doc("Model of the adapter, if the server has several. Default: the first, or the one that has the adapter.")
 
 
-class LoadBody(msgspec.Struct, kw_only=True):
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
     lora_name: Annotated[str | None, doc("Name of the adapter, which requests give as their model.")] = None
     lora_path: Annotated[str | None, doc("PEFT adapter folder on the server, or a hub name.")] = None
     model: Annotated[str | None, MODEL_DOC] = None
     load_inplace: Annotated[bool | None, doc("Replace the adapter of the same name.")] = None
 
 
-class UnloadBody(msgspec.Struct, kw_only=True):
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
     lora_name: str | None = None
     model: Annotated[str | None, MODEL_DOC] = None
     lora_int_id: Annotated[int | None, doc("Accepted for compatibility, ignored.")] = None
@@ -40,7 +40,7 @@ class UnloadBody(msgspec.Struct, kw_only=True):
     needs_admin=True,
     example={"lora_name": "my-adapter", "lora_path": "/adapters/mine"},
 )
-async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
+async def load_adapter(body: LoadAdapterBody, context: RequestContext) -> Reply:
     """Load a LoRA adapter."""
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
@@ -62,7 +62,7 @@ async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     needs_admin=True,
     example={"lora_name": "my-adapter"},
 )
-async def unload_adapter(body: UnloadBody, context: RequestContext) -> Reply:
+async def unload_adapter(body: UnloadAdapterBody, context: RequestContext) -> Reply:
     """Unload a LoRA adapter once no request in flight uses it."""
     if not body.lora_name:
         raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -18,7 +18,7 @@ from cenote.api.background_load import load_in_thread
 from cenote.api.engine_process.plugin_calls import run_plugin
 from cenote.api.engine_process.token_batcher import TokenBatcher, TokenLink
 from cenote.api.wire.channel import Channel, Reply
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.control_messages import (
     ChangeAdapter,
     EngineFailed,
@@ -199,9 +199,9 @@ class EngineServer:
             link.channel.send(EngineDown(str(error)))
 
     def _on_load_failed(self, error: BaseException) -> None:
-        if encode_error(error).class_name == "":
+        if serialize_error(error).class_name == "":
             logger.error("loading the model failed", exc_info=error)
-        self.control.send(LoadFailed(encode_error(error)))
+        self.control.send(LoadFailed(serialize_error(error)))
         self._exit(EXIT_LOAD_FAILED)
 
     async def _watch(self) -> None:
@@ -210,7 +210,7 @@ class EngineServer:
             await asyncio.sleep(POLL_INTERVAL_S)
             self._clock.turn()
             if self.engine is not None and (error := self.engine.dead_error) is not None:
-                self.control.send(EngineFailed(encode_error(error)))
+                self.control.send(EngineFailed(serialize_error(error)))
                 await asyncio.sleep(FINAL_FLUSH_S)
                 self._exit(EXIT_ENGINE_FAILED)
                 return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.messages import ArrayBytes, Shapes
 from cenote.api.wire.token_codec import Array, decode_inputs, get_shapes
 from cenote.api.wire.token_messages import (
@@ -115,7 +115,7 @@ class TokenLink:
         self.batcher.cancel(self, None)
 
     def send_errors(self, call_ids: Sequence[int], error: PoolingError) -> None:
-        serialized = encode_error(error)
+        serialized = serialize_error(error)
         self.channel.send(TokenErrors([(call_id, -1, serialized) for call_id in call_ids]))
         for call_id in call_ids:
             self.open_calls.pop(call_id, None)
@@ -151,7 +151,7 @@ class TokenBatcher:
             operands=() if message.has_operands else None,
             role=message.role,
         )
-        options = self.engine.get_route(message.role).admission.resolve_options(request)
+        options = self.engine.get_route(message.role).request_checks.resolve_options(request)
         if len(self._interned) > MAX_OPTIONS:
             self._interned.clear()
         return self._interned.setdefault(options, options)
@@ -301,7 +301,7 @@ class MergedCalls:
 
     def on_error(self, batch: TokenizedBatch, index: int, error: PoolingError) -> None:
         """Send the error of one input, or of all inputs for -1."""
-        serialized = encode_error(error)
+        serialized = serialize_error(error)
         if index >= 0:
             request = self.request_indices[index]
             entry = (int(self.call_ids[request]), int(self.input_numbers[index]), serialized)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from cenote.api import log_config
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
-from cenote.api.front_ends.acceptor import BalancedAcceptor
+from cenote.api.front_ends.balanced_acceptor import BalancedAcceptor
 from cenote.api.front_ends.connection_counts import CLOSED_COUNT, ConnectionCounts
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
 from cenote.api.http.acceptor import Acceptor
@@ -26,7 +26,7 @@ from cenote.api.http.server_state import ServerState
 from cenote.api.memory_release import limit_kept_memory
 from cenote.api.server import FINAL_FLUSH_S, ApiServer
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     Drain,
@@ -113,7 +113,7 @@ class FrontEndProcess:
             self.failure = self.server.failure
         if self.failure is not None:
             logger.error("front-end process %d cannot serve", os.getpid(), exc_info=self.failure)
-            self.channel.send(LoadFailed(encode_error(self.failure)))
+            self.channel.send(LoadFailed(serialize_error(self.failure)))
         if self._link_receiver is not None:
             self._link_receiver.close()
         if self.engines is not None:

@@ -40,8 +40,8 @@ class FrontEndEngine(TextEngine):
         return self.availability.dead_error
 
     @abstractmethod
-    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
-        """Pool a request whose images are preprocessed; `first`: the replica that computes it, if it is available."""
+    async def pool_part(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+        """Pool a request whose images are preprocessed, or a part of one; `first`: the replica for it, if available."""
 
     async def _prepare(self, request: PoolRequest) -> PoolRequest:
         """Wait until an engine has told its model, and return the request as that model reads it."""
@@ -56,7 +56,7 @@ class FrontEndEngine(TextEngine):
     async def _pool_prepared(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         assert self.text_models.last is not None, "it has prepared the request"
         workers = self.text_models.last.image_workers
-        return await self._pool_in_parts(request, workers, partial(self.pool_rendered, first=first))
+        return await self._pool_in_parts(request, workers, partial(self.pool_part, first=first))
 
     async def get_text_parts(self, deadline_at: float, num_chars: int) -> TextModel:
         if self.text_models.last is None or not self.availability.is_available:

@@ -17,7 +17,7 @@ from cenote.api.front_ends.registered_options import OptionsRegistry
 from cenote.api.front_ends.remote_pending import EngineLost, PendingPart, RemotePending
 from cenote.api.front_ends.text_model import TextModel
 from cenote.api.wire.channel import Channel
-from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import ArrayBytes
 from cenote.api.wire.token_codec import decode_results, encode_images, encode_inputs, encode_operands
@@ -172,7 +172,7 @@ class RemoteCore:
         for call_id, input_number, serialized in message.errors:
             if (pending := self._pending.get(call_id)) is None:
                 continue
-            error = decode_error(serialized)
+            error = deserialize_error(serialized)
             if isinstance(error, EngineStopped):  # sent again to the next engine process
                 self._on_engine_stopped(str(error))
                 pending.owner.lose()

@@ -168,7 +168,7 @@ class RemoteEngine(FrontEndEngine):
             await self.availability.wait(request.deadline_at, None, num_chars)
         return await self._pool_prepared(await self._prepare(request))
 
-    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+    async def pool_part(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         """Send the inputs until all have a result."""
         pending = RemotePending(request, request.num_chars)
         try:

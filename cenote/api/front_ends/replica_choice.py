@@ -11,7 +11,7 @@ import numpy as np
 
 from cenote.api.admission.cost import count_tokens
 from cenote.api.front_ends.replica_loads import ReplicaLoads
-from cenote.api.front_ends.replica_split import Part
+from cenote.api.front_ends.replica_split import ReplicaPart
 from cenote.protocol.input_types import Input, TextPair
 
 # the preferred replica is chosen although it has more tokens in flight than another one, up to this factor
@@ -32,7 +32,7 @@ class ReplicaChooser:
         self.has_result_cache = False  # of each replica: an input is looked up where it was computed before
         self._same_inputs: dict[int, tuple[int, int]] = {}  # by digest: a replica, and requests in flight there
 
-    def choose(self, candidates: Sequence[int], route: Route) -> int:
+    def choose(self, candidates: Sequence[int], route: ReplicaKey) -> int:
         loads, digest = self.loads.read(), route.digest
         if digest is not None and (same := self._same_inputs.get(digest)) is not None:
             return choose_replica(candidates, loads, same[0], SAME_INPUT_TOKENS)
@@ -40,7 +40,7 @@ class ReplicaChooser:
         return choose_replica(candidates, loads, preferred, SAME_INPUT_TOKENS if self.has_result_cache else 0.0)
 
     @contextmanager
-    def in_flight(self, replica: int, route: Route) -> Iterator[None]:
+    def in_flight(self, replica: int, route: ReplicaKey) -> Iterator[None]:
         """Count a request as in flight at a replica, until the end of the block."""
         digest = route.digest
         if digest is not None:
@@ -58,7 +58,7 @@ class ReplicaChooser:
                 else:
                     del self._same_inputs[digest]
 
-    def divide(self, candidates: Sequence[int], inputs: Sequence[Input], device: str) -> Sequence[Part]:
+    def divide(self, candidates: Sequence[int], inputs: Sequence[Input], device: str) -> Sequence[ReplicaPart]:
         """Return the parts of a request."""
         loads, sizes = self.loads.read(), list(map(count_tokens, inputs))
         if self.has_result_cache and (parts := divide_by_digest(candidates, loads, inputs, sizes)):
@@ -66,10 +66,10 @@ class ReplicaChooser:
         min_part = MIN_CPU_PART_TOKENS if device.startswith("cpu") else MIN_GPU_PART_TOKENS
         shares = divide_tokens(candidates, loads, sum(sizes), min_part)
         ranges = divide_inputs(sizes, list(shares.values()))
-        return [Part(replica, rows) for replica, rows in zip(shares, ranges, strict=True) if rows]
+        return [ReplicaPart(replica, rows) for replica, rows in zip(shares, ranges, strict=True) if rows]
 
 
-class Route(NamedTuple):
+class ReplicaKey(NamedTuple):
     """What the choice of a replica depends on."""
 
     tokens: int  # estimated
@@ -77,14 +77,14 @@ class Route(NamedTuple):
     adapter: str | None = None
 
 
-def make_route(inputs: Iterable[Input], adapter: object = None) -> Route:
+def make_route(inputs: Iterable[Input], adapter: object = None) -> ReplicaKey:
     """Return the route of a request; its digest is that of the first input, or of the first two."""
     tokens, digest = 0, None
     for index, item in enumerate(inputs):
         tokens += count_tokens(item)
         if index < 2 and (number := digest_input(item)) is not None:
             digest = number if digest is None else 31 * digest + number
-    return Route(tokens, digest, adapter if isinstance(adapter, str) else None)
+    return ReplicaKey(tokens, digest, adapter if isinstance(adapter, str) else None)
 
 
 def digest_input(item: Input) -> int | None:
@@ -142,7 +142,7 @@ def divide_tokens(
 
 def divide_by_digest(
     candidates: Sequence[int], loads: Sequence[float], inputs: Sequence[Input], sizes: Sequence[int]
-) -> Sequence[Part]:
+) -> Sequence[ReplicaPart]:
     """Return the parts in which every input is at its preferred replica; none if one of these has clearly more."""
     rows: dict[int, list[int]] = {}
     totals = {replica: loads[replica] for replica in candidates}
@@ -153,7 +153,7 @@ def divide_by_digest(
         totals[replica] += sizes[row]
     if max(totals.values()) > BALANCE_FACTOR * min(totals.values()) + SAME_INPUT_TOKENS:
         return ()
-    return [Part(replica, part) for replica, part in rows.items()]
+    return [ReplicaPart(replica, part) for replica, part in rows.items()]
 
 
 def divide_inputs(sizes: Sequence[int], shares: Sequence[float]) -> list[range]:

@@ -10,9 +10,9 @@ from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.front_end_engine import FrontEndEngine
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.remote_pending import RemotePending
-from cenote.api.front_ends.replica_choice import ReplicaChooser, Route, make_route
+from cenote.api.front_ends.replica_choice import ReplicaChooser, ReplicaKey, make_route
 from cenote.api.front_ends.replica_loads import ReplicaLoads
-from cenote.api.front_ends.replica_split import Part, add_timing, run_parts, take_pool_part
+from cenote.api.front_ends.replica_split import ReplicaPart, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input
@@ -76,14 +76,14 @@ class ReplicaSet(FrontEndEngine):
         finally:
             add_timing(request.timing, [item.timing for item in requests])
 
-    def _divide(self, inputs: Sequence[Input], adapter: object) -> Sequence[Part]:
+    def _divide(self, inputs: Sequence[Input], adapter: object) -> Sequence[ReplicaPart]:
         """Return the parts of a request; one or none if it is not divided."""
         if len(inputs) < 2 or self._num_available < 2:
             return ()
         candidates = self._list_candidates(adapter if isinstance(adapter, str) else None)
         return self.chooser.divide(candidates, inputs, self.model_info.device)
 
-    async def pool_rendered(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
+    async def pool_part(self, request: PoolRequest, first: int | None = None) -> list[PoolResult | PoolingError]:
         route = make_route(request.inputs, request.adapter)
         pending = RemotePending(request, request.num_chars)
         replica: RemoteEngine | None = None
@@ -111,7 +111,7 @@ class ReplicaSet(FrontEndEngine):
 
     async def _select(
         self,
-        route: Route,
+        route: ReplicaKey,
         call: RemotePending,
         last: RemoteEngine | None,
         first: int | None = None,

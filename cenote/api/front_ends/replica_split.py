@@ -16,7 +16,7 @@ from cenote.protocol.results import PoolResultBatch
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
+class ReplicaPart(NamedTuple):
     replica: int
     rows: Sequence[int]  # indices of its inputs in the request
 
@@ -36,7 +36,7 @@ def take(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
     return values[rows.start : rows.stop] if isinstance(rows, range) else [values[row] for row in rows]
 
 
-async def run_parts(parts: Sequence[Part], runs: Sequence[Awaitable[list[Any]]]) -> list[Any]:
+async def run_parts(parts: Sequence[ReplicaPart], runs: Sequence[Awaitable[list[Any]]]) -> list[Any]:
     """Run all parts at the same time; return their results in the order of the inputs, or raise the first error."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     for task in tasks:
@@ -60,7 +60,7 @@ def add_timing(timing: Timing, parts: Sequence[Timing]) -> None:
     timing.parse_s += max((part.parse_s for part in parts), default=0.0)
 
 
-def join_results(parts: Sequence[Part], results: Sequence[list[Any]]) -> list[Any]:
+def join_results(parts: Sequence[ReplicaPart], results: Sequence[list[Any]]) -> list[Any]:
     joined: list[Any] = [None] * sum(len(part.rows) for part in parts)
     for part, values in zip(parts, results, strict=True):
         for row, value in zip(part.rows, values, strict=True):
@@ -75,7 +75,7 @@ def join_results(parts: Sequence[Part], results: Sequence[list[Any]]) -> list[An
     return PoolResultBatch(joined, rows)
 
 
-def _renumber(error: BaseException, part: Part) -> BaseException:
+def _renumber(error: BaseException, part: ReplicaPart) -> BaseException:
     """Convert `index` of an error to an index into the inputs of the whole request."""
     if isinstance(error, PoolingError) and error.index is not None:
         error.index = part.rows[error.index]

@@ -43,7 +43,7 @@ Handler = Callable[[Any, RequestContext], Awaitable[Any]]  # from a request mess
 
 
 @dataclass(slots=True)
-class Request:
+class GrpcRequest:
     """The messages of a request, which count as held until its response is sent."""
 
     admission: RequestAdmission
@@ -69,11 +69,11 @@ class CallRunner:
 
     async def refuse(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Answer a call without a valid key: none of its messages is received."""
-        async with Call(self, grpc_context) as call:
+        async with GrpcCall(self, grpc_context) as call:
             call.authenticate()
 
     async def run_unary(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
-        async with Call(self, grpc_context) as call:
+        async with GrpcCall(self, grpc_context) as call:
             request = await call.receive()
             if request is None:
                 raise BadRequest(f"the call has no message; expected a {self.parser.name}")
@@ -81,20 +81,20 @@ class CallRunner:
 
     async def run_client_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Compute one response for all messages of a stream."""
-        async with Call(self, grpc_context) as call:
+        async with GrpcCall(self, grpc_context) as call:
             request = None
             while (received := await call.receive(request)) is not None:
                 request = received
                 call.check_stream(request)
             if request is None:
-                request = Request(call.make_admission(0), [])
+                request = GrpcRequest(call.make_admission(0), [])
             await call.send(await call.run(request, is_stream=True), request)
 
     async def run_stream(self, requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         """Send a response for every message, in their order; the first error ends the stream."""
-        async with Call(self, grpc_context) as call:
+        async with GrpcCall(self, grpc_context) as call:
             places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
-            running: asyncio.Queue[tuple[Request, asyncio.Task[Message]] | None] = asyncio.Queue()
+            running: asyncio.Queue[tuple[GrpcRequest, asyncio.Task[Message]] | None] = asyncio.Queue()
             started: set[asyncio.Task[Message]] = set()
 
             async def start_all() -> None:
@@ -118,13 +118,13 @@ class CallRunner:
                 await asyncio.gather(reader, *started, return_exceptions=True)
 
 
-class Call:
+class GrpcCall:
     """A call in progress: as a context manager, it turns errors into statuses, and counts and logs the call."""
 
     def __init__(self, runner: CallRunner, grpc_context: Any) -> None:
         self.runner = runner
         self.app_state = runner.app_state
-        self.requests: list[Request] = []  # that have no response yet
+        self.requests: list[GrpcRequest] = []  # that have no response yet
         self.grpc_context = grpc_context
         self.headers = encode_metadata(grpc_context.invocation_metadata())
         client_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
@@ -133,7 +133,7 @@ class Call:
         self.context: RequestContext | None = None  # of the last request
         self.started_at = time.perf_counter()
 
-    async def __aenter__(self) -> Call:
+    async def __aenter__(self) -> GrpcCall:
         self.app_state.num_in_flight += 1
         self.grpc_context.set_trailing_metadata((("x-request-id", self.request_id),))
         return self
@@ -189,7 +189,7 @@ class Call:
             if self.key is None:
                 raise Unauthorized(UNAUTHORIZED_MESSAGE)
 
-    def check_stream(self, request: Request) -> None:
+    def check_stream(self, request: GrpcRequest) -> None:
         """Raise if the messages of a client stream are more than a request may have."""
         settings = self.app_state.settings
         if len(request.messages) > settings.max_request_items:
@@ -203,7 +203,7 @@ class Call:
                 "--max-body-bytes"
             )
 
-    async def receive(self, request: Request | None = None, *, is_patient: bool = False) -> Request | None:
+    async def receive(self, request: GrpcRequest | None = None, *, is_patient: bool = False) -> GrpcRequest | None:
         """Receive a message, of this request or of a new one, and count its bytes; return None at the end.
 
         `is_patient`: wait until the bytes fit.
@@ -217,14 +217,14 @@ class Call:
                 return await self._retry(lambda: self._count(message, request, is_patient))
             return await self._count(message, request, is_patient)
 
-    async def _count(self, message: bytes, request: Request | None, is_patient: bool) -> Request:
+    async def _count(self, message: bytes, request: GrpcRequest | None, is_patient: bool) -> GrpcRequest:
         num_bytes = len(message)
         admission = self.make_admission(num_bytes) if request is None else request.admission
         if is_patient:
             admission.controller.check_half(COPIES * num_bytes)
         admission.hold(COPIES * num_bytes, "the message")
         if request is None:
-            request = Request(admission, [])
+            request = GrpcRequest(admission, [])
             self.requests.append(request)
         request.messages.append(message)
         return request
@@ -239,7 +239,7 @@ class Call:
             admission.set_timeout(max(0.0, remaining_s))
         return admission
 
-    async def send(self, message: Message, request: Request) -> None:
+    async def send(self, message: Message, request: GrpcRequest) -> None:
         """Send the response; the request counts as held until the client has received nearly all of it.
 
         gRPC cannot end a call whose response waits for its client: that takes the end of the connection.
@@ -248,7 +248,7 @@ class Call:
         request.admission.set_held(0)
         self.requests.remove(request)
 
-    async def run_patiently(self, request: Request) -> Message:
+    async def run_patiently(self, request: GrpcRequest) -> Message:
         """As `run`, but wait while the server is overloaded: a stream has no more requests in flight than its limit."""
         return await self._retry(lambda: self.run(request))
 
@@ -262,7 +262,7 @@ class Call:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def run(self, request: Request, *, is_stream: bool = False) -> Message:
+    async def run(self, request: GrpcRequest, *, is_stream: bool = False) -> Message:
         """Compute the response for a message, or for all those of a stream."""
         header_model = self.headers.get(b"x-model")
         context = self.context = RequestContext(
@@ -277,7 +277,7 @@ class Call:
         finally:
             context.release()
 
-    async def _handle(self, request: Request, context: RequestContext, is_stream: bool) -> Message:
+    async def _handle(self, request: GrpcRequest, context: RequestContext, is_stream: bool) -> Message:
         await context.select_model(None)
         route, model_info = self.runner.route, context.model_info
         if not route.is_supported(model_info):

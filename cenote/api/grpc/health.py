@@ -22,7 +22,7 @@ WATCH_INTERVAL_S = 0.2
 MAX_WATCHES, MAX_WATCH_SHARE = 512, 0.5
 
 
-class Health:
+class HealthService:
     def __init__(self, app_state: AppState, services: Mapping[str, Sequence[Route]]) -> None:
         """`services`: the routes of the methods of each service."""
         self.app_state = app_state

@@ -13,7 +13,7 @@ from cenote.api.dialects.dialect import Route
 from cenote.api.dialects.tei import TEI
 from cenote.api.grpc import health_pb2, tei_handlers, tei_pb2
 from cenote.api.grpc.calls import CallRunner, Handler, encode_metadata
-from cenote.api.grpc.health import Health
+from cenote.api.grpc.health import HealthService
 from cenote.api.grpc.messages import MessageParser
 from cenote.api.grpc.receiver import Receiver
 
@@ -73,7 +73,7 @@ def make_services(app_state: AppState) -> tuple[list[Any], dict[str, CallRunner]
             runners[path] = CallRunner(path, route, handler, parser, app_state, receiver)
             methods[method.name] = make_method_handler(method, runners[path])
         handlers.append(grpc.method_handlers_generic_handler(service.full_name, methods))
-    return [*handlers, make_health_handler(Health(app_state, services))], runners
+    return [*handlers, make_health_handler(HealthService(app_state, services))], runners
 
 
 def make_method_handler(method: Any, runner: CallRunner) -> Any:
@@ -89,7 +89,7 @@ def make_method_handler(method: Any, runner: CallRunner) -> Any:
     return grpc.stream_stream_rpc_method_handler(run, response_serializer=serialize)
 
 
-def make_health_handler(health: Health) -> Any:
+def make_health_handler(health: HealthService) -> Any:
     codecs = {
         "request_deserializer": health_pb2.HealthCheckRequest.FromString,
         "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,

@@ -11,9 +11,8 @@ from typing import cast
 import httptools
 
 from cenote.api.http.deadline_timer import DeadlineTimer
-from cenote.api.http.flow_control import FlowControl
 from cenote.api.http.protocol_error import ProtocolError, make_error_response, to_protocol_error
-from cenote.api.http.request_cycle import RequestCycle
+from cenote.api.http.request_cycle import CycleConnection, RequestCycle
 from cenote.api.http.request_head import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
@@ -59,7 +58,7 @@ class Phase(Enum):
 NEW, IDLE, HEADERS, BODY, DISCARDING = Phase  # names of the module are faster than attributes of an Enum
 
 
-class HttpConnection(FlowControl):
+class HttpConnection(CycleConnection):
     def __init__(self, server_state: ServerState) -> None:
         super().__init__()
         self.server_state = server_state

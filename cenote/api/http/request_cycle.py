@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Scope
 
+from cenote.api.http.flow_control import FlowControl
 from cenote.api.http.response_head import check_names, format_head, parse_content_length
-
-if TYPE_CHECKING:
-    from cenote.api.http.connection import HttpConnection
 
 logger = logging.getLogger("cenote")
 
@@ -21,6 +19,27 @@ MAX_BUFFERED_BODY = 64 * 1024
 # larger bodies are not copied to follow the headers in one buffer
 MAX_JOINED_BODY = 64 * 1024
 STATUSES_WITHOUT_BODY = (204, 304)
+
+
+class CycleConnection(FlowControl):
+    """The connection of a request, as the request sees it."""
+
+    has_ended: bool  # the client has shut down its writing side
+
+    @abstractmethod
+    def on_app_done(self, cycle: RequestCycle) -> None: ...
+
+    @abstractmethod
+    def on_response_complete(self, cycle: RequestCycle) -> None: ...
+
+    @abstractmethod
+    def take_sent_ahead(self) -> bytes: ...
+
+    @abstractmethod
+    def is_last_response(self) -> bool: ...
+
+    @abstractmethod
+    def resume_reading_for(self, cycle: RequestCycle) -> None: ...
 
 
 class RequestCycle:
@@ -43,7 +62,7 @@ class RequestCycle:
         "waiters",
     )
 
-    def __init__(self, connection: HttpConnection, scope: Scope, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, connection: CycleConnection, scope: Scope, keep_alive: bool, expects_continue: bool) -> None:
         self.connection = connection
         self.scope = scope
         self.keep_alive = keep_alive

@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from starlette.types import ASGIApp
-
-if TYPE_CHECKING:
-    from cenote.api.http.connection import HttpConnection
-
 
 RefusalReason = Literal["connections", "descriptors"]  # why a connection is refused, or another closed for it
 
 
 def _ignore(reason: RefusalReason, message: str) -> None:
     pass
+
+
+class OpenConnection(Protocol):
+    transport: asyncio.Transport
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    @property
+    def is_new(self) -> bool: ...
+
+    @property
+    def is_slow(self) -> bool: ...
+
+    def shutdown(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -28,7 +39,7 @@ class ServerState:
     on_refused: Callable[[RefusalReason, str], None] = (
         _ignore  # called with a message for each connection above a limit
     )
-    connections: dict[HttpConnection, None] = field(default_factory=dict)  # in the order of their age
+    connections: dict[OpenConnection, None] = field(default_factory=dict)  # in the order of their age
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # requests in progress
 
     @property

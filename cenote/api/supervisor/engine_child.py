@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import msgspec
 
 from cenote.api.supervisor.child import EXTERNAL_SIGNALS, Child, ChildProcess
 from cenote.api.supervisor.engine_launcher import EngineLauncher
 from cenote.api.supervisor.restart_policy import RestartPolicy
-from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.control_messages import (
     EngineExited,
     EngineFailed,
@@ -37,9 +37,6 @@ from cenote.errors import EngineHung, EngineStopped
 from cenote.protocol.engine import EngineStatus
 from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
-if TYPE_CHECKING:
-    from cenote.api.supervisor.model_manager import ModelManager
-
 logger = logging.getLogger("cenote")
 
 LATE_BEAT_S = 0.5  # a process without a beat for longer does not compute
@@ -49,6 +46,22 @@ STEP_TIMEOUT_MARGIN_S = 1.0
 METRICS_TIMEOUT_S = 2.0
 NUM_LAST_LINES = 20
 READ_BYTES = 65536
+
+
+class EngineListener(Protocol):
+    """Learns what happens to an engine process."""
+
+    def on_engine_started(self, child: EngineChild, /) -> None: ...
+
+    def on_engine_ready(self, child: EngineChild, model_info: bytes, /) -> None: ...
+
+    def on_engine_speed(self, child: EngineChild, /) -> None: ...
+
+    def on_engine_status(self, child: EngineChild, reason: str, /) -> None: ...
+
+    def on_engine_exited(self, exited: EngineExited, /) -> None: ...
+
+    def on_engine_failed(self, child: EngineChild, error: Exception, /) -> None: ...
 
 
 class EngineChild(Child[EngineToSupervisor]):
@@ -61,7 +74,7 @@ class EngineChild(Child[EngineToSupervisor]):
         engine_id: int,
         init: EngineInit,
         step_timeout_s: float,
-        models: ModelManager,
+        listener: EngineListener,
         launcher: EngineLauncher,
         name: str = "",
     ) -> None:
@@ -71,7 +84,7 @@ class EngineChild(Child[EngineToSupervisor]):
         self.label = f"the engine process{self.name}"
         self.init = init
         self.step_timeout_s = step_timeout_s
-        self.models = models
+        self.listener = listener
         self.launcher = launcher
         self.status: EngineStatus = "loading"
         self.reason = ""  # why it does not answer
@@ -111,16 +124,16 @@ class EngineChild(Child[EngineToSupervisor]):
         self.init = msgspec.structs.replace(self.init, adapters=adapters, engine_number=self._num_exits)
         self.changed_adapters.clear()
         self.channel.send(self.init)
-        self.models.on_engine_started(self)
+        self.listener.on_engine_started(self)
 
     def on_message(self, message: EngineToSupervisor) -> None:
         if isinstance(message, EngineLoaded):
             self._on_loaded(message)
         elif isinstance(message, LoadFailed):
-            self.load_error = decode_error(message.error)
+            self.load_error = deserialize_error(message.error)
         else:
             assert isinstance(message, EngineFailed), "all others are replies"
-            self.failure = decode_error(message.error)
+            self.failure = deserialize_error(message.error)
 
     def _on_loaded(self, message: EngineLoaded) -> None:
         self.is_ready = self.has_been_ready = True
@@ -129,7 +142,7 @@ class EngineChild(Child[EngineToSupervisor]):
             self.adapters = message.adapters
         self.channel.send(SetAdapters(self.adapters, sorted(self.changed_adapters)))
         self._set_status("ready", "")
-        self.models.on_engine_ready(self, message.model_info)
+        self.listener.on_engine_ready(self, message.model_info)
 
     def on_unhandled(self, error: Exception) -> None:
         """Replace the process: its state is not known any more."""
@@ -139,7 +152,7 @@ class EngineChild(Child[EngineToSupervisor]):
         if self.is_ready:
             self.tokens_per_s = beat.tokens_per_s or self.tokens_per_s
             self.late_s = beat.age_s if beat.age_s > LATE_BEAT_S else beat.late_s
-            self.models.on_engine_speed(self)
+            self.listener.on_engine_speed(self)
 
     def find_hang(self, beat: Beat) -> str | None:
         if beat.age_s > (HEARTBEAT_TIMEOUT_S if self.is_ready else LOADING_HEARTBEAT_TIMEOUT_S):
@@ -164,7 +177,7 @@ class EngineChild(Child[EngineToSupervisor]):
         """Tell the front-ends what was on the device, before they send anything to the next process."""
         self._num_exits += 1
         calls, is_isolated, _ = self.on_device
-        self.models.on_engine_exited(
+        self.listener.on_engine_exited(
             EngineExited(self.engine_id, self._num_exits, reason, calls, is_isolated, self._find_cause(code))
         )
 
@@ -184,7 +197,7 @@ class EngineChild(Child[EngineToSupervisor]):
         if error is not self.load_error:
             logger.error("%s; no more%s are started", error, self.name)
             self._set_status("failed", str(error))
-        self.models.on_engine_failed(self, error)
+        self.listener.on_engine_failed(self, error)
 
     def on_restart(self, reason: str, code: int) -> None:
         policy = self.policy
@@ -212,7 +225,7 @@ class EngineChild(Child[EngineToSupervisor]):
         elif not self.since:
             self.since = time.time()
         self.status, self.reason = status, reason
-        self.models.on_engine_status(self, reason)
+        self.listener.on_engine_status(self, reason)
 
     def measure_memory(self) -> int:
         """Return the resident bytes of the process and its memory of the GPU; 0 if it does not run."""

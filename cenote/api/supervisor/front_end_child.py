@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from cenote.api.server_context import ServerContext
 from cenote.api.supervisor.child import EXIT_MARGIN_S, Child, ChildProcess
 from cenote.api.supervisor.restart_policy import RestartPolicy
-from cenote.api.wire.codec_errors import decode_error
+from cenote.api.wire.codec_errors import deserialize_error
 from cenote.api.wire.control_messages import (
     Drain,
     FrontEndReady,
@@ -28,9 +30,6 @@ from cenote.api.wire.messages import ArrayBytes, Message
 from cenote.errors import PoolingError
 from cenote.utils.spawn import spawn_module
 
-if TYPE_CHECKING:
-    from cenote.api.supervisor.front_end_manager import FrontEndManager
-
 logger = logging.getLogger("cenote")
 
 MAX_RESTART_DELAY_S = 10.0
@@ -39,15 +38,60 @@ MAX_START_FAILURES = 3  # of front-ends that exit while none has ever listened
 STARTING_TIMEOUT_S = 60.0
 
 
+class FrontEndMetrics(Protocol):
+    def observe_http(self, handler: str, method: str, status: int, seconds: float, /) -> None: ...
+
+    def observe_replay(self, stats: ReplayStats, /) -> None: ...
+
+
+class FrontEndSupervisor(Protocol):
+    """The server, as its front-ends see it."""
+
+    @property
+    def context(self) -> ServerContext: ...
+
+    @property
+    def metrics(self) -> FrontEndMetrics: ...
+
+    def add_engine_link(self, engine_id: int, link: socket.socket, /) -> None: ...
+
+    async def answer(self, call: Any, /) -> Message: ...
+
+    def on_all_ready(self) -> None: ...
+
+    def on_failed(self, error: BaseException, /) -> None: ...
+
+
+class FrontEndOwner(Protocol):
+    """What the front-ends of a server share."""
+
+    shared_fds: list[int]
+    any_listening: bool
+    has_announced_ready: bool
+
+    @property
+    def supervisor(self) -> FrontEndSupervisor: ...
+
+    def introduce(self, front_end: FrontEndChild, /) -> None: ...
+
+    def check_all_ready(self) -> None: ...
+
+    def reconnect(self, front_end: FrontEndChild, engine_id: int, /) -> None: ...
+
+    def forward_poison(self, found: PoisonFound, source: FrontEndChild, /) -> None: ...
+
+    def on_exited(self, front_end: FrontEndChild, /) -> None: ...
+
+
 class FrontEndChild(Child[FrontEndToSupervisor]):
     message_type: ClassVar = FrontEndToSupervisor
     load_failure = "cannot serve"
 
-    def __init__(self, front_end_id: int, manager: FrontEndManager) -> None:
+    def __init__(self, front_end_id: int, manager: FrontEndOwner) -> None:
         self.front_end_id = front_end_id
         self.label = f"front-end {front_end_id}"
         self.manager = manager
-        settings = manager.server.settings
+        settings = manager.supervisor.context.settings
         self.stop_timeout_s = settings.shutdown_delay_s + settings.shutdown_timeout_s + EXIT_MARGIN_S
         super().__init__(RestartPolicy(MAX_START_FAILURES, MAX_RESTART_DELAY_S))
 
@@ -74,7 +118,7 @@ class FrontEndChild(Child[FrontEndToSupervisor]):
         elif isinstance(message, PoisonFound):
             self.manager.forward_poison(message, self)
         elif isinstance(message, LoadFailed):
-            self.load_error, self.is_ready = decode_error(message.error), False
+            self.load_error, self.is_ready = deserialize_error(message.error), False
         elif isinstance(message, ReplayStats):
             self.manager.supervisor.metrics.observe_replay(message)
         else:

@@ -7,10 +7,9 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
-from cenote.api.supervisor.front_end_child import FrontEndChild
+from cenote.api.supervisor.front_end_child import FrontEndChild, FrontEndSupervisor
 from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
     EngineExited,
@@ -25,9 +24,6 @@ from cenote.api.wire.link_sockets import LINK_RETRY_S, make_link
 from cenote.api.wire.messages import Message
 from cenote.utils.shared_memory import make_shared_memory
 
-if TYPE_CHECKING:
-    from cenote.api.supervisor.supervisor import Supervisor
-
 logger = logging.getLogger("cenote")
 
 LOAD_REPORT_INTERVAL_S = 0.1
@@ -38,7 +34,7 @@ class FrontEndManager:
 
     _load_reporter: asyncio.Task[None]
 
-    def __init__(self, supervisor: Supervisor, counters_fd: int, listeners: Sequence[socket.socket]) -> None:
+    def __init__(self, supervisor: FrontEndSupervisor, counters_fd: int, listeners: Sequence[socket.socket]) -> None:
         """`counters_fd`: of the counters of the server, closed at the end."""
         self.supervisor, self.server = supervisor, supervisor.context
         count = self.server.settings.api_server_count

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from cenote.api.admission.counters import Counters
 from cenote.api.supervisor.engine_set import EngineSet
 from cenote.api.supervisor.table_row import TableRow
 from cenote.config.model_table import ModelEntry
@@ -20,9 +21,6 @@ from cenote.errors import EngineStopped, NotReady
 from cenote.loading.default_model import find_packaged
 from cenote.protocol.names import find_local_folder
 from cenote.utils.bounded_executor import BoundedExecutor
-
-if TYPE_CHECKING:
-    from cenote.api.supervisor.model_manager import ModelManager
 
 logger = logging.getLogger("cenote")
 
@@ -45,8 +43,20 @@ class Memory(NamedTuple):
         return Memory(self.host + other.host, self.device + other.device)
 
 
+class LoadedModels(Protocol):
+    """The table of models, and what starts and ends their engines."""
+
+    rows: dict[str, TableRow]
+    sets: list[EngineSet]
+    counters: Counters
+
+    def start_engines(self, entry: ModelEntry, /) -> EngineSet: ...
+
+    async def unload_row(self, row: TableRow, /) -> None: ...
+
+
 class MemoryKeeper:
-    def __init__(self, models: ModelManager, settings: ServerConfig) -> None:
+    def __init__(self, models: LoadedModels, settings: ServerConfig) -> None:
         self.models = models
         self.limits = {"--memory-budget": settings.memory_budget, "--gpu-memory-budget": settings.gpu_memory_budget}
         self.is_limited = any(limit is not None for limit in self.limits.values())

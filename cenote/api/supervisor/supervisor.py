@@ -22,9 +22,9 @@ from cenote.api.tiktoken_file import load_tiktoken_file
 from cenote.api.wire.control_messages import (
     AdminCall,
     ChangeAdapters,
+    ListedModels,
     ListModels,
     LoadModel,
-    ModelRows,
     ReloadModel,
     UnloadModel,
 )
@@ -114,13 +114,15 @@ class Supervisor:
         if isinstance(call, MetricsCall):
             return MetricsResponse(await self.metrics.collect())
         if isinstance(call, ListModels):
-            return ModelRows(await models.list_models())
+            return ListedModels(await models.list_models())
         if isinstance(call, LoadModel):
-            return ModelRows([await models.load(call.name, None if call.changes is None else from_json(call.changes))])
+            return ListedModels(
+                [await models.load(call.name, None if call.changes is None else from_json(call.changes))]
+            )
         if isinstance(call, UnloadModel):
-            return ModelRows([await models.unload(call.name)])
+            return ListedModels([await models.unload(call.name)])
         if isinstance(call, ReloadModel):
-            return ModelRows([await models.reload(call.name, from_json(call.changes))])
+            return ListedModels([await models.reload(call.name, from_json(call.changes))])
         if isinstance(call, ChangeAdapters):
             await models.change_adapter(call.engine_id, call.name, call.path, call.in_place)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from cenote.api.wire.codec_errors import decode_error, encode_error
+from cenote.api.wire.codec_errors import deserialize_error, serialize_error
 from cenote.api.wire.messages import ArrayBytes, Call, Message, SerializedError
 from cenote.api.wire.socket_writer import SocketWriter
 from cenote.errors import PoolingError, make_exited_error
@@ -258,7 +258,7 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
                 self._answer(call_id, self.on_call(message, array_bytes))
             elif (future := self._pending.get(call_id)) is not None and not future.done():
                 if kind == FAILURE:
-                    future.set_exception(decode_error(message))
+                    future.set_exception(deserialize_error(message))
                 else:
                     future.set_result((message, array_bytes))
         except Exception as error:  # asyncio would close the transport, with all that other messages wait for
@@ -293,7 +293,7 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
             elif kind == CALL:
                 if isinstance(error, UNREADABLE):
                     error = PoolingError("the request could not be read by the engine process")
-                self._send(FAILURE, call_id, encode_error(error))
+                self._send(FAILURE, call_id, serialize_error(error))
             elif (future := self._pending.get(call_id)) is not None and not future.done():
                 future.set_exception(PoolingError("the response of the engine process cannot be read"))
         except Exception:

@@ -11,7 +11,7 @@ ERROR_CLASSES = {
 }
 
 
-def encode_error(error: BaseException) -> SerializedError:
+def serialize_error(error: BaseException) -> SerializedError:
     if not isinstance(error, PoolingError):
         return SerializedError("", escape_surrogates(f"{type(error).__name__}: {error}"))
     class_name = next(base.__name__ for base in type(error).__mro__ if ERROR_CLASSES.get(base.__name__) is base)
@@ -25,7 +25,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def decode_error(serialized: SerializedError) -> Exception:
+def deserialize_error(serialized: SerializedError) -> Exception:
     """Return the same error, so that the HTTP response has the same message and status."""
     if not serialized.class_name:
         return RuntimeError(f"the engine process failed: {serialized.message}")

@@ -189,28 +189,28 @@ class FrontEndStats(Message):
     num_in_flight: int
 
 
-class ModelRows(Message):
+class ListedModels(Message):
     rows: list[ModelRow]
 
 
-class ListModels(Call[ModelRows]):
+class ListModels(Call[ListedModels]):
     """The models of the server."""
 
 
-class LoadModel(Call[ModelRows]):
+class LoadModel(Call[ListedModels]):
     """Load a model of the table or, with `changes`, add it before; answered with its row when it is ready."""
 
     name: str
     changes: JSONBytes | None
 
 
-class UnloadModel(Call[ModelRows]):
+class UnloadModel(Call[ListedModels]):
     """Finish the requests of a model and end its engine processes."""
 
     name: str
 
 
-class ReloadModel(Call[ModelRows]):
+class ReloadModel(Call[ListedModels]):
     """Replace the engine processes of a model."""
 
     name: str
@@ -256,6 +256,6 @@ SupervisorToFrontEnd = (
     | Drain
     | OtherFrontEndsLoad
     | MetricsResponse
-    | ModelRows
+    | ListedModels
     | Done
 )

@@ -1,4 +1,4 @@
-"""Preprocess images in worker threads before admission, so that requests without images never wait for them."""
+"""Preprocess images in worker threads before requests are checked, so that those without images never wait."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedText:
+class EntityText:
     """The tokens of one text with their character offsets, and the windows that they are split into."""
 
     text: str
@@ -84,7 +84,7 @@ class EntityRecognizer:
         pooled = [raise_on_error(result, index) for result, index in zip(results, text_indices, strict=True)]
         return await calls.run_in_thread(self._extract_all, texts, pooled, request)
 
-    def _tokenize(self, request: EntityRequest) -> list[TokenizedText]:
+    def _tokenize(self, request: EntityRequest) -> list[EntityText]:
         tokenization, strategy = request.pool_request.tokenization, request.aggregation_strategy
         if request.labels is not None or request.threshold is not None:
             raise BadRequest(
@@ -113,7 +113,7 @@ class EntityRecognizer:
             )
         _check_stride(request.stride, max_text_tokens, strategy)
         texts = check_texts(request.pool_request.inputs)
-        tokenized: list[TokenizedText] = []
+        tokenized: list[EntityText] = []
         for start in range(0, len(texts), TOKENIZE_SLICE_TEXTS):
             part = texts[start : start + TOKENIZE_SLICE_TEXTS]
             tokenized += self._tokenize_slice(part, template, max_text_tokens, request)
@@ -121,7 +121,7 @@ class EntityRecognizer:
 
     def _tokenize_slice(
         self, texts: Sequence[str], template: SpecialTokensTemplate, max_text_tokens: int, request: EntityRequest
-    ) -> list[TokenizedText]:
+    ) -> list[EntityText]:
         tokenization, stride = request.pool_request.tokenization, request.stride
         side = self.tokenizer.find_truncation_side(tokenization)
         lower_case = tokenization.do_lower_case
@@ -138,7 +138,7 @@ class EntityRecognizer:
                 shift = len(text) - len(part) if side == "left" else 0
                 ids, starts, ends = ids[kept], starts[kept] + shift, ends[kept] + shift
             tokenized.append(
-                TokenizedText(
+                EntityText(
                     text,
                     ids,
                     starts,
@@ -152,13 +152,13 @@ class EntityRecognizer:
         return tokenized
 
     def _extract_all(
-        self, texts: Sequence[TokenizedText], results: Sequence[PoolResult], request: EntityRequest
+        self, texts: Sequence[EntityText], results: Sequence[PoolResult], request: EntityRequest
     ) -> list[EntityResult]:
         remaining = iter(results)
         return [self._extract_entities(text, [next(remaining) for _ in text.windows], request) for text in texts]
 
     def _extract_entities(
-        self, text: TokenizedText, results: Sequence[PoolResult], request: EntityRequest
+        self, text: EntityText, results: Sequence[PoolResult], request: EntityRequest
     ) -> EntityResult:
         entities = []
         for window, result in zip(text.windows, results, strict=True):

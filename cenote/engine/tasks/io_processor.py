@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
-from cenote.engine.admission import check_params_list
+from cenote.engine.request_checks import check_params_list
 from cenote.engine.tasks.plugin_requests import PluginPoolRequests
 from cenote.errors import BadRequest, LoadError, PoolingError, Unsupported
 from cenote.inputs.model_tokenizer import ModelTokenizer

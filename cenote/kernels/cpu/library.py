@@ -130,7 +130,7 @@ def load_level() -> CPULevel | None:
 
     With AMX, its only products are those of float32: layers of bfloat16 and int8 are for the level of AMX.
     """
-    return _find_level(cpu_features())
+    return find_level(cpu_features())
 
 
 def find_kernel_level(dtype: str, matmul_dtype: str | None = None, quantization: str | None = None) -> str:
@@ -162,11 +162,11 @@ def warn_without_library() -> None:
 
 def load_amx_level() -> CPULevel | None:
     """Return the level of models in bfloat16, or None if AMX is not used or the library is not built."""
-    return _find_amx_level(cpu_features())
+    return find_amx_level(cpu_features())
 
 
 @cache
-def _find_level(features: CPUFeatures) -> CPULevel | None:
+def find_level(features: CPUFeatures) -> CPULevel | None:
     if (library := _open_library()) is None:
         return None
     names = [name for name, flags in ISA_LEVELS[features.architecture].items() if flags <= features.flags]
@@ -180,7 +180,7 @@ def _find_level(features: CPUFeatures) -> CPULevel | None:
 
 
 @cache
-def _find_amx_level(features: CPUFeatures) -> CPULevel | None:
+def find_amx_level(features: CPUFeatures) -> CPULevel | None:
     library = _open_library() if features.has_amx else None
     pointer = None if library is None else library.cenote_find_level(b"amx")
     return None if pointer is None else CPULevel("amx", library, pointer, _read_products(library, pointer))

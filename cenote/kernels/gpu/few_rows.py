@@ -22,7 +22,7 @@ class _Mode(threading.local):
     is_active = False
 
 
-_is_disabled = False  # a kernel could not be compiled
+is_disabled = False  # a kernel could not be compiled
 
 
 _mode = _Mode()
@@ -35,7 +35,7 @@ def few_rows_mode(num_rows: int, device: torch.device) -> Iterator[None]:
     Only for graphs: launching one of these kernels by itself takes longer than launching one of cuBLAS.
     """
     was_active = _mode.is_active
-    _mode.is_active = num_rows <= MAX_ROWS and not _is_disabled and can_launch_early(device)
+    _mode.is_active = num_rows <= MAX_ROWS and not is_disabled and can_launch_early(device)
     try:
         yield
     finally:
@@ -44,8 +44,8 @@ def few_rows_mode(num_rows: int, device: torch.device) -> Iterator[None]:
 
 def disable_few_rows_mode() -> bool:
     """Use the usual kernels from now on; return whether that changes anything."""
-    global _is_disabled
-    was_disabled, _is_disabled = _is_disabled, True
+    global is_disabled
+    was_disabled, is_disabled = is_disabled, True
     return not was_disabled
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cenote.errors import LoadError, PoolingError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.model_card import ModelCard
+from cenote.loading.model_card import PublishedCard
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
 from cenote.models.architecture import HFConfig, StoredProjection
 
@@ -20,7 +20,7 @@ class Layout:
     checkpoint: Checkpoint  # with the folder of its encoder
     config: HFConfig  # config.json, or what stands for it, with hf_overrides
     files: SentenceTransformersFiles
-    card: ModelCard = ModelCard()
+    card: PublishedCard = PublishedCard()
     find_tokenizer: Callable[[], Checkpoint] | None = None  # finds the checkpoint with the tokenizer; None: this one
     projection: StoredProjection | None = None  # of an encoder that is known by its name
     doubts: tuple[str, ...] = ()

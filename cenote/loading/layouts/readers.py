@@ -19,7 +19,7 @@ from cenote.loading.layouts.kalm_reranker import read_kalm_reranker
 from cenote.loading.layouts.layout import Layout, explain_invalid_values, read_files
 from cenote.loading.layouts.static_embeddings import read_static_embeddings
 from cenote.loading.layouts.v_splade import read_v_splade
-from cenote.loading.model_card import ModelCard
+from cenote.loading.model_card import PublishedCard
 from cenote.loading.module_list import locate_encoder
 
 # returns None for a checkpoint of another layout; `needs_weights` is False where only the other files are downloaded
@@ -32,7 +32,7 @@ def read_layout(options: EngineConfig, route: str | None = None, *, needs_weight
     claims = (read(checkpoint, options, needs_weights) for read in READERS)
     layout = next(claim for claim in claims if claim is not None)
     with explain_invalid_values(layout.config):
-        layout = replace(layout, card=ModelCard.from_checkpoint(layout.checkpoint))
+        layout = replace(layout, card=PublishedCard.from_checkpoint(layout.checkpoint))
         layout = apply_known_encoder(options, apply_known_code(layout))
     if options.tokenizer is None:
         return layout

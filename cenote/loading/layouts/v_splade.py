@@ -10,7 +10,7 @@ from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import read_config
 from cenote.loading.layouts.layout import Layout
 from cenote.loading.layouts.static_embeddings import read_sparse_length
-from cenote.loading.router import Route
+from cenote.loading.router import ModuleRoute
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.weights import open_weights
 from cenote.protocol.params import Role
@@ -21,7 +21,8 @@ NAME = re.compile(r"v[-_]?splade", re.IGNORECASE)
 ROUTE_ARCHITECTURES: dict[Role, str] = {"document": "VSplade", "query": "VSpladeQuery"}
 # both in one file of weights; the Sentence Transformers files of newer revisions describe the same
 ROUTES = tuple(
-    Route(role, ((architecture, ""),), (role,), WEIGHTS_FILE) for role, architecture in ROUTE_ARCHITECTURES.items()
+    ModuleRoute(role, ((architecture, ""),), (role,), WEIGHTS_FILE)
+    for role, architecture in ROUTE_ARCHITECTURES.items()
 )
 
 

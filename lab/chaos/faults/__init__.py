@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.chaos.faults.client_faults import BadBytes, Overload, SlowClients
-from lab.chaos.faults.engine_faults import BadFrames, HangEngine, KillEngine, PoisonInput, StopEngine
+from lab.chaos.faults.engine_faults import BadFrames, HangEngine, KillEngine, PoisonInput, StopEngineProcess
 from lab.chaos.faults.fault import Fault
 from lab.chaos.faults.server_faults import (
     ClockJump,
@@ -17,7 +17,7 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         KillEngine(),
-        StopEngine(),
+        StopEngineProcess(),
         HangEngine(),
         PoisonInput(),
         BadFrames(),

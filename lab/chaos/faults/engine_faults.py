@@ -29,7 +29,7 @@ class KillEngine(Fault):
         os.kill(await context.server.wait_for_engine(), signal.SIGKILL)
 
 
-class StopEngine(Fault):
+class StopEngineProcess(Fault):
     """SIGSTOP to the engine process, and SIGCONT later if it still exists."""
 
     name = "stop-engine"

@@ -183,18 +183,18 @@ async def test_later_parts_of_a_request_wait_while_much_is_in_flight(
     num_running, max_running = 0, 0
 
     async with connect_remote(engine) as (remote, _):
-        pool_rendered = remote.pool_rendered
+        pool_part = remote.pool_part
 
         async def count_running(ready: PoolRequest, first: int | None = None) -> Any:
             nonlocal num_running, max_running
             num_running += 1
             max_running = max(max_running, num_running if len(ready.inputs) == num_last else 0)
             try:
-                return await pool_rendered(ready, first)
+                return await pool_part(ready, first)
             finally:
                 num_running -= 1
 
-        monkeypatch.setattr(remote, "pool_rendered", count_running)
+        monkeypatch.setattr(remote, "pool_part", count_running)
         await asyncio.wait_for(asyncio.gather(*[remote.pool(request(*inputs)) for _ in range(3)]), 60)
     assert max_running == 1
 
@@ -246,7 +246,7 @@ def test_an_image_counts_as_many_tokens_of_a_replica_before_and_after_it_is_prep
 
 def test_inputs_with_other_images_are_no_poison(engine: PoolingEngine) -> None:
     workers, renderer = ImageWorkerPool(engine.renderer.multimodal), engine.renderer
-    limits = engine.admission.resolve_limits("embed")
+    limits = engine.request_checks.resolve_limits("embed")
 
     def digest(image: Any) -> bytes:
         item = asyncio.run(workers.preprocess_input(parts(image), {}))

@@ -128,7 +128,7 @@ async def test_an_unexpected_error_in_options_is_an_answer_and_the_link_stays(
 
     async with connect_remote(engine) as (remote, _):
         with monkeypatch.context() as patch:
-            patch.setattr(engine.admission, "resolve_options", lambda request: {"a": 1}["missing"])
+            patch.setattr(engine.request_checks, "resolve_options", lambda request: {"a": 1}["missing"])
             with pytest.raises(RuntimeError, match="KeyError"):
                 await asyncio.wait_for(embed(remote, [[7]], params=PoolingParams(use_activation=False)), 5)
         assert remote.status == "ready"

@@ -11,7 +11,7 @@ import msgspec
 from cenote.api.admission.counters import Counters
 from cenote.api.supervisor.model_manager import ModelManager
 from cenote.api.wire.channel import ALIGNMENT, FRAME_HEADER, MESSAGE, WIRE_VERSION
-from cenote.api.wire.codec_errors import encode_error
+from cenote.api.wire.codec_errors import serialize_error
 from cenote.api.wire.control_messages import EngineExited, EngineLoaded, EngineState, LoadFailed, ModelStates
 from cenote.api.wire.messages import Message
 from cenote.config.model_table import ModelTable
@@ -72,7 +72,7 @@ class StubEngines:
     def __init__(self, folder: Path, action: str) -> None:
         self.plan = folder / "plan"
         (folder / "loaded").write_bytes(encode_frame(EngineLoaded(msgspec.json.encode(MODEL_INFO), {})))
-        (folder / "failed").write_bytes(encode_frame(LoadFailed(encode_error(LoadError("the bucket is away")))))
+        (folder / "failed").write_bytes(encode_frame(LoadFailed(serialize_error(LoadError("the bucket is away")))))
         self.do(action)
 
     def do(self, action: str) -> None:

@@ -63,8 +63,9 @@ def test_the_surroundings_are_told_from_the_engine_itself(
     ],
 )
 def test_front_ends_learn_whether_a_process_crashed_hung_or_was_killed_by_somebody_else(
-    code: int, facts: dict[str, Any], cause: str
+    monkeypatch: pytest.MonkeyPatch, code: int, facts: dict[str, Any], cause: str
 ) -> None:
+    monkeypatch.setattr(child, "count_oom_kills", lambda: 0)
     exits: list[EngineExited] = []
 
     async def leave() -> None:

@@ -16,7 +16,7 @@ import pytest
 from cenote import LLM, errors
 from cenote.api.encoding import Float32Array
 from cenote.api.wire.channel import BUFFER_BYTES, Channel
-from cenote.api.wire.codec_errors import decode_error, encode_error
+from cenote.api.wire.codec_errors import deserialize_error, serialize_error
 from cenote.api.wire.control_messages import Init, SupervisorToFrontEnd
 from cenote.api.wire.link_messages import EngineMessage
 from cenote.api.wire.messages import (
@@ -131,7 +131,7 @@ def test_an_error_of_every_class_is_decoded_unchanged(error_class: type[PoolingE
     error = error_class("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    decoded = decode_error(roundtrip(encode_error(error), SerializedError))
+    decoded = deserialize_error(roundtrip(serialize_error(error), SerializedError))
 
     assert type(decoded) is error_class
     assert isinstance(decoded, PoolingError)
@@ -142,18 +142,18 @@ def test_an_unknown_error_class_is_decoded_as_its_known_base_class() -> None:
     class UnknownError(BadRequest):
         pass
 
-    assert type(decode_error(encode_error(UnknownError("odd")))) is BadRequest
+    assert type(deserialize_error(serialize_error(UnknownError("odd")))) is BadRequest
 
 
 def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
-    decoded = decode_error(encode_error(KeyError("lost")))
+    decoded = deserialize_error(serialize_error(KeyError("lost")))
 
     assert not isinstance(decoded, PoolingError)
     assert "KeyError: 'lost'" in str(decoded)
 
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
-    error = roundtrip(encode_error(BadRequest("bad \ud800", value="\udfff")), SerializedError)
+    error = roundtrip(serialize_error(BadRequest("bad \ud800", value="\udfff")), SerializedError)
 
     assert (error.message, error.value) == ("bad \\ud800", "\\udfff")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +18,15 @@ from cenote.protocol.input_types import Input, MultimodalPrompt
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
+from tests.factories import LLMFactory
 from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_colqwen3, save_tiny_qwen3_vl
 
 NUM_IMAGES = 3 * MIN_SUB_REQUEST_INPUTS + 3
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("qwen3_vl")
-    save_tiny_qwen3_vl(folder)
-    with LLM(str(folder), dtype="float32", device="cpu") as llm:
-        yield llm
+def llm(open_llm: LLMFactory) -> LLM:
+    return open_llm(save_tiny_qwen3_vl)
 
 
 def make_prompts(*, invalid_index: int | None = None) -> list[Any]:

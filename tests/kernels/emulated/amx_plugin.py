@@ -10,7 +10,7 @@ from typing import Any
 
 from cenote.kernels import cpu_features, native_library
 
-common_flags, open_library = cpu_features._common_flags, native_library.open_library
+common_flags, open_library = cpu_features.common_flags, native_library.open_library
 
 
 def flags_with_amx(cpuinfo: Path) -> frozenset[str]:
@@ -25,5 +25,5 @@ def open_emulated_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
     return library
 
 
-cpu_features._common_flags = flags_with_amx
+cpu_features.common_flags = flags_with_amx
 native_library.open_library = open_emulated_library

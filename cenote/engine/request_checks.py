@@ -26,7 +26,7 @@ from cenote.scoring.scorer import ScoringModel
 CONVERTIBLE_TASKS = ("embed", "token_embed", "classify", "token_classify")
 
 
-class Admission:
+class RequestChecks:
     """Turn requests into LocalPendings, or raise the error that the caller gets."""
 
     def __init__(

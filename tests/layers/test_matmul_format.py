@@ -12,9 +12,9 @@ from cenote.config.engine import Quantization
 from cenote.kernels.cpu.convert import supports_format, unquantized_format
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.layers import products
+from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
-from cenote.layers.products import ProductReport, prepare_products
+from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
 from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
 CPU = torch.device("cpu")
@@ -24,9 +24,9 @@ needs_int8 = pytest.mark.skipif(not supports_format("int8"), reason="needs int8 
 
 def prepare(
     quantization: Quantization | None = None, matmul_dtype: torch.dtype = torch.float32
-) -> tuple[Backbone, ProductReport]:
+) -> tuple[Backbone, MatmulReport]:
     backbone = make_backbone(SPEC)
-    report = prepare_products(backbone, backbone, CPU, quantization, matmul_dtype, batch_of([5, 9, 30]))
+    report = prepare_matmuls(backbone, backbone, CPU, quantization, matmul_dtype, batch_of([5, 9, 30]))
     assert report is not None
     return backbone, report
 
@@ -51,13 +51,13 @@ def test_the_report_has_the_measured_cosine(quantization: Quantization | None, f
     backbone, report = prepare(quantization, torch.float16)
 
     assert set(formats(backbone)) == {report.format} == {format}
-    assert report.cosine is not None and products.MIN_COSINE[format] <= report.cosine < 1
+    assert report.cosine is not None and matmul_format.MIN_COSINE[format] <= report.cosine < 1
     assert f"{format} products, {report.level} kernels, cosine 0.99" in str(report)
 
 
 @needs_float16
 def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(products.MIN_COSINE, "float16", 1.0)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "float16", 1.0)
 
     backbone, report = prepare(None, torch.float16)
 
@@ -70,7 +70,7 @@ def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pyt
 def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plain = prepare("int8")
     assert plain.cosine is not None
-    monkeypatch.setitem(products.MIN_COSINE, "int8", plain.cosine + 1e-6)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     backbone, report = prepare("int8")
 
@@ -84,7 +84,7 @@ def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest
 
 @needs_int8
 def test_an_int8_model_that_never_comes_close_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(products.MIN_COSINE, "int8", 1.0)
+    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", 1.0)
 
     backbone, report = prepare("int8")
 

@@ -27,7 +27,7 @@ UNQUANTIZED_SHARES = (0.1, 0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class ProductReport:
+class MatmulReport:
     """How the linear layers of a model multiply, and what was measured at load."""
 
     format: Format
@@ -46,14 +46,14 @@ class ProductReport:
         return text if self.cosine is None else f"{text}, cosine {self.cosine:.6f} with {self.reference}"
 
 
-def prepare_products(
+def prepare_matmuls(
     model: nn.Module,
     backbone: Backbone,
     device: torch.device,
     quantization: Quantization | None,
     matmul_dtype: torch.dtype,
     sample: PackedBatch | None,
-) -> ProductReport | None:
+) -> MatmulReport | None:
     """Prepack or quantize the linear layers of a model and fuse its layers.
 
     With `sample`, float16 and int8 are checked against float32 on it. A model whose float16 results differ too much is
@@ -71,7 +71,7 @@ def prepare_products(
         matmul_dtype = torch.float32  # of what is left in float32
     process_weights_after_loading(model, device, quantization, matmul_dtype)
     backbone.fused_encoder = try_fuse_encoder(backbone)
-    if (report := describe_products(model)) is None:
+    if (report := describe_matmuls(model)) is None:
         return None
     if sample is not None and reference is not None:
         report = _check(model, backbone, report, sample, reference, linears)
@@ -79,26 +79,26 @@ def prepare_products(
     return report
 
 
-def describe_products(model: nn.Module) -> ProductReport | None:
+def describe_matmuls(model: nn.Module) -> MatmulReport | None:
     """Return the format and the level of the first layer with a kernel of this project; None if there is none."""
     for layer in model.modules():
         if isinstance(layer, PackedLinear):
-            return ProductReport(layer.format, layer.level.name)
+            return MatmulReport(layer.format, layer.level.name)
     return None
 
 
 def _check(
     model: nn.Module,
     backbone: Backbone,
-    report: ProductReport,
+    report: MatmulReport,
     sample: PackedBatch,
     reference: Tensor,
     linears: list[tuple[nn.Module, str, nn.Linear]],
-) -> ProductReport:
+) -> MatmulReport:
     format, level = report.format, report.level
     cosine = find_min_cosine(summarize_states(model, sample), reference)
     if cosine >= MIN_COSINE[format]:
-        return ProductReport(format, level, cosine)
+        return MatmulReport(format, level, cosine)
     if format == "int8":
         _restore(backbone, linears)
         worst = _by_error(model, sample, linears)
@@ -111,15 +111,15 @@ def _check(
 
         cosine, count = leave_out_worst(cosine, worst, UNQUANTIZED_SHARES, leave_out)
         if cosine >= MIN_COSINE["int8"]:
-            return ProductReport("int8", level, cosine, count, unquantized_format())
+            return MatmulReport("int8", level, cosine, count, unquantized_format())
     logger.info("cosine %.6f of %s with float32 is below %s", cosine, format, MIN_COSINE[format])
     _restore(backbone, linears)
     other = unquantized_format() if format == "int8" else "float32"
     pack_linears(model, other)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     if other == "float32":
-        return ProductReport("float32", level)
-    return _check(model, backbone, ProductReport(other, level), sample, reference, linears)
+        return MatmulReport("float32", level)
+    return _check(model, backbone, MatmulReport(other, level), sample, reference, linears)
 
 
 def leave_out_worst(
