@@ -289,7 +289,7 @@ class LLM:
         """
         args = (pooling_params, lora_request, tokenization_kwargs, chat_template, score_type, instruction)
         request = make_score_request(self.engine, data_1, data_2, *args)
-        request = replace(request, return_exceptions="computed")
+        request = request.replace(return_exceptions="computed")
         with progress_bar(use_tqdm) as on_progress:
             results = self.engine.score_sync(request, on_progress)
         native_type = self.engine.scoring_model.score_types[0]

@@ -51,7 +51,7 @@ async def late_chunking_reply(
     context.check_num_items(len(document.chunks), "chunks of input")
     check_metadata_limit(body, len(document.chunks))
     params = replace(cast("PoolingParams | None", request.params) or PoolingParams(), late_chunking=True)
-    (result,) = await context.pool(replace(request, inputs=[document], params=params))
+    (result,) = await context.pool(request.replace(inputs=[document], params=params))
     results = cast("Sequence[PoolResult]", split_result(result, document))
     if body.chunk_size is None:
         return await vector_reply(context, body, results, vector_format, dtype)
@@ -90,7 +90,7 @@ async def token_matrix_reply(
         return await vector_reply(context, body, await context.pool(request), vector_format)
     late = LateChunkingParams(token_chunks.chunk_size)
     params = replace(cast("PoolingParams | None", request.params) or PoolingParams(), late_chunking_params=late)
-    request = replace(request, params=params)
+    request = request.replace(params=params)
     check_late_chunking(request)
     context.auto_truncates = False
     results = await context.pool(request)

@@ -115,8 +115,8 @@ class RequestContext(SelectedModel):
             await TO_LOOP
         ticket = self.admission.admit(cost, request.scheduling.priority)
         completed = self._complete(request.scheduling, ticket)
-        request = replace(
-            request, adapter=adapter, on_tokenized=ticket.set_tokens, num_chars=cost.num_chars, **completed
+        request = request.replace(
+            adapter=adapter, on_tokenized=ticket.set_tokens, num_chars=cost.num_chars, **completed
         )
         self._mark_parsed()
         try:  # as `_run_admitted`, without another coroutine in the route of most requests
@@ -157,7 +157,7 @@ class RequestContext(SelectedModel):
 
         def call(ticket: Ticket) -> Awaitable[list[Any]]:
             completed = self._complete(request.scheduling, ticket)
-            return self.engine.score(replace(request, adapter=adapter, on_tokenized=ticket.set_tokens, **completed))
+            return self.engine.score(request.replace(adapter=adapter, on_tokenized=ticket.set_tokens, **completed))
 
         results = self._record_usage(await self._run_admitted(cost, call, request.scheduling))
         self.num_tokens -= sum([result.num_repeated_tokens for result in results])
@@ -169,8 +169,8 @@ class RequestContext(SelectedModel):
         adapter = self._resolve_adapter(pool.adapter)
 
         def call(ticket: Ticket) -> Awaitable[list[EntityResult]]:
-            completed = replace(pool, adapter=adapter, **self._complete(pool.scheduling, ticket))
-            return self.engine.entities(replace(request, pool_request=completed))
+            completed = pool.replace(adapter=adapter, **self._complete(pool.scheduling, ticket))
+            return self.engine.entities(request.replace(pool_request=completed))
 
         cost = estimate_entities(request, self.model_info)
         return self._record_usage(await self._run_admitted(cost, call, pool.scheduling))
@@ -225,7 +225,7 @@ class RequestContext(SelectedModel):
 
     async def process(self, request: PluginRequest) -> Any:
         def call(ticket: Ticket) -> Awaitable[IOProcessorResult]:
-            return self.engine.process(replace(request, **self._complete(request.scheduling, ticket)))
+            return self.engine.process(request.replace(**self._complete(request.scheduling, ticket)))
 
         processed = await self._run_admitted(estimate_plugin(request), call, request.scheduling)
         self._engine_done_at = self.timing.mark_delivered()
@@ -280,13 +280,13 @@ class RequestContext(SelectedModel):
     def add_role(self, request: PoolRequest) -> PoolRequest:
         """Add the role of the model's name, unless the request selects a prompt itself."""
         own = (request.prompt, request.prompt_name, request.role, request.input_type, request.embedding_task)
-        return replace(request, role=self.role) if self.role is not None and own == (None,) * len(own) else request
+        return request.replace(role=self.role) if self.role is not None and own == (None,) * len(own) else request
 
     def add_truncation(self, request: RequestT) -> RequestT:
         """Truncate inputs to the model maximum, unless the request sets a length."""
         if request.tokenization.truncate_prompt_tokens is not None:
             return request
-        return replace(request, tokenization=replace(request.tokenization, truncate_prompt_tokens=-1))
+        return request.replace(tokenization=replace(request.tokenization, truncate_prompt_tokens=-1))
 
     def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
         if self.adapter is not None and requested not in (None, self.adapter):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -86,7 +85,7 @@ class LocalEngine(TextEngine):
         processed = IOProcessorResult()
 
         async def pool(part: PoolRequest) -> PoolResults:
-            results = await self.pool(replace(part, deadline_at=request.deadline_at))
+            results = await self.pool(part.replace(deadline_at=request.deadline_at))
             processed.add_usage(results)
             request.timing.add_parallel(part.timing)
             return results

@@ -16,7 +16,6 @@ from cenote.engine.request_future import RequestFuture
 from cenote.engine.result_rows import GroupResult
 from cenote.engine.tokenized_batch import ResolvedOptions, TokenizedBatch
 from cenote.errors import PoolingError
-from cenote.inputs.renderer import RenderSettings
 from cenote.inputs.tokenized_inputs import Int64Array, RenderResult, TokenizedInputs
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import Float32Array
@@ -38,7 +37,6 @@ class LocalPending(Pending):
     def __init__(self, request: PoolRequest, options: Many[ResolvedOptions], prompt: str | None) -> None:
         """`options`: one for all inputs, or one per input."""
         super().__init__(request)
-        self.set_prompt(prompt)
         self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
         self.future = RequestFuture()  # done when it is decided
         queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
@@ -48,8 +46,7 @@ class LocalPending(Pending):
         if len(self.options) > 1:
             positions = {item: index for index, item in enumerate(self.options)}
             self._option_indices = np.array([positions[item] for item in options])
-        self.settings: RenderSettings = request.tokenization, self.options[0].limits, prompt, request.role
-        self.render_key = type(request.inputs[0]), self.settings
+        self.prepare((request.tokenization, self.options[0].limits, prompt, request.role))
 
     @property
     def is_aborted(self) -> bool:

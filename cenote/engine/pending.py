@@ -70,10 +70,12 @@ class Pending(ABC):
     def lane(self) -> Lane:
         return self.request.scheduling.lane
 
-    def set_prompt(self, prompt: str | None) -> None:
-        """Render every text after a prompt."""
-        self.prompt = prompt
-        self.num_render_chars = self.num_chars + len(prompt) * self.num_inputs if prompt else self.num_chars
+    def prepare(self, settings: RenderSettings, *more_key: Hashable) -> None:
+        """Set how its inputs are rendered; those of requests with equal settings, and `more_key`, are together."""
+        self.settings, self.prompt = settings, settings[2]
+        self.render_key = type(self.request.inputs[0]), settings, *more_key
+        if self.prompt:
+            self.num_render_chars = self.num_chars + len(self.prompt) * self.num_inputs
 
     @property
     def is_aborted(self) -> bool:

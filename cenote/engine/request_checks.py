@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from cenote.config.engine import EngineConfig
@@ -60,7 +59,7 @@ class RequestChecks:
         specs = self.build_pooling_specs(request)
         selection = select_prompt(request, model_info)
         if selection.role != request.role:
-            request = replace(request, role=selection.role)
+            request = request.replace(role=selection.role)
         adapter = selection.adapter if request.adapter is None else request.adapter
         adapters = self.adapters.resolve(adapter, len(request.inputs))
         if len(specs) == len(adapters) == 1:  # as in nearly all requests

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -75,7 +74,7 @@ class TextEngine(ABC):
                 await asyncio.sleep(CAPACITY_POLL_S)
             self._num_image_bytes += num_bytes
             try:
-                return await pool_ready(replace(ready, num_chars=compute_text_size(ready.inputs)))
+                return await pool_ready(ready.replace(num_chars=compute_text_size(ready.inputs)))
             finally:
                 self._num_image_bytes -= num_bytes
 

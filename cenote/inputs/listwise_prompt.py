@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.input_types import Conversation, Input, ListwiseInput
@@ -56,7 +55,7 @@ def join_listwise(request: PoolRequest, architecture: str) -> PoolRequest:
     """Return a request whose texts are one input, unless its inputs are lists already."""
     if all(isinstance(item, ListwiseInput) for item in request.inputs):
         return request
-    return replace(request, inputs=[parse_listwise_input(request.inputs, architecture)])
+    return request.replace(inputs=[parse_listwise_input(request.inputs, architecture)])
 
 
 def parse_listwise_input(inputs: Sequence[Input], architecture: str) -> ListwiseInput:

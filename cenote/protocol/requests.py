@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+import msgspec
 
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input, ScoreInput
@@ -79,8 +81,15 @@ class Timing:
         return now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRequest:
+class EngineRequest(msgspec.Struct, frozen=True):
+    """Base of requests: structs, as a frozen dataclass takes ten times as long to make, several times per request."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class PoolRequest(EngineRequest, frozen=True, kw_only=True):
     """Inputs and the pooling task to run on each of them."""
 
     task: Task
@@ -94,11 +103,13 @@ class PoolRequest:
     input_type: str | None = None  # a prompt name of the model, or an input_type of another API
     embedding_task: str | None = None  # use of the embeddings: selects the adapter of that name and its prompt
     adapter: str | Sequence[str | None] | None = None  # one for all inputs, or one per input; None: the default
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # override the model's image processor files
+    mm_processor_kwargs: Mapping[str, Any] = msgspec.field(
+        default_factory=dict
+    )  # override the model's image processor files
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0  # monotonic time after which nobody waits for the results; 0.0: none
     return_exceptions: ReturnExceptions = False
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = msgspec.field(default_factory=Timing)
     operands: Sequence[Operand | None] | None = None  # one per input; inputs that share one share the object
     num_chars: int | None = None  # of inputs that are not texts, with the variables of their templates, if counted
     on_tokenized: OnTokenized | None = None
@@ -108,8 +119,7 @@ class PoolRequest:
         return self.return_exceptions is True or (self.return_exceptions == "computed" and error.status == 500)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRequest:
+class ScoreRequest(EngineRequest, frozen=True, kw_only=True):
     """Queries and documents to score, 1:1, 1:N or N:N."""
 
     queries: Sequence[ScoreInput]
@@ -120,14 +130,14 @@ class ScoreRequest:
     max_tokens_per_query: int = 0
     max_tokens_per_doc: int = 0
     template: str | None = None  # Jinja text that joins query and document
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     instruction: str | None = None  # for instruction-aware rerankers
     adapter: str | None = None
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0
     return_exceptions: ReturnExceptions = False
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = msgspec.field(default_factory=Timing)
     on_tokenized: OnTokenized | None = None
 
     @property
@@ -136,8 +146,7 @@ class ScoreRequest:
         return {**({} if self.instruction is None else {"instruction": self.instruction}), **self.template_kwargs}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntityRequest:
+class EntityRequest(EngineRequest, frozen=True, kw_only=True):
     """Texts for named entity recognition and how token classes are merged into entities."""
 
     pool_request: PoolRequest  # token_classify, of texts
@@ -148,8 +157,7 @@ class EntityRequest:
     threshold: float | None = None  # smallest score of an entity, likewise; None: 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginRequest:
+class PluginRequest(EngineRequest, frozen=True, kw_only=True):
     """Data in the format of the IO processor plugin."""
 
     data: Any
@@ -157,4 +165,4 @@ class PluginRequest:
     tokenization: TokenizationParams | None = None  # None: as the plugin specifies
     scheduling: SchedulingParams = SchedulingParams()
     deadline_at: float = 0.0
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = msgspec.field(default_factory=Timing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
@@ -138,7 +138,7 @@ class RowTask:
             return []
         args = [self.options.get(name) for name in SCORE_OPTIONS]
         request = make_score_request(llm.engine, list(queries), list(documents), *args)
-        return llm.engine.score_sync(replace(self._schedule(request), return_exceptions=True))
+        return llm.engine.score_sync(self._schedule(request).replace(return_exceptions=True))
 
     def _rank(self, results: Sequence[ScoreResult | PoolingError]) -> RankResult | PoolingError:
         scores: list[float] = []
@@ -166,7 +166,7 @@ class RowTask:
         return llm.engine.entities_sync(request)
 
     def _schedule(self, request: Request) -> Request:
-        return request if self.scheduling is None else replace(request, scheduling=self.scheduling)
+        return request if self.scheduling is None else request.replace(scheduling=self.scheduling)
 
 
 def isolate_failures(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from cenote.errors import BadRequest, PoolingError
@@ -24,9 +23,9 @@ async def score_late_interaction(request: ScoreRequest, context: ScoringContext,
     """Encode the queries, then the documents; MaxSim runs on the device, so only scores are copied back."""
     if request.params is not None and request.params.late_chunking_params is not None:
         raise BadRequest("Late chunking cannot be combined with late-interaction scoring", param="late_chunking_params")
-    request = replace(request, on_tokenized=None)  # of queries or documents alone
+    request = request.replace(on_tokenized=None)  # of queries or documents alone
     try:
-        queries = await context.pool(replace(make_pool_request(request, "token_embed", request.queries), role="query"))
+        queries = await context.pool(make_pool_request(request, "token_embed", request.queries).replace(role="query"))
     except PoolingError as error:
         label_query_error(error, len(request.queries))
         raise
@@ -47,7 +46,7 @@ async def _score_documents(
     if not queries:
         return {}
     documents = [request.documents[index] for index in queries]
-    pool_request = replace(make_pool_request(request, "token_embed", documents), role="document", timing=Timing())
+    pool_request = make_pool_request(request, "token_embed", documents).replace(role="document", timing=Timing())
     results = await context.max_sim(pool_request, [query.data for query in queries.values()])
     request.timing.add_sequential(pool_request.timing)
 

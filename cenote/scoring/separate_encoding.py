@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,9 +96,9 @@ async def _encode(
     """Return the results of queries and documents: of one request, unless different modules encode them."""
     if not model.has_routes:
         return await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
-    request = replace(request, on_tokenized=None)  # of a part of the inputs
-    queries = await context.pool(replace(make_pool_request(request, task, request.queries), role="query"))
-    documents = replace(make_pool_request(request, task, request.documents), role="document", timing=Timing())
+    request = request.replace(on_tokenized=None)  # of a part of the inputs
+    queries = await context.pool(make_pool_request(request, task, request.queries).replace(role="query"))
+    documents = make_pool_request(request, task, request.documents).replace(role="document", timing=Timing())
     try:
         results = await context.pool(documents)
     except PoolingError as error:

@@ -97,7 +97,7 @@ async def _pool(front_end: FrontEnd, request: Request) -> Sequence[Any]:
             on_tokenized=ticket.set_tokens,
             timing=context.timing,
         )
-        pool_request = replace(pool_request, scheduling=replace(pool_request.scheduling, lane=ticket.lane))
+        pool_request = pool_request.replace(scheduling=replace(pool_request.scheduling, lane=ticket.lane))
         try:
             results = await context.engine.pool(pool_request)
         except BaseException:

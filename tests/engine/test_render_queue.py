@@ -9,6 +9,8 @@ from cenote.engine.pending import Pending
 from cenote.engine.render_queue import MAX_INTERACTIVE_IN_A_ROW, RenderQueue
 from cenote.engine.result_rows import GroupResult
 from cenote.errors import DeadlineExceeded
+from cenote.inputs.limits import UNLIMITED
+from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.scheduling import Lane, SchedulingParams
 
@@ -24,8 +26,7 @@ class WaitingRequest(Pending):
 def make_pending(*texts: str, lane: Lane = "interactive", prompt: str | None = None, **options: Any) -> Pending:
     request = PoolRequest(task="embed", inputs=texts, scheduling=SchedulingParams(lane=lane), **options)
     pending = WaitingRequest(request)
-    pending.set_prompt(prompt)
-    pending.render_key = prompt
+    pending.prepare((TokenizationParams(), UNLIMITED, prompt, None))
     return pending
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -177,7 +176,7 @@ def test_only_late_interaction_sets_the_role_of_its_inputs() -> None:
     late, plain = FakePool(), FakePool()
     request = ScoreRequest(queries=["north"], documents=["east", "north"], adapter="mine")
 
-    score(replace(request, score_type="late-interaction"), pool=late)
+    score(request.replace(score_type="late-interaction"), pool=late)
     score(request, pool=plain)
 
     assert [(request.inputs, request.role) for request in late.requests] == [
@@ -205,7 +204,7 @@ def test_template_kwargs_override_the_instruction_variable() -> None:
     request = ScoreRequest(queries=["a"], documents=["b"], instruction="find", template_kwargs={"x": 1})
 
     score(request, RERANKER, pool)
-    score(replace(request, template_kwargs={"instruction": "seek"}), RERANKER, pool)
+    score(request.replace(template_kwargs={"instruction": "seek"}), RERANKER, pool)
 
     assert [list(request.inputs) for request in pool.requests] == [
         [TextPair("a", "b", None, {"instruction": "find", "x": 1})],

@@ -147,8 +147,9 @@ class AdmissionController:
         self._check_memory(num_bytes, 0)
         if self.counters.total(BYTES) + num_bytes > self.max_inflight_bytes:
             raise self._bytes_error(num_bytes)
-        # every token takes at least a byte, so that a small body is an interactive request
-        if num_bytes <= MAX_INTERACTIVE_TOKENS and lane != "bulk":
+        # every token takes at least a byte, so that a small body is an interactive request; it is looked at before it
+        # is read if others were refused
+        if num_bytes <= MAX_INTERACTIVE_TOKENS and lane != "bulk" and self.is_overloaded:
             column = self.tenants.find_column(key, keys) if keys else 0
             self._check_queue(1, 0, key, column, self.clock())
 

@@ -66,16 +66,16 @@ def make_image_part(url: str) -> ChatMessage:
 def replace_inputs(request: PoolRequest, content_parts: list[ContentParts], model_info: ModelInfo) -> PoolRequest:
     """Set the inputs: a conversation with one user message each if the model has a chat template, else the parts."""
     if not model_info.supports_images:
-        return replace(request, inputs=["\n".join(part["text"] for part in parts.content) for parts in content_parts])
+        return request.replace(inputs=["\n".join(part["text"] for part in parts.content) for parts in content_parts])
     if not model_info.has_chat_template:
-        return replace(request, inputs=content_parts)
+        return request.replace(inputs=content_parts)
     instruction = select_prompt(request, model_info).prompt
     system = [{"role": "system", "content": instruction}] if instruction else []
     chats = [
         Conversation([*system, {"role": "user", "content": parts.content}], image_names=_list_image_names(parts))
         for parts in content_parts
     ]
-    return replace(request, inputs=chats, tokenization=replace(request.tokenization, add_special_tokens=False))
+    return request.replace(inputs=chats, tokenization=replace(request.tokenization, add_special_tokens=False))
 
 
 def count_images(content_parts: list[ContentParts]) -> int:

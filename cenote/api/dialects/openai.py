@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -83,10 +82,10 @@ async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     dimensions, dtype = body.resolve_dimensions(), body.resolve_type()
     request = body.to_pool_request(task, context, dimensions=dimensions, embedding_task=embedding_task)
     if body.late_chunking_params is None:  # whose chunks have places in a text that the client has sent
-        request = replace(request, inputs=await apply_token_id_policy(request.inputs, context))
+        request = request.replace(inputs=await apply_token_id_policy(request.inputs, context))
     if body.truncate is not None or body.truncation is not None:
         modes = body.truncate, body.truncation
-        request = replace(request, tokenization=apply_truncation(request.tokenization, modes, context))
+        request = request.replace(tokenization=apply_truncation(request.tokenization, modes, context))
     if task == "token_embed":
         if dtype is not None:
             raise BadRequest(

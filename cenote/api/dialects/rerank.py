@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -190,10 +189,10 @@ def make_score_request(
     modes = body.truncate, body.truncation, True if truncate_by_default else None
     tokenization = apply_truncation(request.tokenization, modes, context)
     if tokenization is not request.tokenization:
-        request = replace(request, tokenization=tokenization)
+        request = request.replace(tokenization=tokenization)
         # Cohere clients send 4096, which is above the maximum length of many models
         limit = 0 if limit >= context.model_info.max_model_len else limit
-    return replace(request, max_tokens_per_doc=limit)
+    return request.replace(max_tokens_per_doc=limit)
 
 
 def resolve_doc_limit(max_tokens_per_doc: int | None, max_doc_length: int | None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -108,8 +107,8 @@ async def make_plugin_result(
         raise InvalidBody(f"data: {error}".replace("`", ""), param="body.data") from None
     tasks = PLUGIN_TASKS[plugin_data.embed_task]
     dimensions = plugin_data.dimensions if "embed" in tasks else None
-    request = replace(plugin_data.to_pool_request(tasks[0], context, dimensions=dimensions), extra_tasks=tasks[1:])
-    results = await context.pool(request if tokenization is None else replace(request, tokenization=tokenization))
+    request = plugin_data.to_pool_request(tasks[0], context, dimensions=dimensions).replace(extra_tasks=tasks[1:])
+    results = await context.pool(request if tokenization is None else request.replace(tokenization=tokenization))
     float_data = msgspec.structs.replace(plugin_data, encoding_format="float")
     task_results: Sequence[Any] = await make_sparse_results(
         context, float_data, tasks, results, return_tokens=plugin_data.return_tokens

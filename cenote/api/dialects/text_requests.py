@@ -144,7 +144,7 @@ async def score_as(request: ScoreRequest, raw_scores: bool | None, context: Requ
     if raw_scores is None or score_type != "cross-encoder":
         return await context.score(request)
     params = replace(request.params or PoolingParams(), use_activation=False)
-    results = await context.score(replace(request, params=params))
+    results = await context.score(request.replace(params=params))
     return results if raw_scores else [replace(result, score=sigmoid(result.score)) for result in results]
 
 
@@ -152,7 +152,7 @@ async def classify_as(request: PoolRequest, raw_scores: bool, context: RequestCo
     """Return logits or probabilities: the sigmoid of one label, also if a cross-encoder is configured for logits."""
     has_one_label = "cross-encoder" in context.model_info.score_types
     params = PoolingParams(use_activation=not raw_scores and not has_one_label)
-    results = await context.pool(replace(request, params=params))
+    results = await context.pool(request.replace(params=params))
     rows = [result.data for result in results]
     if raw_scores or not has_one_label:
         return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -156,7 +155,7 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Any:
     tasks = resolve_tasks("token_embed" if has_chunks and body.task is None else body.task, context.model_info)
     if has_chunks and tasks != ("token_embed",):
         raise Unsupported("Late chunking requires token_embed", param="late_chunking_params")
-    request = replace(body.to_pool_request(tasks[0], context, dimensions=body.dimensions), extra_tasks=tasks[1:])
+    request = body.to_pool_request(tasks[0], context, dimensions=body.dimensions).replace(extra_tasks=tasks[1:])
     if request.extra_tasks or "sparse_embed" in tasks:
         check_not_binary(body)
         results = await context.pool(request)
@@ -268,7 +267,7 @@ async def score(body: ScoreBody, context: RequestContext) -> AnswerList[Score]:
         if isinstance(value, list):
             context.check_num_items(len(value), name)
         inputs.append(parse_score_inputs(value, name, context.model_info))
-    results = await context.score(replace(body.to_score_request(*inputs), template=body.chat_template))
+    results = await context.score(body.to_score_request(*inputs).replace(template=body.chat_template))
     data = [
         Score(index, item.score, token_counts=context.make_token_counts(item, body.return_token_counts))
         for index, item in enumerate(results)

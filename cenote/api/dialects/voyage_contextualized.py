@@ -105,7 +105,7 @@ async def contextualized_embeddings(body: ContextualizedBody, context: RequestCo
         input_type=body.input_type,
     )
     params = cast("PoolingParams | None", request.params) or PoolingParams()
-    found = await context.pool(replace(request, params=replace(params, late_chunking=True)))
+    found = await context.pool(request.replace(params=replace(params, late_chunking=True)))
     pairs = zip(found, documents, strict=True)
     results = cast(
         "Sequence[PoolResult]", [row for result, document in pairs for row in split_result(result, document)]

@@ -113,16 +113,13 @@ class RemoteCore:
         request = pending.request
         selection = select_prompt(request, model_info)
         role = selection.role if model_info.has_routes else None
-        pending.set_prompt(selection.prompt)
         options = interactive = self.options.find(request, selection, role)
-        pending.may_change_lane = (
-            request.on_tokenized is not None
-            and request.scheduling.lane == "bulk"
-            and pending.num_render_chars <= MAX_UNSENT_CHARS
-        )
+        if request.on_tokenized is not None and request.scheduling.lane == "bulk":
+            num_chars = pending.num_chars + len(selection.prompt or "") * pending.num_inputs
+            pending.may_change_lane = num_chars <= MAX_UNSENT_CHARS
         if pending.may_change_lane:
             scheduling = replace(request.scheduling, lane="interactive")
-            interactive = self.options.find(replace(request, scheduling=scheduling), selection, role)
+            interactive = self.options.find(request.replace(scheduling=scheduling), selection, role)
         try:
             reply = await options.get_reply()
             await interactive.get_reply()
@@ -132,8 +129,8 @@ class RemoteCore:
         limits = options.limits
         pending.chunk_tokens, pending.normalizes = reply.chunk_tokens, reply.normalizes
         pending.interactive_id = interactive.options_id
-        pending.settings = (request.tokenization, limits, selection.prompt, selection.role)
-        pending.render_key = type(request.inputs[0]), pending.settings, get_deadline_bucket(request.deadline_at)
+        settings = (request.tokenization, limits, selection.prompt, selection.role)
+        pending.prepare(settings, get_deadline_bucket(request.deadline_at))
         check_tokenization_params(request.tokenization, limits)
         await self.channel.wait_writable()
         if self._is_lost:  # while this request waited: nobody would answer it

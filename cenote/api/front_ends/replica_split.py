@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,8 +21,7 @@ class ReplicaPart(NamedTuple):
 
 
 def take_pool_part(request: PoolRequest, rows: Sequence[int]) -> PoolRequest:
-    return replace(
-        request,
+    return request.replace(
         inputs=take(request.inputs, rows),
         operands=None if request.operands is None else take(request.operands, rows),
         timing=Timing(),

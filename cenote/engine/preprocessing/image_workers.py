@@ -169,4 +169,4 @@ def _is_task_cancelled() -> bool:
 
 
 def _replace_inputs(request: PoolRequest, items: Mapping[int, Input]) -> PoolRequest:
-    return replace(request, inputs=[items.get(index, item) for index, item in enumerate(request.inputs)])
+    return request.replace(inputs=[items.get(index, item) for index, item in enumerate(request.inputs)])

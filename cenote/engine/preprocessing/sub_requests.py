@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from cenote.errors import PoolingError
@@ -110,8 +110,7 @@ def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:
     if adapter is not None and not isinstance(adapter, str):
         adapter = adapter[indices]
     inputs, operands = request.inputs[indices], request.operands and request.operands[indices]
-    return replace(
-        request,
+    return request.replace(
         inputs=inputs,
         params=params,
         adapter=adapter,

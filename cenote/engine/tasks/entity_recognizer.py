@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -253,8 +253,7 @@ def make_sequence_request(
     if adapter is not None and not isinstance(adapter, str):
         adapter = [adapter[index] for index in text_indices]
     inputs: list[Any] = list(sequences)
-    return replace(
-        request,
+    return request.replace(
         inputs=inputs,
         params=PoolingParams(use_activation=True),
         tokenization=TokenizationParams(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cenote.engine.tasks.engine_calls import EngineCalls
@@ -44,7 +44,7 @@ class ScoringService:
 
         async def max_sim(part: PoolRequest, query_embeddings: Sequence[Any]) -> PoolResults:
             arrays = {id(rows): to_array(rows) for rows in query_embeddings}  # a query of several documents is one
-            return await pool(replace(part, operands=[arrays[id(rows)] for rows in query_embeddings]))
+            return await pool(part.replace(operands=[arrays[id(rows)] for rows in query_embeddings]))
 
         async def count_tokens(inputs: Sequence[Input]) -> list[int]:
             return await calls.run_in_thread(self._count_tokens, inputs)
@@ -58,7 +58,7 @@ class ScoringService:
         """Disable the default prompt for scored texts, unless the model formats queries and documents differently."""
         if self.model.has_role_formats:
             return request
-        return replace(request, prompt="", role=request.role if self.model.has_routes else None)
+        return request.replace(prompt="", role=request.role if self.model.has_routes else None)
 
     def _count_tokens(self, inputs: Sequence[Input]) -> list[int]:
         return [len(self.renderer.tokenize(item)) for item in inputs]
@@ -76,8 +76,7 @@ class ScoringService:
             query.num_truncated_tokens + document.num_truncated_tokens
             for query, document in zip(broadcast_queries(queries, len(documents)), documents, strict=True)
         ]
-        truncated = replace(
-            request,
+        truncated = request.replace(
             queries=[query.text for query in queries],
             documents=[document.text for document in documents],
         )
@@ -94,8 +93,8 @@ class ScoringService:
                 return item
             return join_text_parts(item.content, item.param_path, self.renderer.settings.architecture)
 
-        return replace(
-            request, queries=[join(query) for query in request.queries], documents=list(map(join, request.documents))
+        return request.replace(
+            queries=[join(query) for query in request.queries], documents=list(map(join, request.documents))
         )
 
     def _split_formatted(
@@ -115,7 +114,7 @@ class ScoringService:
         if len(set(query_parts)) == 1:
             query_parts = query_parts[: len(request.queries)]
         else:
-            request = replace(request, queries=queries)
+            request = request.replace(queries=queries)
         return request, query_parts, document_parts
 
     def _split_pair(self, query: ScoreInput, document: ScoreInput, template: str | None) -> FormattedPair | None:

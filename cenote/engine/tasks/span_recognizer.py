@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,7 @@ class SpanRecognizer:
         indices = [index for index, text in enumerate(texts) if text.words]
         sequences = [texts[index].token_ids for index in indices]
         places = [SpanPlaces(threshold, texts[index].word_rows, texts[index].label_rows) for index in indices]
-        pool_request = replace(
-            make_sequence_request(request.pool_request, sequences, indices),
+        pool_request = make_sequence_request(request.pool_request, sequences, indices).replace(
             operands=[place.to_operand() for place in places],
         )
         results = await calls.pool(pool_request) if sequences else []

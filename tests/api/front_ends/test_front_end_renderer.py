@@ -45,7 +45,7 @@ class Recorder:
 
 def make_pending(texts: Sequence[str]) -> RemotePending:
     pending = RemotePending(PoolRequest(task="embed", inputs=texts))
-    pending.settings = (TokenizationParams(), UNLIMITED, None, None)
+    pending.prepare((TokenizationParams(), UNLIMITED, None, None))
     pending.begin(1, 1)
     return pending
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_a_request_is_split_with_its_params_and_adapters() -> None:
     assert sub_requests[2].request.params == params[16:]
     assert sub_requests[1].request.adapter == [str(index) for index in range(8, 16)]
     assert len(split_request(request, MIN_SUB_REQUEST_INPUTS)) == 1
-    assert split_request(replace(request, params=params[0], adapter="a"), 20)[1].request.params == params[0]
+    assert split_request(request.replace(params=params[0], adapter="a"), 20)[1].request.params == params[0]
 
 
 def test_small_images_make_larger_sub_requests() -> None:
