@@ -87,7 +87,11 @@ class FrontEndRenderer:
             for part in parts:
                 part.pending.mark_rendered(started_at, ended_at)
                 num_left -= part.pending.num_render_chars
-            self._on_turn([part.pending for part in parts], rendered)
+            try:
+                self._on_turn([part.pending for part in parts], rendered)
+            except Exception as error:  # such as a message that is too large
+                for part in parts:
+                    part.pending.end_attempt(error)
         if not self._turn_queue.is_empty:
             self._schedule_turn()
 
@@ -132,7 +136,10 @@ class FrontEndRenderer:
                 continue
             if pending.num_rendered == 0:
                 pending.mark_rendered(pending.queued_at, now)
-            self._on_slice(pending, rendering.result().slice(start, end))
+            try:
+                self._on_slice(pending, rendering.result().slice(start, end))
+            except Exception as error:
+                pending.end_attempt(error)
             if not (pending.is_rendered or pending.is_aborted):
                 task = self._loop.create_task(self._continue(part))
                 self._waiting.add(task)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cenote.api.front_ends.front_end_renderer import MAX_TURN_CHARS, FrontEndRenderer
 from cenote.api.front_ends.remote_pending import RemotePending
@@ -26,6 +27,7 @@ class Recorder:
         self.slices: list[str] = []
         self.inputs: Sequence[str] = ()
         self.writable = asyncio.Event()
+        self.refused = ""  # a text that cannot be sent
         texts: Any = SimpleNamespace(get_renderer=lambda role: self)
         link: Any = SimpleNamespace(wait_writable=self.writable.wait)
         self.renderer = FrontEndRenderer(texts, link, [None] * 2, self.on_turn, self.on_slice)
@@ -37,9 +39,13 @@ class Recorder:
 
     def on_turn(self, calls: Sequence[RemotePending], rendered: RenderResult) -> None:
         self.turns.append(len(calls))
+        if self.refused in self.inputs:
+            raise OverflowError("too large")
 
     def on_slice(self, pending: RemotePending, rendered: RenderResult) -> None:
         self.slices += self.inputs
+        if self.refused in self.inputs:
+            raise OverflowError("too large")
         pending.add_slice(rendered)
 
 
@@ -82,4 +88,21 @@ async def test_a_slice_that_waits_for_the_link_is_not_rendered_twice_when_the_re
     await wait_until(lambda: other.is_rendered)
 
     assert recorder.slices == [texts[0], *texts, other.request.inputs[0]]
+    renderer.close()
+
+
+async def test_a_request_that_cannot_be_sent_fails_and_others_are_rendered() -> None:
+    recorder = Recorder()
+    renderer = recorder.renderer
+    recorder.refused = "x" * 5000
+    small, large, other = make_pending([recorder.refused]), make_pending([recorder.refused]), make_pending(["y" * 9000])
+
+    renderer.add_small(small)
+    renderer.add_large(large)
+    renderer.add_large(other)
+
+    for pending in (small, large):
+        with pytest.raises(OverflowError, match="too large"):
+            await asyncio.wait_for(pending.attempt, 5)
+    await wait_until(lambda: other.is_rendered)
     renderer.close()
