@@ -27,7 +27,7 @@ MAX_EXITS_ALONE: dict[ExitCause, int] = {"crash": 1, "hang": 2, "external": 3}
 # crashes with nothing on the device, for example of the tokenizer: nobody knows which request is to blame
 MAX_UNEXPLAINED_CRASHES = 3
 # links that were lost although the engine process lived, for example because a message could not be read
-MAX_LINK_LOSSES = 3
+MAX_LINK_LOSSES = 10
 
 
 class EngineLost(Exception):
