@@ -131,8 +131,8 @@ class FrontEndRenderer:
             if not part.is_wanted:
                 start = end
                 continue
-            if (error := rendering.exception()) is not None:
-                pending.end_attempt(error)
+            if (failure := rendering.exception()) is not None:
+                pending.end_attempt(failure)
                 continue
             if pending.num_rendered == 0:
                 pending.mark_rendered(pending.queued_at, now)
