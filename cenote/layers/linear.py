@@ -5,33 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.errors import LoadError
-from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
-from cenote.kernels.activations import fused_linear
+from cenote.kernels.activations import ACTIVATIONS, fused_linear
 from cenote.kernels.gpu import few_rows
-
-# names in config.json that differ from those of ACTIVATIONS
-ACTIVATION_ALIASES = {
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python": "gelu",
-    "swish": "silu",
-    "linear": "identity",
-}
-
-
-def resolve_activation(config_name: str) -> str:
-    """Return the key of ACTIVATIONS for an activation name of config.json."""
-    name = ACTIVATION_ALIASES.get(config_name, config_name)
-    if name not in ACTIVATIONS:
-        raise LoadError(
-            f"unknown activation {config_name!r}; expected one of: "
-            f"{', '.join(sorted({*ACTIVATIONS, *ACTIVATION_ALIASES}))}"
-        )
-    return name
+from cenote.layers.activation_names import resolve_activation
 
 
 class Linear(nn.Linear):

@@ -13,8 +13,10 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from cenote.errors import LoadError
+from cenote.kernels.activations import ACTIVATIONS
+from cenote.layers.activation_names import ACTIVATION_ALIASES, resolve_activation
 from cenote.layers.backbone import Backbone
-from cenote.layers.linear import ACTIVATION_ALIASES, ACTIVATIONS, Linear, resolve_activation
+from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.packed_batch import pack_sequences
@@ -44,6 +46,10 @@ def test_an_activation_matches_transformers(name: str) -> None:
     x = torch.linspace(-6, 6, 101)
 
     assert_close(ACTIVATIONS[resolve_activation(name)](x), ACT2FN[theirs](x), atol=1e-6, rtol=0)
+
+
+def test_every_activation_that_has_a_name_has_a_function() -> None:
+    assert set(ACTIVATION_NAMES) == set(ACTIVATIONS)
 
 
 def test_an_unknown_activation_lists_the_known_ones() -> None:
