@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from cenote.errors import LoadError
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.layers.activation_names import ACTIVATION_ALIASES, resolve_activation
+from cenote.layers.activation_names import ACTIVATION_ALIASES, ACTIVATION_NAMES, resolve_activation
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
