@@ -24,8 +24,8 @@ from cenote.native.embedding import InputEmbedding, make_embedding
 from cenote.native.parameters import list_layer_norms
 from cenote.native.positions import Positions
 from cenote.packed_batch import PackedBatch
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
-from cenote.utils.float32 import to_float32
 
 LINEARS = ("mixer.qkv", "mixer.out", "mlp.up", "mlp.down")  # of every layer
 LAYER_NORMS = ("mixer_norm", "mlp_norm", "mixer_out_norm", "mlp_out_norm", "mixer.query_norm", "mixer.key_norm")

@@ -10,8 +10,8 @@ import numpy as np
 from cenote.kernels.cpu.encoder import NormWeights, TableWeights
 from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
-from cenote.utils.float32 import to_float32
 
 
 @dataclass(frozen=True, slots=True)

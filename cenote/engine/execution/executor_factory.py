@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cenote.engine.execution.deterministic import DeterministicRunner
-from cenote.engine.execution.executor import Executor, LocalExecutor
+from cenote.engine.execution.executor import Executor
+from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
@@ -22,7 +23,7 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
         else None
     )
     if device.type != "cuda":
-        return LocalExecutor(model.backbone, model.pooler, device, deterministic)
+        return TorchExecutor(model.backbone, model.pooler, device, deterministic)
     # imported on use: a start without a GPU is faster
     from cenote.engine.execution.gpu_executor import GPUExecutor
     from cenote.engine.execution.warmup import warm_up

@@ -11,7 +11,7 @@ from torch import nn
 from cenote.engine.execution.cuda_graphs import CapturedGraph, CudaGraphCache
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
-from cenote.engine.execution.executor import LocalExecutor, find_finite_rows, rows_are_finite, to_batch_output
+from cenote.engine.execution.torch_executor import TorchExecutor, find_finite_rows, rows_are_finite, to_batch_output
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
@@ -20,7 +20,7 @@ from cenote.pooling.pooler import PooledGroup, Pooler
 MAX_HOST_CHECK_ELEMENTS = 1 << 16
 
 
-class GPUExecutor(LocalExecutor):
+class GPUExecutor(TorchExecutor):
     is_async = True
     initial_tokens_per_s = 1_000_000.0  # of any GPU, unless a warm-up has measured it
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cenote.engine.execution.executor import copy_to_array
+from cenote.engine.execution.torch_executor import copy_to_array
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.engine.execution.executor import find_finite_rows, to_batch_output
+from cenote.engine.execution.torch_executor import find_finite_rows, to_batch_output
 from cenote.pooling.pooler import PooledGroup, PoolingSpec
 from cenote.protocol.params import PoolingOptions
 
