@@ -17,6 +17,7 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.span_head import EntityHead
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.checkpoint import first_line
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
@@ -52,7 +53,7 @@ def open_weights(
     architecture = description.architecture
     if weights is None:
         adapter = _resolve_task_adapter(architecture, options)
-        weights = open_model_weights(description.checkpoint, adapter, description.device.value)
+        weights = open_model_weights(description.checkpoint, adapter, to_torch_device(description.device.value))
     return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 
@@ -64,7 +65,7 @@ def load_backbone(
     quantizer: WeightQuantizer | None,
 ) -> None:
     architecture = description.architecture
-    device, dtype = description.device.value, description.dtype.value
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     weight_loader.load(
         backbone,
         weight_loader.table,
@@ -117,8 +118,8 @@ def _load_vision_tower(
         tower,
         weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
         num_layers=vision.num_layers,
-        dtype=description.dtype.value,
-        device=description.device.value,
+        dtype=to_torch_dtype(description.dtype.value),
+        device=to_torch_device(description.device.value),
         module_prefix="vision.",
         quantizer=quantizer,
     )
@@ -129,7 +130,7 @@ def load_span_head(description: ModelDescription, weight_loader: WeightLoader) -
     if (spec := description.architecture.span_head) is None:
         return None
     head = _build(lambda: make_entity_head(spec), description.config.source)
-    device = description.device.value
+    device = to_torch_device(description.device.value)
     table, num_layers = description.architecture.span_weights, spec.num_layers
     weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
     if head.rnn is not None:

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
-from cenote.loading.bge_m3 import load_linear, make_linear, require_head_files
-from cenote.loading.causal_lm_classifier import load_lm_head
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
+from cenote.loading.bge_m3 import load_linear, make_linear
+from cenote.loading.bge_m3_files import require_head_files
+from cenote.loading.causal_lm_classifier import load_lm_head, make_classifier_weight
 from cenote.loading.colbert import check_vector_size
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.module_weights import load_dense, load_layer_norm, load_residual
@@ -74,7 +76,7 @@ def _add_quantizer(description: ModelDescription, projector: nn.Module | None) -
 def _load_bge_m3_heads(description: ModelDescription, weight_loader: WeightLoader) -> Heads:
     sparse, colbert = require_head_files(description.checkpoint)
     size = description.architecture.backbone.hidden_size
-    dtype, device = description.head_dtype.value, description.device.value
+    dtype, device = to_torch_dtype(description.head_dtype.value), to_torch_device(description.device.value)
     with torch.device("meta"):
         classifier = Classifier(HeadSpec(), size, description.num_labels)
     classifier.classifier = load_linear(sparse, size, description.num_labels, dtype, device)
@@ -99,13 +101,12 @@ def _load_classifier(
     if description.sentence_transformers.score_head is not None:
         return ModuleClassifier(_load_modules(description, *_projector_input_size(description, [])))
     hidden_size = description.architecture.backbone.hidden_size
-    dtype, device = description.head_dtype.value, description.device.value
+    dtype, device = to_torch_dtype(description.head_dtype.value), to_torch_device(description.device.value)
     if description.kind.value in ("masked", "sparse"):
-        dtype = description.dtype.value  # as large as the vocabulary, and often tied to the embeddings
+        dtype = to_torch_dtype(description.dtype.value)  # as large as the vocabulary, and often tied to the embeddings
     if (labels := description.token_labels) is not None:
-        weight = labels.classifier_weight(weight_loader, _embedding_table_name(weight_loader), tokenizer.tokenizer).to(
-            device, dtype
-        )
+        table_name = _embedding_table_name(weight_loader)
+        weight = make_classifier_weight(labels, weight_loader, table_name, tokenizer.tokenizer).to(device, dtype)
         return _classifier_from_weight(replace(head.spec, bias=False), weight)
     table = weight_loader.choose_table((head.weights, *head.alternative_weights))
     last = table.get("head.classifier") or table["head.classifier.weight"]
@@ -134,7 +135,7 @@ def _load_classifier(
 def _load_lm_classifier(description: ModelDescription, weight_loader: WeightLoader) -> Classifier:
     """Return the LM head as a classifier; `returned_token_ids` selects its logits."""
     weight = load_lm_head(weight_loader, _embedding_table_name(weight_loader)).to(
-        description.device.value, description.dtype.value
+        to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     )
     token_ids = description.plan.defaults.returned_token_ids or ()
     if beyond := [token for token in token_ids if not 0 <= token < len(weight)]:
@@ -178,7 +179,7 @@ def load_projector(description: ModelDescription, weight_loader: WeightLoader | 
 
 def _load_modules(description: ModelDescription, size_in: int | None, source: str) -> list[nn.Module]:
     """Load the Dense and LayerNorm modules; `size_in` and `source`: the size of their input and what produces it."""
-    dtype, device = description.head_dtype.value, description.device.value
+    dtype, device = to_torch_dtype(description.head_dtype.value), to_torch_device(description.device.value)
     layers: list[nn.Module] = []
     for step in description.sentence_transformers.projector:
         key, size = ("in_features", step.in_features) if isinstance(step, DenseModule) else ("dimension", step.size)
@@ -228,7 +229,7 @@ def _load_stored_projection(
     names = next((names for names in candidates if weight_loader.has(f"{names[0]}.weight")), projection.weights)
     if projection.is_optional and not weight_loader.has(f"{names[0]}.weight"):
         return []
-    dtype, device = description.head_dtype.value, description.device.value
+    dtype, device = to_torch_dtype(description.head_dtype.value), to_torch_device(description.device.value)
     layers: list[nn.Module] = []
     for name in names:
         weight = weight_loader.read(f"{name}.weight").to(device, dtype)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from cenote.kernels.cpu import packed_linear
-from cenote.kernels.cpu.convert import supports_format
-from cenote.kernels.cpu.library import Format
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.linear import Linear
 from cenote.pooling.heads import Heads, SpladeHead

@@ -14,9 +14,10 @@ from torch.testing import assert_close
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from cenote import LLM
+from cenote.config.device import Device
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.linear_formats import resolve_quantization
 from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.loading.quantized.scaled import scale_weight
@@ -219,10 +220,10 @@ def test_fp8_weights_stay_fp8_on_a_gpu_that_multiplies_them(
 ) -> None:
     change_config(folders[0], quantization_config=FORMATS[name][0])
     is_fp8 = stores_fp8(read_quantization_config(Checkpoint("test", folders[0])))
-    cpu, gpu = CPUFeatures("x86", frozenset()), torch.device("cuda", 0)
+    cpu, gpu = CPUFeatures("x86", frozenset()), Device("cuda", 0)
 
-    monkeypatch.setattr("cenote.kernels.post_load.can_multiply_fp8", lambda device: True)
+    monkeypatch.setattr("cenote.kernels.fp8.can_multiply_fp8", lambda device: True)
     assert resolve_quantization(None, gpu, cpu, stores_fp8=is_fp8).value == ("fp8" if expected else None)
-    assert resolve_quantization(None, torch.device("cpu"), cpu, stores_fp8=is_fp8).value is None
-    monkeypatch.setattr("cenote.kernels.post_load.can_multiply_fp8", lambda device: False)
+    assert resolve_quantization(None, Device("cpu"), cpu, stores_fp8=is_fp8).value is None
+    monkeypatch.setattr("cenote.kernels.fp8.can_multiply_fp8", lambda device: False)
     assert resolve_quantization(None, gpu, cpu, stores_fp8=is_fp8).value is None

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize, resolve_classification_activation
+from cenote.pooling.activation_names import resolve_classification_activation
+from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize
 from tests.tiny import SEQUENCES, change_config, compute_logits, tiny_bert_classifier
 
 TORCH = "torch.nn.modules."
