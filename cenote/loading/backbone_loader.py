@@ -21,6 +21,7 @@ from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.checkpoint import first_line
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.architecture import Architecture
@@ -53,7 +54,7 @@ def open_weights(
     architecture = description.architecture
     if weights is None:
         adapter = _resolve_task_adapter(architecture, options)
-        weights = open_model_weights(description.checkpoint, adapter, to_torch_device(description.device.value))
+        weights = open_model_weights(description.checkpoint, adapter)
     return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 
@@ -66,7 +67,8 @@ def load_backbone(
 ) -> None:
     architecture = description.architecture
     device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
-    weight_loader.load(
+    load_module(
+        weight_loader,
         backbone,
         weight_loader.table,
         num_layers=architecture.backbone.num_layers,
@@ -114,7 +116,8 @@ def _load_vision_tower(
     description: ModelDescription, vision: VisionSpec, weight_loader: WeightLoader, quantizer: WeightQuantizer | None
 ) -> VisionTower:
     tower = _build(vision.make_tower, f"{description.config.source}: vision_config")
-    weight_loader.load(
+    load_module(
+        weight_loader,
         tower,
         weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
         num_layers=vision.num_layers,
@@ -132,7 +135,7 @@ def load_span_head(description: ModelDescription, weight_loader: WeightLoader) -
     head = _build(lambda: make_entity_head(spec), description.config.source)
     device = to_torch_device(description.device.value)
     table, num_layers = description.architecture.span_weights, spec.num_layers
-    weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
+    load_module(weight_loader, head, table, num_layers=num_layers, dtype=torch.float32, device=device)
     if head.rnn is not None:
         head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
     return head.eval()

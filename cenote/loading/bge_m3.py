@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
+from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.weights import open_weights_file
 
 
@@ -20,11 +21,11 @@ def load_linear(
     found = {leaf: [name for name in stored.names() if name.rpartition(".")[2] == leaf] for leaf in ("weight", "bias")}
     if len(found["weight"]) != 1 or len(found["bias"]) > 1 or sum(map(len, found.values())) != len(stored.names()):
         raise LoadError(f"{path} contains {', '.join(stored.names()[:5])}; expected one linear layer: weight and bias")
-    weight = stored.get(found["weight"][0])
+    weight = to_tensor(stored.get(found["weight"][0]))
     if weight.dim() != 2 or weight.shape[1] != in_features or out_features not in (None, weight.shape[0]):
         expected = f"[{out_features or 'any'}, {in_features}]"
         raise LoadError(f"{path}: weight has shape {list(weight.shape)}; expected {expected}")
-    bias = stored.get(found["bias"][0]) if found["bias"] else None
+    bias = to_tensor(stored.get(found["bias"][0])) if found["bias"] else None
     if bias is not None and bias.shape != weight.shape[:1]:
         raise LoadError(f"{path}: bias has shape {list(bias.shape)}, weight has {list(weight.shape)}")
     return make_linear(weight.to(device, dtype), None if bias is None else bias.to(device, dtype))

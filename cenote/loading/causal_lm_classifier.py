@@ -6,6 +6,7 @@ import tokenizers
 from torch import Tensor
 
 from cenote.errors import LoadError
+from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.token_labels import TokenLabels
 from cenote.loading.weight_loader import WeightLoader
 
@@ -33,4 +34,5 @@ def _find_token_id(labels: TokenLabels, token: str | int, tokenizer: tokenizers.
 def load_lm_head(weight_loader: WeightLoader, table: str) -> Tensor:
     """Return the LM head, [vocabulary, hidden]; the embedding table if they are tied."""
     names = ("lm_head.weight", "output.weight", f"{table}.weight")
-    return weight_loader.read(next((name for name in names if weight_loader.has(name)), names[-1]))
+    name = next((name for name in names if weight_loader.has(name)), names[-1])
+    return to_tensor(weight_loader.read(name))

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
-from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
+from cenote.layers.torch_dtypes import to_tensor, to_torch_device, to_torch_dtype
 from cenote.loading.bge_m3 import load_linear, make_linear
 from cenote.loading.bge_m3_files import require_head_files
 from cenote.loading.causal_lm_classifier import load_lm_head, make_classifier_weight
 from cenote.loading.colbert import check_vector_size
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.module_loader import load_module
 from cenote.loading.module_weights import load_dense, load_layer_norm, load_residual
 from cenote.loading.sentence_transformers import DenseModule
 from cenote.loading.tokenizer_files import TokenizerFiles
@@ -128,7 +129,7 @@ def _load_classifier(
             else GatedRewards(spec, hidden_size)
         )
         holder = nn.ModuleDict({"head": made})
-    weight_loader.load(holder, table, num_layers=0, dtype=dtype, device=device)
+    load_module(weight_loader, holder, table, num_layers=0, dtype=dtype, device=device)
     return holder["head"]  # type: ignore[return-value]
 
 
@@ -195,12 +196,12 @@ def _load_modules(description: ModelDescription, size_in: int | None, source: st
         else:
             weight, bias = load_layer_norm(description.checkpoint, step)
             layer = nn.LayerNorm(step.size)
-        layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
+        layer.weight = nn.Parameter(to_tensor(weight).to(device, dtype), requires_grad=False)
         if bias is not None:
-            layer.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
+            layer.bias = nn.Parameter(to_tensor(bias).to(device, dtype), requires_grad=False)
         if isinstance(step, DenseModule) and step.has_residual:
             matrix = load_residual(description.checkpoint, step)
-            layer = ResidualLayer(layer, None if matrix is None else matrix.to(device, dtype))
+            layer = ResidualLayer(layer, None if matrix is None else to_tensor(matrix).to(device, dtype))
         layers.append(layer)
     return layers
 
@@ -232,8 +233,9 @@ def _load_stored_projection(
     dtype, device = to_torch_dtype(description.head_dtype.value), to_torch_device(description.device.value)
     layers: list[nn.Module] = []
     for name in names:
-        weight = weight_loader.read(f"{name}.weight").to(device, dtype)
-        bias = weight_loader.read(f"{name}.bias").to(device, dtype) if weight_loader.has(f"{name}.bias") else None
+        weight, bias = to_tensor(weight_loader.read(f"{name}.weight")).to(device, dtype), None
+        if weight_loader.has(f"{name}.bias"):
+            bias = to_tensor(weight_loader.read(f"{name}.bias")).to(device, dtype)
         activation = projection.activation if projection.is_pooler or name != names[-1] else None
         layers.append(make_linear(weight, bias, activation))
     if description.architecture.late_interaction_defaults is not None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.sentence_transformers import DenseModule, LayerNormModule
 from cenote.loading.weights import CheckpointWeights, open_weights
+from cenote.utils.arrays import Array
 
 
-def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
+def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Array, Array | None]:
     """Return weight [out, in] and bias [out] in their stored dtype."""
     weights = open_weights(checkpoint, dense.folder)
     weight = _read_tensor(weights, "weight", (dense.out_features, dense.in_features))
@@ -21,7 +20,7 @@ def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Tensor, Tens
     return weight, None
 
 
-def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Tensor | None:
+def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Array | None:
     """Return the residual projection [out, in]; None if there is none or sizes are equal."""
     if not dense.has_residual or dense.in_features == dense.out_features:
         return None
@@ -30,16 +29,16 @@ def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Tensor | None:
     )
 
 
-def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Tensor, Tensor]:
+def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Array, Array]:
     weights = open_weights(checkpoint, norm.folder)
     return _read_tensor(weights, "weight", (norm.size,)), _read_tensor(weights, "bias", (norm.size,))
 
 
-def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Tensor:
+def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Array:
     for name in (leaf, f"linear.{leaf}", f"dense.{leaf}", f"norm.{leaf}"):
         if name in weights:
             tensor = weights.get(name)
-            if tuple(tensor.shape) != shape:
+            if tensor.shape != shape:
                 found = list(tensor.shape)
                 raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json requires {list(shape)}")
             return tensor

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import BadRequest, LoadError, PoolingError
+from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.checkpoint import Checkpoint, first_line
+from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import WeightLoader
 from cenote.loading.weights import open_weights
 from cenote.models.architecture import HFConfig
@@ -56,7 +58,7 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, 
     """Load all parameters and persistent buffers; missing and unexpected tensors are errors."""
     parameters = [path for path, _ in model.named_parameters()]
     weight_loader = WeightLoader(open_weights(checkpoint), [{path: path for path in parameters}])
-    weight_loader.load(model, weight_loader.table, num_layers=1, dtype=dtype, device=device)
+    load_module(weight_loader, model, weight_loader.table, num_layers=1, dtype=dtype, device=device)
     buffers = {path: buffer for path, buffer in model.state_dict(keep_vars=True).items() if path not in parameters}
     for path, buffer in buffers.items():
         if not path.endswith("num_batches_tracked"):
@@ -66,7 +68,7 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, 
                     f"{weight_loader.weights.source}: {path} has shape {list(stored.shape)}, config.json requires "
                     f"{list(buffer.shape)}"
                 )
-            buffer.copy_(stored)
+            buffer.copy_(to_tensor(stored))
     weight_loader.check_complete(IGNORED_BUFFERS)
 
 

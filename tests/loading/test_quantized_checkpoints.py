@@ -16,6 +16,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from cenote import LLM
 from cenote.config.device import Device
 from cenote.kernels.cpu_features import CPUFeatures
+from cenote.layers.torch_dtypes import to_array, to_tensor
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.linear_formats import resolve_quantization
 from cenote.loading.merged_weights import open_model_weights
@@ -109,7 +110,7 @@ def test_a_quantized_checkpoint_gives_the_results_of_its_weights(name: str, fold
 
     assert sorted(weights.names()) == sorted(exact)
     for tensor in exact:
-        assert_close(weights.get(tensor).float(), exact[tensor].float(), rtol=1e-6, atol=1e-6)
+        assert_close(to_tensor(weights.get(tensor)).float(), exact[tensor].float(), rtol=1e-6, atol=1e-6)
     found, expected = embed(quantized), embed(reference)
     assert_close(found, expected, rtol=0, atol=1e-4)
     assert not torch.allclose(found, before, rtol=0, atol=1e-4)
@@ -119,7 +120,7 @@ def test_blocks_of_fp8_are_scaled_as_transformers_does() -> None:
     stored, _ = formats.fp8_block(torch.randn(48, 64), size=16)
     weight, scales = stored["weight"], stored["weight_scale_inv"]
 
-    ours = scale_weight("layer", weight, scales, (16, 16))
+    ours = to_tensor(scale_weight("layer", to_array(weight), to_array(scales), (16, 16)))
 
     theirs = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
     assert_close(ours, theirs, rtol=1e-6, atol=1e-6)

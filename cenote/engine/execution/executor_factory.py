@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.executor import Executor
-from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
+from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.layers.torch_dtypes import to_torch_device
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
