@@ -20,7 +20,8 @@ import torch
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.explain.workload import make_random_batch
 from cenote.layers.torch_dtypes import to_array
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.weights import CheckpointWeights
 from cenote.utils.arrays import Array
 from lab.memory import PeakMemory

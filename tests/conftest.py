@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cenote import LLM
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.utils.cache_folder import CACHE_FOLDER_VARIABLE
 
 if TYPE_CHECKING:  # the environment of a reader has no test tools but pytest

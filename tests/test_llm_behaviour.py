@@ -19,7 +19,8 @@ from cenote import LLM, LoadError, PoolerConfig, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, EngineStopped
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.protocol.requests import PoolRequest
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_qwen3
 

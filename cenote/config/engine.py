@@ -27,6 +27,7 @@ Runner = Literal["auto", "pooling", "generate"]
 Convert = Literal["auto", "none", "embed", "classify", "reward"]
 DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 Quantization = Literal["int8", "fp8"]
+Runtime = Literal["native", "torch"]
 
 # environment variables that are not options of the server, with their effect; startup fails for any other CENOTE_*
 EXTRA_VARIABLES = {
@@ -98,6 +99,12 @@ class EngineConfig:
         "GPU",
         default=None,
         choices=("int8", "fp8"),
+    )
+    runtime: Literal["auto"] | Runtime = option(
+        "native: C on NumPy arrays, which starts without torch, for transformers on a CPU; torch: all models and "
+        "devices; auto: native for the models that it runs as fast",
+        default="auto",
+        choices=("auto", "native", "torch"),
     )
     device: str | None = option("cpu, cuda or cuda:1; a GPU if one is available", default=None)
     tensor_parallel_size: int = option(

@@ -15,7 +15,8 @@ from cenote.distributed.messages import RunBackbone, RunSplade
 from cenote.distributed.ranks import RankProcesses
 from cenote.errors import LoadError
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.parallel_splade import ParallelSpladeHead
@@ -61,7 +62,7 @@ def load_parallel_model(config: EngineConfig) -> LoadedModel:
     if isinstance(splade := model.pooler.heads.splade, ParallelSpladeHead):
         splade.before_forward = lambda seq_indices: ranks.send(RunSplade(seq_indices))
     _log(model, ranks)
-    return replace(model, backbone=ParallelBackbone(model.backbone, ranks).eval())
+    return replace(model, backbone=ParallelBackbone(model.backbone, ranks).eval(), ranks=ranks)
 
 
 def resolve_devices(config: EngineConfig, first: Device) -> list[str]:

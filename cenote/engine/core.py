@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from cenote.config.engine import EngineConfig
-from cenote.distributed.parallel_model import ParallelBackbone
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.dedup import InflightDedup
 from cenote.engine.engine_loop import EngineLoop
@@ -22,7 +21,7 @@ from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 
 # device time of the bulk part of a batch while there is interactive traffic, on a CPU and on a GPU; on a GPU a batch
 # waits behind the one that runs, so that a query that has just missed it waits for two
@@ -68,7 +67,7 @@ class EngineCore:
         self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, on_exit)
         self.result_cache = make_result_cache(model.description, config, metrics.registry)
         self.dedup = InflightDedup(self.result_cache, adapters.is_builtin, adapters.get_generation)
-        self.ranks = model.backbone.ranks if isinstance(model.backbone, ParallelBackbone) else None
+        self.ranks = model.ranks
         self.dead_error: PoolingError | None = None
         self._lock = threading.Lock()
 

@@ -9,7 +9,6 @@ from functools import partial
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
-from cenote.distributed.parallel_model import ParallelBackbone, load_parallel_model
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.core import EngineCore, join_thread
 from cenote.engine.engine_executors import EngineExecutors
@@ -39,7 +38,8 @@ from cenote.errors import EngineStopped, LoadError, PoolingError, make_internal_
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.kernels.default_device import ignore_default_device
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.engine import EngineStatus
@@ -137,12 +137,17 @@ class PoolingEngine(LocalEngine):
                 f"{config.num_replicas} replicas need a process each, this one has a single engine; use cenote serve "
                 f"--data-parallel-size {config.num_replicas}, or data_parallel_size=1 and a program for each device"
             )
-        model = load_model(config) if config.tensor_parallel_size == 1 else load_parallel_model(config)
+        if config.tensor_parallel_size == 1:
+            model = load_model(config)
+        else:
+            from cenote.distributed.parallel_model import load_parallel_model  # imports torch
+
+            model = load_parallel_model(config)
         try:
             engine = cls(model, config, trust_callers=trust_callers)
         except BaseException:
-            if isinstance(model.backbone, ParallelBackbone):
-                model.backbone.ranks.close()
+            if model.ranks is not None:
+                model.ranks.close()
             raise
         try:
             route_config = config.for_other_routes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cenote.engine.preprocessing.renderer_factory import get_default_chat_template
 from cenote.engine.tasks.text_tasks import TaskSettings
 from cenote.inputs.tokenizer import SpecialTokensTemplate
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.names import get_public_name

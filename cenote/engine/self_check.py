@@ -34,7 +34,7 @@ from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import PoolingError
 from cenote.inputs.renderer import Renderer
 from cenote.loading.checkpoint import first_line
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cenote.engine.tasks.entity_recognizer import EntitySettings
 from cenote.engine.tasks.text_tasks import TaskSettings
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.scoring.scorer import ScoringModel
 
 

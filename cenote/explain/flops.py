@@ -13,7 +13,7 @@ from cenote.layers.backbone import Backbone, InputEmbedding, build_mlp
 from cenote.layers.disentangled_attention import DisentangledAttention
 from cenote.layers.latent_attention import LatentAttention
 from cenote.layers.moe import ExpertRouter, Experts, MixtureOfExperts
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.models.architecture import Architecture
 from cenote.protocol.params import Task
 

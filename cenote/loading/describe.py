@@ -1,8 +1,9 @@
 """Resolve all settings of a model before its weights are loaded, each with its source.
 
 The stages, in order: what the files say in whatever layout (`layouts/`), the architecture and how the model is used
-(`family.py`), the maximum length (`lengths.py`), device and number formats (`number_formats.py`), and tasks and pooling
-(`pooling_settings.py`). Each reads what the stages before it resolved and changes none of that.
+(`family.py`), the maximum length (`lengths.py`), device and number formats (`number_formats.py`), tasks and pooling
+(`pooling_settings.py`), and the runtime (`runtime.py`). Each reads what the stages before it resolved and changes none
+of that.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cenote.loading.model_prompts import read_model_prompts
 from cenote.loading.module_list import MODULES_FILE
 from cenote.loading.number_formats import resolve_number_formats
 from cenote.loading.pooling_settings import resolve_pooling, resolve_tasks
+from cenote.loading.runtime import resolve_runtime
 from cenote.loading.unnamed_heads import find_head_doubt
 from cenote.models.registry import EXACT_NAMES
 from cenote.pooling.plan import NORMALIZE_BY_DEFAULT
@@ -67,6 +69,7 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
             head_dtype=formats.head_dtype,
             matmul_dtype=formats.matmul_dtype,
             quantization=formats.quantization,
+            runtime=resolve_runtime(options, family, formats, plan),
             find_tokenizer=layout.find_tokenizer or (lambda: layout.checkpoint),
             deterministic=options.deterministic,
             doubts=tuple(_iter_doubts(family)),

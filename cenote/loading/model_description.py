@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cenote.config.device import Device
-from cenote.config.engine import Quantization
+from cenote.config.engine import Quantization, Runtime
 from cenote.config.options import Sourced
 from cenote.loading.card_evidence import CardEvidence
 from cenote.loading.checkpoint import Checkpoint
@@ -57,6 +57,7 @@ class ModelDescription:
     head_dtype: Sourced[Dtype]
     matmul_dtype: Sourced[Dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
+    runtime: Sourced[Runtime]
     find_tokenizer: Callable[[], Checkpoint]  # finds the checkpoint that the tokenizer is loaded from
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
     card: CardEvidence = CardEvidence()  # of the model card, compared with the rest

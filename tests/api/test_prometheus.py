@@ -14,7 +14,7 @@ from cenote.api.app_state import AppState
 from cenote.api.prometheus import VLLM_NAMES, render_metrics
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.utils.metrics import MetricsRegistry, add_label
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -15,7 +15,7 @@ from cenote.api.served_models import ServedModel
 from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, EngineStopped
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.protocol.requests import PoolRequest
 
 

@@ -16,7 +16,7 @@ from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.local_pending import LocalPending
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.protocol.scheduling import SchedulingParams

@@ -15,7 +15,7 @@ from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.protocol.input_types import PromptEmbeds
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult

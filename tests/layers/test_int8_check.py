@@ -17,7 +17,8 @@ from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
 from cenote.layers import matmul_format
 from cenote.layers.matmul_format import MatmulReport, describe_matmuls
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.packed_batch import pack_sequences
 from tests.tiny import save_tiny
 

@@ -15,7 +15,8 @@ from transformers import AutoModel, PreTrainedModel
 from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.layers.backbone import Backbone
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.packed_batch import pack_sequences
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, save_tiny
 

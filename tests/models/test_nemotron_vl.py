@@ -17,7 +17,7 @@ from cenote.engine.execution.input_packing import normalize_patches
 from cenote.errors import BadRequest, LoadError
 from cenote.inputs.images.nemotron import NemotronImageProcessor, find_closest_aspect_ratio
 from cenote.loading.hf_config import read_config
-from cenote.loading.load import read_processor_files
+from cenote.loading.processor_files import read_processor_files
 from cenote.models.architecture import HFConfig
 from cenote.models.nemotron_vl import nemotron_vl
 from cenote.protocol.input_types import Conversation

@@ -15,7 +15,7 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 
 CENOTE_GROUP, VLLM_GROUP = "cenote.io_processor_plugins", "vllm.io_processor_plugins"
 InstallPlugin = Callable[..., str]

@@ -14,7 +14,7 @@ from cenote.engine.preprocessing.renderer_factory import make_model_tokenizer
 from cenote.engine.tasks.io_processor import IOProcessorRunner, load_io_processor
 from cenote.inputs.chat import ChatSettings
 from cenote.loading.describe import describe_model
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.model_description import ModelDescription
 from cenote.plugins import discovery
 from tests.plugins.conftest import CENOTE_GROUP, VLLM_GROUP, InstallPlugin

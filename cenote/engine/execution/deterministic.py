@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from cenote.engine.execution.input_packing import pack_inputs
+from cenote.engine.execution.one_by_one import pool_one_by_one
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.inputs.tokenized_inputs import TokenizedInputs
-from cenote.pooling.pooler import PooledGroup, Pooler, PoolingSpec
+from cenote.packed_batch import PackedBatch
+from cenote.pooling.pooler import PooledGroup, Pooler
 
 
 class DeterministicRunner:
@@ -27,15 +29,13 @@ class DeterministicRunner:
         inputs, names = batch.inputs, batch.lora_names
         states = self._run_together(inputs) if self.is_batch_invariant else {}
         batch.times.packed_at = time.monotonic()
-        results: dict[PoolingSpec, list[tuple[int, PooledGroup]]] = {}
-        for index, specs in enumerate(batch.specs):
+
+        def compute_states(index: int) -> tuple[Tensor, PackedBatch]:
             lora_names = None if names is None or names[index] is None else (names[index],)
             packed = pack_inputs(inputs.slice(index, index + 1), self.device, lora_names, is_deterministic=True)
-            hidden = states[index] if index in states else self.backbone(packed)
-            operands = None if inputs.operands is None else [inputs.operands[index]]
-            for group in self.pooler(hidden, packed, [specs], operands):
-                results.setdefault(group.spec, []).append((index, group))
-        return [_merge(spec, groups) for spec, groups in results.items()]
+            return states[index] if index in states else self.backbone(packed), packed
+
+        return pool_one_by_one(self.pooler, batch, compute_states)
 
     def _run_together(self, inputs: TokenizedInputs) -> dict[int, Tensor]:
         """Return the states of the plain sequences by index: one with unusual inputs would change kernels for all."""
@@ -54,15 +54,3 @@ def find_plain(inputs: TokenizedInputs) -> np.ndarray[tuple[int], np.dtype[np.bo
         if values is not None:
             is_plain &= np.array([value is None for value in values])
     return is_plain
-
-
-def _merge(spec: PoolingSpec, groups: list[tuple[int, PooledGroup]]) -> PooledGroup:
-    """Return the results of single sequences as those of one group."""
-    counts = [count for _, group in groups for count in group.row_counts or ()]
-    rows = [group.rows for _, group in groups]
-    return PooledGroup(
-        spec,
-        [index for index, _ in groups],
-        rows[0] if len(rows) == 1 else torch.cat(rows),
-        None if groups[0][1].row_counts is None else counts,
-    )

@@ -8,12 +8,14 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from cenote.engine.execution.one_by_one import pool_one_by_one
 from cenote.engine.execution.packed_columns import pack_columns
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.kernels.cpu.pooling import all_finite
 from cenote.native.backbone import NativeBackbone
+from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
 from cenote.utils.arrays import Array
 
@@ -22,15 +24,25 @@ class NativeExecutor:
     is_async = False
     initial_tokens_per_s = 0.0  # nothing is known before requests are computed
 
-    def __init__(self, backbone: NativeBackbone, pooler: Pooler) -> None:
+    def __init__(self, backbone: NativeBackbone, pooler: Pooler, *, is_deterministic: bool = False) -> None:
+        """`is_deterministic`: pool every sequence by itself, as the states of one never depend on the others."""
         self.backbone = backbone
         self.pooler = pooler
+        self.is_deterministic = is_deterministic
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         packed = pack_columns(batch.inputs)
         batch.times.packed_at = time.monotonic()
-        output = to_batch_output(self.pooler(self.backbone(packed), packed, batch.specs, batch.inputs.operands))
+        output = to_batch_output(self._pool(self.backbone(packed), packed, batch))
         return lambda: output
+
+    def _pool(self, states: Array, packed: PackedBatch, batch: ScheduledBatch) -> list[PooledGroup]:
+        if not self.is_deterministic:
+            return self.pooler(states, packed, batch.specs, batch.inputs.operands)
+        parts = np.split(states, packed.cu_seqlens[1:-1])
+        return pool_one_by_one(
+            self.pooler, batch, lambda index: (parts[index], pack_columns(batch.inputs.slice(index, index + 1)))
+        )
 
     def is_prepared(self, batch: ScheduledBatch) -> bool:
         return False

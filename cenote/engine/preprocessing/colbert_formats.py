@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from cenote.errors import LoadError
 from cenote.inputs.colbert_format import QueryExpansion, RoleFormat
 from cenote.loading.colbert import ExpansionSettings, LateInteractionSettings, RoleSettings
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.protocol.params import Role
 

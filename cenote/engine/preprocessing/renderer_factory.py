@@ -20,8 +20,7 @@ from cenote.inputs.renderer import Renderer
 from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.added_tokens import read_extra_tokens, read_token_texts
-from cenote.loading.load import LoadedModel
-from cenote.loading.tensor_model import TensorModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.protocol.input_types import ScoreTemplate
 
@@ -159,14 +158,14 @@ def make_renderer_settings(
         text_format=architecture.text_format,
         architecture=description.entry.name,
         multimodal=multimodal,
-        reads_tensors=isinstance(model.backbone, TensorModel),
+        reads_tensors=description.kind.value == "tensors",
     )
 
 
 def make_renderer(
     model: LoadedModel, settings: RendererSettings, tokenizer: Tokenizer, multimodal: MultimodalProcessor | None
 ) -> Renderer:
-    check_tensors = model.backbone.check if isinstance(model.backbone, TensorModel) else None
+    check_tensors = getattr(model.backbone, "check", None)  # of a TensorModel
     return Renderer(tokenizer, settings, multimodal, check_tensors)
 
 

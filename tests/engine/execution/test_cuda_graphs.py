@@ -28,7 +28,8 @@ from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.inputs.tokenized_inputs import TokenizedInputs
-from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.load import load_model
+from cenote.loading.loaded_model import LoadedModel
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import PoolingOptions

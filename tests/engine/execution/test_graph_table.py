@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from cenote.engine.execution.cuda_graphs import make_graph_spec
 from cenote.engine.execution.graph_table import GraphTable
-from cenote.loading.load import LoadedModel
+from cenote.loading.loaded_model import LoadedModel
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import PoolingOptions
