@@ -95,6 +95,7 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     if model.matmul_dtype.value is not model.dtype.value:
         yield Setting("matmul_dtype", _dtype_name(model.matmul_dtype.value), model.matmul_dtype.source)
     yield Setting("head_dtype", _dtype_name(model.head_dtype.value), model.head_dtype.source)
+    yield Setting("runtime", model.runtime.value, model.runtime.source)
     if model.quantization.source != "default":
         yield Setting("quantization", model.quantization.value or "none", model.quantization.source)
     yield Setting("device", str(model.device.value), model.device.source)
