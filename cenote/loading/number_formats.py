@@ -10,7 +10,7 @@ import torch
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.kernels.cpu.convert import supports_format
+from cenote.kernels.cpu.library import supports_format
 from cenote.kernels.cpu_features import CPUFeatures, cpu_features
 from cenote.kernels.post_load import packs_int8, resolve_matmul_dtype, resolve_quantization
 from cenote.loading.family import Family

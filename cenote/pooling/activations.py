@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.kernels.cpu.pooling import normalize_rows
+from cenote.kernels.native_pooling import normalize_rows
 
 logger = logging.getLogger("cenote")
 

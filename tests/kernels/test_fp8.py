@@ -12,9 +12,10 @@ from torch.nn.functional import cosine_similarity
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.fp8 import Fp8Linear, Fp8Quantizer, quantize_weight
-from cenote.kernels.post_load import process_weights_after_loading, resolve_quantization
+from cenote.kernels.post_load import resolve_quantization
 from cenote.kernels.quantized_linear import WeightOnlyLinear, quantize_module
 from cenote.layers.backbone import Backbone
+from cenote.layers.post_load import process_weights_after_loading
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.packed_batch import pack_sequences
 from tests.tiny import copy_to_device
