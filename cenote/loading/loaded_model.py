@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     description: ModelDescription
-    backbone: Callable[..., Any]  # of its runtime: maps a PackedBatch to token states
+    backbone: Any  # of its runtime: maps a PackedBatch to token states
     pooler: Pooler
     tokenizer: TokenizerFiles
     adapters: LoRARegistry | None = None  # None: LoRA is not enabled

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from cenote.kernels.cpu import packed_linear
 from cenote.kernels.cpu.library import Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.layers import packed_linear
 from cenote.layers.linear import Linear
+from cenote.layers.packed_linear import PackedLinearModule, pack_linear
+from cenote.layers.torch_dtypes import to_array
 from cenote.pooling.heads import Heads, SpladeHead
 
 # a larger layer is a vocabulary, of which requests read single columns
@@ -27,7 +28,7 @@ def pack_heads(heads: Heads, format: Format) -> None:
             and layer.out_features <= MAX_OUTPUTS
             and packed_linear.supports(layer, None, "float32")
         ):
-            layer.packed = PackedLinear(layer, None, "float32")
+            layer.packed = pack_linear(layer, None, "float32")
     if isinstance(heads.splade, SpladeHead):
         is_float16 = format != "float32" and supports_format("float16")
         is_bfloat16 = heads.splade.head.classifier.weight.dtype is torch.bfloat16
@@ -37,7 +38,4 @@ def pack_heads(heads: Heads, format: Format) -> None:
 def _pack_vocabulary(splade: SpladeHead, format: Format) -> None:
     last = splade.head.classifier
     if packed_linear.supports(last, None, format):
-        with torch.device("meta"):
-            product = nn.Linear(last.in_features, last.out_features, bias=False)
-        product.weight = last.weight
-        splade.packed_vocabulary = PackedLinear(product, None, format)
+        splade.packed_vocabulary = PackedLinearModule(PackedLinear(to_array(last.weight), None, None, format))

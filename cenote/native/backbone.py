@@ -74,9 +74,8 @@ class NativeBackbone:
         norms = tuple(make_norm(spec, parameters, f"{prefix}.{name}") for name in LAYER_NORMS)
         is_local = spec.is_local(layer)
         rope = NO_ROPE if spec.rope is None else LOCAL_ROPE if is_local and spec.local_rope is not None else ROPE
-        return LayerWeights(
-            *(self.linears[f"{prefix}.{name}"] for name in LINEARS), norms, rope, spec.window if is_local else None
-        )
+        qkv, out, up, down = (self.linears[f"{prefix}.{name}"] for name in LINEARS)
+        return LayerWeights(qkv, out, up, down, norms, rope, spec.window if is_local else None)
 
 
 def iter_linears(spec: BackboneSpec) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.kernels.cpu.pooling import normalize_rows
+from cenote.kernels.native_pooling import normalize_rows
 
 MIN_NORM = 1e-12  # as in Sentence Transformers
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.kernels.cpu.pooling import pool_rows
 from cenote.kernels.gpu.triton_support import can_use_triton
+from cenote.kernels.native_pooling import pool_rows
 from cenote.packed_batch import PackedBatch
 from cenote.utils.registry import Registry
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote.kernels.cpu import pooling
-from cenote.kernels.cpu.pooling import Method, all_finite, normalize_rows, pool_rows
+from cenote.kernels.cpu.pooling import Method
+from cenote.kernels.native_pooling import all_finite, normalize_rows, pool_rows
 
 pytestmark = pytest.mark.skipif(normalize_rows(torch.ones(1, 1), 1e-6) is None, reason="the C library is not built")
 

@@ -16,7 +16,7 @@ from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch
-from cenote.kernels.cpu.pooling import all_finite
+from cenote.kernels.native_pooling import all_finite
 from cenote.pooling.pooler import PooledGroup, Pooler
 from cenote.protocol.results import Float32Array
 

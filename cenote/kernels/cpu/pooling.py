@@ -1,7 +1,7 @@
 """Pooling, normalization and the check for NaN of float32 rows on a CPU, each in one call of the C library.
 
-The functions return None if the library is not built or the tensors are of another kind; callers then use torch, whose
-calls take far longer than the arithmetic on the rows of one text.
+The functions return None if the library is not built or the arrays are of another kind; callers then use torch or
+numpy, whose calls take far longer than the arithmetic on the rows of one text.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import ctypes
 from functools import cache
 from typing import Any, Literal, get_args
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from cenote.kernels.cpu.library import address_of
 from cenote.kernels.cpu.threads import count_threads
 from cenote.kernels.native_library import open_library
+from cenote.utils.arrays import Array
 
 Method = Literal["MEAN", "FIRST", "LAST"]
 METHODS: tuple[Method, ...] = get_args(Method)  # in the order of the enum in pooling.c
@@ -33,46 +34,45 @@ def _load() -> Any:
     return open_library(SIGNATURES)
 
 
-def _is_supported(rows: Tensor) -> bool:
-    return (
-        rows.is_cpu and rows.dtype is torch.float32 and rows.ndim == 2 and rows.stride(1) == 1 and _load() is not None
-    )
+def _is_supported(rows: Array) -> bool:
+    return rows.ndim == 2 and rows.dtype == np.float32 and rows.strides[1] == rows.itemsize and _load() is not None
 
 
-def pool_rows(hidden: Tensor, method: Method, cu_seqlens: Tensor, num_unpooled: Tensor | None) -> Tensor | None:
+def pool_rows(hidden: Array, method: Method, cu_seqlens: Array, num_unpooled: Array | None) -> Array | None:
     """Return the mean, the first or the last of the pooled tokens of each sequence, [num_seqs, hidden]."""
     if not _is_supported(hidden):
         return None
     num_tokens, width = hidden.shape
     num_seqs = len(cu_seqlens) - 1
-    out = torch.empty((num_seqs, width))
+    out = np.empty((num_seqs, width), np.float32)
     _load().cenote_pool_rows(
-        hidden.data_ptr(),
-        hidden.stride(0),
+        address_of(hidden),
+        hidden.strides[0] // hidden.itemsize,
         width,
-        cu_seqlens.data_ptr(),
-        None if num_unpooled is None else num_unpooled.data_ptr(),
+        address_of(cu_seqlens),
+        None if num_unpooled is None else address_of(num_unpooled),
         num_seqs,
         METHODS.index(method),
-        out.data_ptr(),
+        address_of(out),
         count_threads(num_tokens * width, MIN_VALUES),
     )
     return out
 
 
-def normalize_rows(rows: Tensor, eps: float) -> Tensor | None:
+def normalize_rows(rows: Array, eps: float) -> Array | None:
     """Return the rows divided by their Euclidean norms."""
     if not _is_supported(rows):
         return None
     num_rows, width = rows.shape
-    out = torch.empty((num_rows, width))
+    out = np.empty((num_rows, width), np.float32)
     threads = count_threads(num_rows * width, MIN_VALUES)
-    _load().cenote_normalize_rows(rows.data_ptr(), rows.stride(0), width, num_rows, eps, out.data_ptr(), threads)
+    stride = rows.strides[0] // rows.itemsize
+    _load().cenote_normalize_rows(address_of(rows), stride, width, num_rows, eps, address_of(out), threads)
     return out
 
 
-def all_finite(values: Tensor) -> bool | None:
+def all_finite(values: Array) -> bool | None:
     """Return whether there is neither NaN nor infinity."""
-    if not (values.is_cpu and values.dtype is torch.float32 and values.is_contiguous()) or _load() is None:
+    if not (values.dtype == np.float32 and values.flags.c_contiguous) or _load() is None:
         return None
-    return bool(_load().cenote_all_finite(values.data_ptr(), values.numel()))
+    return bool(_load().cenote_all_finite(address_of(values), values.size))

@@ -1,4 +1,4 @@
-"""Quantize the linear layers of a module while its weights are loaded, and prepack them after that."""
+"""Quantize a module while or after its weights are loaded, and prepack its linear layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import pack_linears
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.fp8 import Fp8Quantizer, can_multiply_fp8
-from cenote.kernels.int8 import Int8Quantizer
-from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import WeightQuantizer, quantize_module
+from cenote.layers.int8 import Int8Quantizer
+from cenote.layers.pack_linears import pack_linears, prepack
 
 logger = logging.getLogger("cenote")
 
