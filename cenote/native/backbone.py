@@ -55,7 +55,7 @@ class NativeBackbone:
             final_norm = make_norm(spec, parameters, "norm")
             self.encoder = LevelEncoder(level, layers, make_shape(spec), self.embed.make_tables(), final_norm)
 
-    def __call__(self, batch: PackedBatch) -> Array:
+    def __call__(self, batch: PackedBatch[Array]) -> Array:
         if self.encoder is None:
             return self.embed.look_up(batch)
         tables = self.positions.look_up(batch)

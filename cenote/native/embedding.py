@@ -26,7 +26,7 @@ class InputEmbedding:
     norm: NormWeights | None
     projection: Callable[[Array], Array] | None
 
-    def look_up(self, batch: PackedBatch) -> Array:
+    def look_up(self, batch: PackedBatch[Array]) -> Array:
         """Return the embeddings of a batch in float32, [tokens, hidden]; ids are in the range of their tables."""
         x = to_float32(self.tokens[batch.token_ids])
         if self.scale != 1.0:

@@ -25,7 +25,7 @@ class Positions:
         )
         self.bias = RelativeBias(spec.relative_bias, spec, bias_weight) if spec.relative_bias else None
 
-    def look_up(self, batch: PackedBatch) -> PositionTables:
+    def look_up(self, batch: PackedBatch[Array]) -> PositionTables:
         return PositionTables(
             None if self.rotary is None else self.rotary.look_up(batch),
             None if self.local_rotary is None else self.local_rotary.look_up(batch),
@@ -42,12 +42,12 @@ class RotaryTable:
         self.original_max_positions = original_max_positions(spec, max_positions)
         self.cosine, self.sine = compute_angle_tables(spec, self.rotary_dim, max_positions)
 
-    def look_up(self, batch: PackedBatch) -> RotaryRows:
+    def look_up(self, batch: PackedBatch[Array]) -> RotaryRows:
         if self.original_max_positions is not None:
             return self._scale_by_length(batch, self.original_max_positions)
         return RotaryRows(self.cosine[batch.positions], self.sine[batch.positions])
 
-    def _scale_by_length(self, batch: PackedBatch, original_length: int) -> RotaryRows:
+    def _scale_by_length(self, batch: PackedBatch[Array], original_length: int) -> RotaryRows:
         """Scale the frequencies by the length of each sequence, so that the rest of the batch does not matter."""
         lengths = np.asarray(batch.seq_lens_cpu, dtype=np.float32)
         ratio: Any = np.maximum(lengths, np.float32(original_length)) / np.float32(original_length)

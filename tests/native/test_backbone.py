@@ -16,7 +16,8 @@ from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.native.backbone import NativeBackbone, find_unsupported, iter_linears
 from cenote.native.parameters import list_parameters
-from cenote.packed_batch import PackedBatch, pack_sequences
+from cenote.packed_batch import PackedBatch, pack_arrays, pack_sequences
+from cenote.utils.arrays import Array
 from tests.kernels.backbones import (
     DECODER,
     FOUR_NORMS,
@@ -62,10 +63,10 @@ def native_backbone(spec: BackboneSpec, backbone: Backbone) -> NativeBackbone:
     return NativeBackbone(spec, parameters, linears, load_level())
 
 
-def numpy_batch(lengths: list[int], *, typed: bool = False) -> PackedBatch:
+def numpy_batch(lengths: list[int], *, typed: bool = False) -> PackedBatch[Array]:
     rows = sequences(lengths)
     types = [[int(index > 3) for index in range(len(row))] for row in rows] if typed else None
-    return pack_sequences(rows, types, as_numpy=True)
+    return pack_arrays(rows, types)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -116,7 +117,7 @@ def test_an_id_out_of_the_range_of_its_table_is_refused() -> None:
     native = native_backbone(SPEC, make_backbone(SPEC))
 
     with pytest.raises(IndexError, match="out of the range of its embedding table"):
-        native(pack_sequences([[SPEC.vocab_size]], as_numpy=True))
+        native(pack_arrays([[SPEC.vocab_size]]))
 
 
 @pytest.mark.parametrize(

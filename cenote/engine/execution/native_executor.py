@@ -36,7 +36,7 @@ class NativeExecutor:
         output = to_batch_output(self._pool(self.backbone(packed), packed, batch))
         return lambda: output
 
-    def _pool(self, states: Array, packed: PackedBatch, batch: ScheduledBatch) -> list[PooledGroup]:
+    def _pool(self, states: Array, packed: PackedBatch[Array], batch: ScheduledBatch) -> list[PooledGroup]:
         if not self.is_deterministic:
             return self.pooler(states, packed, batch.specs, batch.inputs.operands)
         parts = np.split(states, packed.cu_seqlens[1:-1])
