@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cenote.kernels.cpu.encoder import (
     NormWeights,
     supports,
 )
-from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format
+from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.activation_names import resolve_activation
 from cenote.layers.spec import BackboneSpec
@@ -97,7 +97,7 @@ def make_shape(spec: BackboneSpec) -> EncoderShape:
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_key_value_heads,
         head_dim=spec.head_size,
-        scale=spec.head_size**-0.5 if spec.scale is None else spec.scale,
+        scale=spec.attention_scale(0),
         softcap=spec.softcap,
         causal=spec.causal,
         is_post_norm=is_post_norm,
@@ -139,12 +139,10 @@ def find_unsupported(spec: BackboneSpec) -> str | None:
         return "a final norm after post-norm layers"
     if spec.local_rope is not None and spec.rope is not None and spec.local_rope.interleaved != spec.rope.interleaved:
         return "two kinds of rotary pairs"
-    if any(rope is not None and rope.mrope_axes for rope in (spec.rope, spec.local_rope)):
-        return "positions with several axes"
+    if spec.has_sinks:
+        return "attention sinks"
+    if spec.divides_scale_by_layer:
+        return "a scale of attention for every layer"
     if resolve_activation(spec.activation) not in ACTIVATION_CODES:
         return f"the activation {spec.activation}"
     return None
-
-
-PackLinear = Callable[[str, Array, "Array | None"], PackedLinear]  # path, weight, bias
-FORMATS: Mapping[str, Format] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}

@@ -46,7 +46,7 @@ def _layer(prefix: str, spec: BackboneSpec, layer: int) -> Iterator[tuple[str, S
         yield from _norm(f"{prefix}.mixer.key_norm", spec, key if spec.qk_norm == "width" else spec.head_size)
     up = 2 * intermediate if spec.is_gated_mlp else intermediate
     yield from _linear(f"{prefix}.mlp.up", hidden, up, bias=spec.mlp_bias)
-    yield from _linear(f"{prefix}.mlp.down", intermediate, hidden, bias=spec.mlp_bias)
+    yield from _linear(f"{prefix}.mlp.down", intermediate, hidden, bias=spec.has_down_bias)
     for name in list_layer_norms(spec, layer):
         yield from _norm(f"{prefix}.{name}", spec, hidden)
 
