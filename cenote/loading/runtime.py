@@ -12,7 +12,6 @@ from cenote.kernels.cpu.library import load_amx_level, load_level
 from cenote.layers.spec import BackboneSpec
 from cenote.loading.family import Family
 from cenote.loading.number_formats import NumberFormats
-from cenote.models.architecture import needs_torch
 from cenote.native.backbone import find_unsupported
 from cenote.pooling.plan import PoolingPlan
 from cenote.utils.install_commands import install_command
@@ -50,7 +49,7 @@ def _iter_requirements(options: EngineConfig, family: Family, formats: NumberFor
         yield "the plugin implements it in torch"
     elif not family.entry.is_native:
         yield "the Transformers library implements it"
-    if (reason := needs_torch(architecture) or find_unsupported(backbone)) is not None:
+    if (reason := architecture.needs_torch or find_unsupported(backbone)) is not None:
         yield reason
     if options.enable_lora or architecture.adapters is not None or options.default_adapter is not None:
         yield "it has LoRA adapters"
