@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-import numpy as np
 import torch
 
 from cenote.config.engine import EngineConfig, HubAccess
@@ -26,7 +25,7 @@ from cenote.loading.peft_files import (
 )
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture, StoredAdapters
-from cenote.utils.array_conversion import convert, to_float32
+from cenote.utils.array_conversion import scale
 from cenote.utils.arrays import Array
 
 logger = logging.getLogger("cenote")
@@ -61,7 +60,7 @@ class LoRALoader:
             )
         pairs = read_lora_pairs(weights)
         scalings = compute_scalings(config, pairs, str(checkpoint.folder / ADAPTER_CONFIG))
-        changes = {module: (down, _scale(up, scalings[module])) for module, (down, up) in pairs.items()}
+        changes = {module: (down, scale(up, scalings[module])) for module, (down, up) in pairs.items()}
         return self.map_to_modules(changes, str(checkpoint.folder))
 
     def map_to_modules(self, changes: Mapping[str, tuple[Array, Array]], source: str) -> LoRAAdapter:
@@ -124,7 +123,7 @@ class LoRALoader:
             for layer in range(num_layers) if "*" in name_pattern else (0,):
                 path = name_pattern.replace("*", str(layer)).removesuffix(".weight")
                 downs, ups = (self.weight_loader.read(name.replace("*", str(layer))) for name in (down_name, up_name))
-                for name, down, up in zip(stored.tasks, downs, _scale(ups, stored.scaling), strict=True):
+                for name, down, up in zip(stored.tasks, downs, scale(ups, stored.scaling), strict=True):
                     # embedding tables are looked up by row: LoRA weights are for the transpose
                     down, up = (up.T, down.T) if path in EMBEDDING_TABLES else (down, up)
                     adapters[name][path] = [self._make_weights(down, up)]
@@ -133,11 +132,6 @@ class LoRALoader:
     def _make_weights(self, down: Array, up: Array, start: int = 0) -> LoRAWeights:
         a, b = (to_tensor(matrix).to(self.device, self.dtype) for matrix in (down, up))
         return LoRAWeights(a, b, start)
-
-
-def _scale(matrix: Array, factor: float) -> Array:
-    """Return a matrix times a factor, in its dtype."""
-    return convert(to_float32(matrix) * np.float32(factor), matrix.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint
 from cenote.loading.peft_files import compute_scalings, open_adapter_weights, read_full_tensors, read_lora_pairs
 from cenote.loading.quantized.methods import add_dequantized_weights, read_quantization_config
 from cenote.loading.weights import CheckpointWeights, open_weights
-from cenote.utils.array_conversion import to_float32
+from cenote.utils.array_conversion import scale, to_float32
 from cenote.utils.arrays import Array
 
 # parts of a name that differ between versions of Transformers for one and the same layer
@@ -67,7 +65,7 @@ def _merge(
                 f"{source}: the base model {base_name} has no {module}.weight, which the adapter changes; "
                 f'pass the folder of its base model with hf_overrides={{"base_model_name_or_path": "FOLDER"}}'
             )
-        up = to_float32(up) * np.float32(scalings[module])
+        up = scale(to_float32(up), scalings[module])
         is_transposed = bool(config.get("fan_in_fan_out"))
         merged.add(target, source, _merging_reader(base, target, down, up, is_transposed, source))
     for name, stored in read_full_tensors(adapter).items():

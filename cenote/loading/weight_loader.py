@@ -234,7 +234,7 @@ def _source_list(entry: str | list[str] | DerivedWeight) -> Sequence[str]:
     return entry.source_names if isinstance(entry, DerivedWeight) else entry
 
 
-SourceEntry: TypeAlias = "tuple[list[str], Callable[..., Array] | None]"
+SourceEntry: TypeAlias = "tuple[list[str], Callable[..., Any] | None]"
 
 
 def _expand_layers(table: WeightTable, num_layers: int) -> Iterator[tuple[str, SourceEntry]]:

@@ -27,6 +27,12 @@ def to_float32(array: Array) -> Array:
     return convert(array, FLOAT32)
 
 
+def scale(array: Array, factor: float) -> Array:
+    """Return an array times a factor, rounded to the dtype that it has."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return convert(to_float32(array) * np.float32(factor), array.dtype)
+
+
 def convert_into(out: Array, array: Array) -> None:
     """Write an array into one of the same shape and any dtype."""
     name = array.dtype.name
@@ -37,7 +43,8 @@ def convert_into(out: Array, array: Array) -> None:
         # every index is valid; the mode lets numpy write to `out` without a copy
         np.take(_list_values(array.dtype), array.view(np.uint8), out=out, mode="clip")
     else:
-        out[...] = array
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+            out[...] = array
 
 
 @cache

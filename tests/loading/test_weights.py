@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from ast import literal_eval
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,13 +22,23 @@ from torch.testing import assert_close
 from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.module_loader import load_module
-from cenote.loading.weight_loader import WeightLoader
+from cenote.loading.weight_loader import StoredParameter, WeightLoader
 from cenote.loading.weights import CheckpointWeights, open_weights
+from cenote.models.weight_table import WeightTable, transposed_weight
 
 CPU = torch.device("cpu")
 TABLE: dict[str, str | list[str]] = {
     "embed": "embeddings.words",
     "layers.*.qkv": [f"encoder.*.{part}" for part in ("query", "key", "value")],
+}
+# of the parameters of Tiny
+SHAPES = {
+    "embed.weight": (7, 4),
+    **{
+        f"layers.{layer}.qkv.{leaf}": shape
+        for layer in (0, 1)
+        for leaf, shape in (("weight", (12, 4)), ("bias", (12,)))
+    },
 }
 
 
@@ -139,6 +155,27 @@ def test_an_index_that_promises_too_much_is_refused(
         open_weights(Checkpoint("test", tmp_path))
 
 
+def test_every_dtype_of_a_pickle_is_read(tmp_path: Path) -> None:
+    stored = {
+        kind: torch.tensor([1.5, -2.0], dtype=getattr(torch, kind)) for kind in ("float16", "bfloat16", "float64")
+    }
+    torch.save(stored, tmp_path / "pytorch_model.bin")
+
+    weights = open_weights(Checkpoint("test", tmp_path))
+
+    assert {kind: str(weights.get(kind).dtype) for kind in stored} == {kind: kind for kind in stored}
+    for kind, tensor in stored.items():
+        assert_close(to_tensor(weights.get(kind)), tensor)
+
+
+def test_a_sparse_tensor_is_named(tmp_path: Path, refused: Any) -> None:
+    torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "pytorch_model.bin")
+    weights = open_weights(Checkpoint("test", tmp_path))
+
+    with refused("pytorch_model.bin: a cannot be read"):
+        weights.get("a")
+
+
 @pytest.mark.parametrize("new_format", [True, False])
 def test_a_pickle_of_tensors_is_read(tmp_path: Path, new_format: bool) -> None:
     state = tiny_state()
@@ -237,6 +274,83 @@ def test_a_module_is_filled_and_lists_are_joined_by_rows(tmp_path: Path, dtype: 
     assert_close(joined, torch.cat(parts).to(dtype))
     assert not joined.requires_grad
     assert all(parameter.device == CPU and parameter.dtype == dtype for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_parameters_are_read_without_a_module(tmp_path: Path, dtype: Any) -> None:
+    state = tiny_state()
+    loader = WeightLoader(open_weights(saved(tmp_path, state)), [TABLE])
+
+    found = {parameter.path: parameter.read(dtype) for parameter in find_tiny(loader)}
+    loader.check_complete()
+
+    parts = [state[f"encoder.1.{part}.weight"] for part in ("query", "key", "value")]
+    assert_close(to_tensor(found["layers.1.qkv.weight"]).float(), torch.cat(parts), rtol=1e-2, atol=0)
+    assert {path: array.shape for path, array in found.items()} == SHAPES
+    assert {array.dtype for array in found.values()} == {np.dtype(dtype)}
+
+
+def test_a_parameter_of_its_stored_dtype_is_the_mapped_file(tmp_path: Path) -> None:
+    loader = WeightLoader(open_weights(saved(tmp_path, tiny_state())), [TABLE])
+
+    embed = next(parameter for parameter in find_tiny(loader) if parameter.path == "embed.weight").read(np.float32)
+
+    assert mapped_file(embed.ctypes.data) == str(tmp_path / "model.safetensors")
+
+
+def test_parameters_of_the_same_tensors_have_the_same_key(tmp_path: Path) -> None:
+    shared: WeightTable = {"a": "x", "b": "x", "c": transposed_weight("x"), "d": "y"}
+    state = {"x.weight": torch.ones(2, 2), "y.weight": torch.ones(2, 2)}
+    loader = WeightLoader(open_weights(saved(tmp_path, state)), [shared])
+
+    found = loader.find_parameters({f"{name}.weight": (2, 2) for name in "abcd"}, shared, num_layers=0)
+
+    first, second, *others = [parameter.key for parameter in found]
+    assert first == second and first not in others
+
+
+def find_tiny(loader: WeightLoader) -> Iterator[StoredParameter]:
+    return loader.find_parameters(SHAPES, TABLE, num_layers=2)
+
+
+READ_ALL = """
+import sys
+sys.modules["torch"] = None  # an import of it fails
+from pathlib import Path
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.merged_weights import open_model_weights
+
+try:
+    weights = open_model_weights(Checkpoint("test", Path(sys.argv[1])))
+    print([(name, str(weights.get(name).dtype)) for name in weights.names()])
+except LoadError as error:
+    print(error)
+"""
+
+
+def read_without_torch(folder: Path) -> str:
+    command = [sys.executable, "-c", READ_ALL, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_safetensors_are_read_without_torch(tmp_path: Path) -> None:
+    stored = {"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(2, 1)}
+    saved(tmp_path, {**stored, "b": torch.ones(3, dtype=torch.bfloat16)})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+
+    assert sorted(literal_eval(read_without_torch(tmp_path))) == [("a.weight", "float32"), ("b", "bfloat16")]
+
+
+def test_a_pickle_cannot_be_read_without_torch(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+
+    printed = read_without_torch(tmp_path)
+
+    assert printed == (
+        f"{tmp_path}/pytorch_model.bin is in the format of PyTorch, which cannot be read without torch; convert it to "
+        "safetensors or install torch"
+    )
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "bert."])

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from cenote.errors import LoadError
-from cenote.loading.quantized.tensor_groups import Tensors, check_bits, check_shape, replace_groups, unpack_integers
+from cenote.loading.quantized.tensor_groups import (
+    Tensors,
+    check_bits,
+    check_shape,
+    compute_rows,
+    replace_groups,
+    unpack_integers,
+)
 from cenote.loading.weights import CheckpointWeights
 from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
@@ -27,16 +34,23 @@ def add_awq_weights(weights: CheckpointWeights, config: Mapping[str, Any]) -> No
 
 def _dequantize(module: str, parts: Tensors) -> Array:
     """Return [outputs, inputs]; stored are qweight [inputs, outputs / 8] and qzeros [groups, outputs / 8]."""
-    values, zeros = (unpack_integers(parts[name], 4, dim=1, order=POSITIONS) for name in ("qweight", "qzeros"))
-    scales = to_float32(parts["scales"])
-    (num_inputs, num_outputs), num_groups = values.shape, scales.shape[0]
+    words, zeros, scales = parts["qweight"], _unpack(parts["qzeros"]), to_float32(parts["scales"])
+    num_inputs, num_outputs, num_groups = len(words), words.shape[1] * len(POSITIONS), scales.shape[0]
     check_shape(module, "scales", scales, (num_groups, num_outputs))
     check_shape(module, "qzeros", zeros, (num_groups, num_outputs))
     if num_inputs % num_groups:
         raise LoadError(
             f"{module}: {num_inputs} inputs do not divide into {num_groups} groups; download the model again"
         )
-    exact = values.reshape(num_groups, -1, num_outputs).astype(np.float32)
-    exact -= zeros[:, None]
-    exact *= scales[:, None]
-    return exact.reshape(num_inputs, num_outputs).T
+    group_of = np.arange(num_inputs) // (num_inputs // num_groups)
+
+    def compute(rows: slice) -> Array:
+        groups = group_of[rows]
+        scaled: Array = (_unpack(words[rows]) - zeros[groups]) * scales[groups]
+        return scaled
+
+    return compute_rows((num_inputs, num_outputs), compute).T
+
+
+def _unpack(words: Array) -> Array:
+    return unpack_integers(words, 4, dim=1, order=POSITIONS).astype(np.float32)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cenote.errors import LoadError
-from cenote.loading.quantized.tensor_groups import Tensors, replace_groups
+from cenote.loading.quantized.tensor_groups import Tensors, compute_rows, replace_groups
 from cenote.loading.weights import CheckpointWeights
 from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
@@ -43,7 +43,8 @@ def _dequantize_int8(module: str, parts: Tensors) -> Array:
     stored_as = int(parts["weight_format"].item()) if "weight_format" in parts else 0
     if stored_as != 0:
         raise LoadError(f"{module}: int8 weights in layout {stored_as} are not supported; supported is 0 (rows)")
-    return to_float32(parts["weight"]) * (to_float32(parts["SCB"])[:, None] / INT8_MAX)
+    weight, scales = parts["weight"], to_float32(parts["SCB"])[:, None] / INT8_MAX
+    return compute_rows(weight.shape, lambda rows: to_float32(weight[rows]) * scales[rows])
 
 
 def _dequantize_4bit(marker: str) -> Callable[[str, Tensors], Array]:
@@ -61,8 +62,16 @@ def _dequantize_4bit(marker: str) -> Callable[[str, Tensors], Array]:
             )
         codes, numbers = to_float32(parts["weight.quant_map"]), np.arange(256)
         pairs = np.stack((codes[numbers >> 4], codes[numbers & 15]), axis=1)  # the first value is in the high bits
-        exact = pairs[packed].reshape(-1)[:count]
-        return (exact * absmax.repeat(block)[:count]).reshape(shape)
+
+        def compute(blocks: slice) -> Array:
+            """Return whole blocks of values; the last one may have fewer."""
+            values = pairs[packed[blocks.start * block // 2 : blocks.stop * block // 2]]
+            return values.reshape(-1, block) * absmax[blocks, None]
+
+        num_blocks = -(-count // block)
+        if (num_missing := num_blocks * block // 2 - len(packed)) > 0:
+            packed = np.pad(packed, (0, num_missing))
+        return compute_rows((num_blocks, block), compute).reshape(-1)[:count].reshape(shape)
 
     return dequantize
 

@@ -12,6 +12,7 @@ from cenote.loading.quantized.scaled import UNUSED_SCALES, scale_weight
 from cenote.loading.quantized.tensor_groups import (
     Tensors,
     check_bits,
+    compute_rows,
     drop_tensors,
     replace_groups,
     unpack_integers,
@@ -80,7 +81,7 @@ def _block_structure(settings: list[Mapping[str, Any]]) -> tuple[int, int] | Non
 
 
 def _unpack_weight(module: str, parts: Tensors, settings: list[Mapping[str, Any]]) -> Array:
-    """Values have an offset of half their range; zero points are packed along the outputs."""
+    """Without zero points, which are packed along the outputs, the zero point is the middle of the range."""
     packed, scale = parts["weight_packed"], to_float32(parts["weight_scale"])
     rows, columns = (int(size) for size in parts["weight_shape"])
     words = packed.shape[-1]
@@ -88,16 +89,23 @@ def _unpack_weight(module: str, parts: Tensors, settings: list[Mapping[str, Any]
     candidates = {item.get("num_bits") for item in settings}
     bits = next((n for n in candidates if isinstance(n, int) and n and -(-columns * n // 32) == words), None)
     bits = check_bits(module, bits, (4, 8))
-    middle = 1 << (bits - 1)
-    values = unpack_integers(packed, bits, dim=1)[:rows, :columns].astype(np.float32) - middle
-    group_of = _group_index(parts.get("weight_g_idx"), columns, scale.shape[-1])
-    if (zeros := parts.get("weight_zero_point")) is not None:
-        values = values - (unpack_integers(zeros, bits, dim=0)[:rows].astype(np.float32) - middle)[:, group_of]
-    return values * scale[:, group_of]
+    zeros = np.full((rows, 1), 1 << (bits - 1), np.float32)
+    if "weight_zero_point" in parts:
+        zeros = unpack_integers(parts["weight_zero_point"], bits, dim=0)[:rows].astype(np.float32)
+    scale = np.broadcast_to(scale, (rows, scale.shape[-1]))
+    group_of = parts.get("weight_g_idx")
+    # -1 in the index means that groups are in order
+    is_ordered = group_of is None or bool((group_of < 0).any())
+    group_size = -(-columns // scale.shape[-1])
 
+    def expand(groups: Array) -> Array:
+        """Return a value per input."""
+        if groups.shape[-1] == 1:
+            return groups
+        return groups.repeat(group_size, axis=-1)[:, :columns] if is_ordered else groups[:, group_of]
 
-def _group_index(stored: Array | None, columns: int, num_groups: int) -> Array:
-    """Return the group of every input; -1 in the stored index means that groups are in order."""
-    if stored is not None and bool((stored >= 0).all()):
-        return stored
-    return np.arange(columns) // -(-columns // num_groups)
+    def compute(block: slice) -> Array:
+        values = unpack_integers(packed[block], bits, dim=1)[:, :columns]
+        return (values - expand(zeros[block])) * expand(scale[block])
+
+    return compute_rows((rows, columns), compute)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from cenote.errors import LoadError
-from cenote.loading.quantized.tensor_groups import Tensors, check_bits, check_shape, replace_groups, unpack_integers
+from cenote.loading.quantized.tensor_groups import (
+    Tensors,
+    check_bits,
+    check_shape,
+    compute_rows,
+    replace_groups,
+    unpack_integers,
+)
 from cenote.loading.weights import CheckpointWeights
 from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
@@ -38,9 +45,9 @@ def add_gptq_weights(weights: CheckpointWeights, config: Mapping[str, Any]) -> N
 
 def _dequantize(bits: int, group_size: int, zero_offset: int, module: str, parts: Tensors) -> Array:
     """Return [outputs, inputs]; stored are qweight [inputs / n, outputs] and qzeros [groups, outputs / n]."""
-    values = unpack_integers(parts["qweight"], bits, dim=0)
+    words, per_word = parts["qweight"], 32 // bits
     scales = to_float32(parts["scales"])
-    num_inputs, num_outputs = values.shape
+    num_inputs, num_outputs = len(words) * per_word, words.shape[1]
     num_groups = scales.shape[0]
     check_shape(module, "scales", scales, (num_groups, num_outputs))
     zeros = unpack_integers(parts["qzeros"], bits, dim=1)[:, :num_outputs].astype(np.float32) + zero_offset
@@ -52,7 +59,10 @@ def _dequantize(bits: int, group_size: int, zero_offset: int, module: str, parts
     check_shape(module, "g_idx", group_of, (num_inputs,))
     if int(group_of.min()) < 0 or int(group_of.max()) >= num_groups:
         raise LoadError(f"{module}.g_idx has values outside 0 to {num_groups - 1}; download the model again")
-    exact = values.astype(np.float32)
-    exact -= zeros[group_of]
-    exact *= scales[group_of]
-    return exact.T
+
+    def compute(rows: slice) -> Array:
+        groups = group_of[rows]
+        values = unpack_integers(words[rows.start // per_word : rows.stop // per_word], bits, dim=0)
+        return (values - zeros[groups]) * scales[groups]
+
+    return compute_rows((num_inputs, num_outputs), compute).T

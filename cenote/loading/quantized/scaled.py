@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from cenote.errors import LoadError
-from cenote.loading.quantized.tensor_groups import Tensors, drop_tensors, replace_groups
+from cenote.loading.quantized.tensor_groups import Tensors, compute_rows, drop_tensors, replace_groups
 from cenote.loading.weights import CheckpointWeights
 from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
@@ -32,10 +34,17 @@ def scale_weight(
 ) -> Array:
     """Return (weight - zero_point) * scale in float32; scales are repeated over the rows and columns they apply to."""
     size = weight.shape[-2:]
-    exact = to_float32(weight)
+    stored = weight.reshape(-1, size[-1])  # those of experts are one below the other
+    scales = np.broadcast_to(_expand(module, scale, size, block), weight.shape).reshape(stored.shape)
     if zero_point is not None:
-        exact = exact - _expand(module, zero_point, size, block)
-    return exact * _expand(module, scale, size, block)
+        zeros = np.broadcast_to(_expand(module, zero_point, size, block), weight.shape).reshape(stored.shape)
+
+    def compute(rows: slice) -> Array:
+        exact = to_float32(stored[rows])
+        scaled: Array = (exact if zero_point is None else exact - zeros[rows]) * scales[rows]
+        return scaled
+
+    return compute_rows(stored.shape, compute).reshape(weight.shape)
 
 
 def _expand(module: str, scale: Array, size: tuple[int, ...], block: tuple[int, int] | None) -> Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from cenote.loading.weights import CheckpointWeights
 from cenote.utils.arrays import Array
 
 Tensors = Mapping[str, Array]  # by their names without that of the module
+BLOCK_ELEMENTS = 1 << 18
+ROW_MULTIPLE = 32
 
 
 def replace_groups(
@@ -50,6 +54,25 @@ def _reader(
     dequantize: Callable[[str, Tensors], Array],
 ) -> Callable[[], Array]:
     return lambda: dequantize(module, {part: read() for part, read in group.items()})
+
+
+def compute_rows(shape: tuple[int, ...], compute: Callable[[slice], Array]) -> Array:
+    """Return a float32 matrix whose rows several threads compute in blocks.
+
+    The temporary arrays of a block stay in the caches. Blocks begin at multiples of ROW_MULTIPLE, so that no word has
+    integers of two blocks.
+    """
+    rows, (num_rows, num_columns) = np.empty(shape, np.float32), shape
+    step = max(1, BLOCK_ELEMENTS // max(1, num_columns) // ROW_MULTIPLE) * ROW_MULTIPLE
+
+    def fill(start: int) -> None:
+        block = slice(start, min(start + step, num_rows))
+        with np.errstate(all="ignore"):  # infinite scales give infinite weights, without a warning
+            rows[block] = compute(block)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        list(threads.map(fill, range(0, num_rows, step)))
+    return rows
 
 
 def unpack_integers(packed: Array, bits: int, dim: int, order: Sequence[int] | None = None) -> Array:
