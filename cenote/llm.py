@@ -6,23 +6,22 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, Unpack
 
 from cenote.config.engine import EngineConfig
 from cenote.config.llm_options import LLMOptions
-from cenote.engine.engine import PoolingEngine
 from cenote.engine.offline_requests import (
     MISSING_TASK_MESSAGE,
     PoolingParamsArg,
     ScoreInputArg,
     make_documents,
     make_entity_request,
+    make_generation_error,
     make_pool_request,
     make_score_request,
 )
 from cenote.engine.result_rows import GroupResult
-from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
-from cenote.errors import BadRequest, PoolingError, Unsupported, explain_no_generation
+from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
 from cenote.llm_outputs import (
@@ -32,7 +31,6 @@ from cenote.llm_outputs import (
     make_sparse_output,
     make_task_output,
 )
-from cenote.loading.model_config import ModelConfig
 from cenote.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -47,11 +45,16 @@ from cenote.outputs import (
     ScoringRequestOutput,
     SparseEmbeddingRequestOutput,
 )
+from cenote.plugins.io_processor import NO_PLUGIN_MESSAGE
 from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.names import resolve_role, resolve_task_names
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task
 from cenote.utils.progress import UseTqdm, progress_bar
 from cenote.utils.request_ids import RequestIdCounter
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
+    from cenote.loading.model_config import ModelConfig
 
 RequestOutputT = TypeVar("RequestOutputT", bound=RequestOutput[Any])
 # prompts, pooling params, LoRA request, tokenization kwargs
@@ -62,6 +65,8 @@ class LLM:
     """A loaded pooling model; without a name, the small embedding model that is installed with the package."""
 
     def __init__(self, model: str | None = None, **options: Unpack[LLMOptions]) -> None:
+        from cenote.engine.engine import PoolingEngine  # takes long: a program may import this class and not use it
+
         self.config = EngineConfig.from_kwargs(model, **options)
         self.engine = PoolingEngine.load(self.config, trust_callers=True)
         self._request_ids = RequestIdCounter()
@@ -317,18 +322,11 @@ class LLM:
 
     def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: for programs that were written for a generative model."""
-        raise self._make_generation_error("LLM.generate")
+        raise make_generation_error(self.engine, "LLM.generate")
 
     def chat(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise, as `generate` does; conversations are inputs of `embed`, `classify` and `encode`."""
-        raise self._make_generation_error("LLM.chat")
-
-    def _make_generation_error(self, method: str) -> PoolingError:
-        tasks = self.supported_tasks
-        methods = [f"LLM.{name}" for name in ("embed", "classify", "sparse_embed") if name in tasks]
-        methods += ["LLM.score"] if self.engine.model_info.score_types else []
-        advice = f"{self.engine.model_info.name} supports the tasks {', '.join(tasks)}; call {', '.join(methods)} or "
-        return Unsupported(f"{method}: {explain_no_generation(advice)}LLM.encode(prompts, pooling_task=...)")
+        raise make_generation_error(self.engine, "LLM.chat")
 
     def _pool(
         self,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from cenote.engine.engine import PoolingEngine
 from cenote.engine.result_rows import GroupResult
 from cenote.outputs import (
     ChunkEmbeddingOutput,
@@ -26,17 +23,21 @@ from cenote.protocol.late_chunking import describe_chunks, find_late_chunking_pa
 from cenote.protocol.params import Task
 from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
 
 
-def make_sparse_output(engine: PoolingEngine, data: Tensor) -> SparseEmbeddingOutput:
+def make_sparse_output(engine: PoolingEngine, data: Array) -> SparseEmbeddingOutput:
     return SparseEmbeddingOutput(data, engine.tokenizer.convert_ids_to_tokens)
 
 
-def make_task_output(engine: PoolingEngine, tasks: Sequence[Task], *tensors: Tensor) -> PoolingOutput:
+def make_task_output(engine: PoolingEngine, tasks: Sequence[Task], *arrays: Array) -> PoolingOutput:
     """Return the output of a task, or of several that ran together."""
     outputs: dict[str, PoolingOutput] = {
         task: make_sparse_output(engine, data) if task == "sparse_embed" else PoolingOutput(data)
-        for task, data in zip(tasks, tensors, strict=True)
+        for task, data in zip(tasks, arrays, strict=True)
     }
     return CombinedOutput(outputs) if len(outputs) > 1 else outputs[tasks[0]]
 
@@ -61,7 +62,7 @@ def make_chunk_outputs(documents: Sequence[ChunkedDocument], result: GroupResult
         outputs.append(
             [
                 EmbeddingRequestOutput("", ChunkEmbeddingOutput(vector, index, *place), ids)
-                for vector, place, ids in zip(torch.from_numpy(vectors), places, token_ids, strict=True)
+                for vector, place, ids in zip(vectors, places, token_ids, strict=True)
             ]
         )
     return outputs

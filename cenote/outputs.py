@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cenote.errors import BadRequest, Overloaded, PoolingError
 from cenote.protocol.results import Entity, LateChunk, LateChunkingMetadata, TokenIds
+from cenote.utils.arrays import Array
+from cenote.utils.tensors import HasData, TensorOnAccess, import_torch, is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "ChunkEmbeddingOutput",
@@ -40,12 +43,18 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True, eq=False)
-class PoolingOutput:
-    data: Tensor  # on the CPU, a view of the results of its batch
+@dataclass(eq=False)
+class PoolingOutput(HasData):
+    __slots__ = ()
+
+    data: TensorOnAccess = TensorOnAccess()  # on the CPU, a view of the results of its batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.data.clone(),)  # pickling a view would save the whole batch
+        return type(self), (self._copy_data(),)
+
+    def _copy_data(self) -> Any:
+        """Return the data alone: pickling a view would save the whole batch."""
+        return self._data.clone() if is_tensor(self._data) else self._data.copy()
 
 
 class EmbeddingOutput(PoolingOutput):
@@ -53,19 +62,19 @@ class EmbeddingOutput(PoolingOutput):
 
     __slots__ = ()
 
-    def __init__(self, data: Tensor) -> None:
+    def __init__(self, data: Array | Tensor) -> None:
         if data.ndim != 1:
             raise BadRequest("pooled_data should be a 1-D embedding vector")
         self.data = data
 
     @property
     def embedding(self) -> list[float]:
-        values: list[float] = self.data.tolist()
+        values: list[float] = self._data.tolist()
         return values
 
     @property
     def hidden_size(self) -> int:
-        return self.data.shape[0]
+        return len(self._data)
 
     def __repr__(self) -> str:
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
@@ -76,14 +85,14 @@ class ChunkEmbeddingOutput(EmbeddingOutput):
 
     __slots__ = ("document_index", "start", "end")
 
-    def __init__(self, data: Tensor, document_index: int, start: int, end: int) -> None:
+    def __init__(self, data: Array | Tensor, document_index: int, start: int, end: int) -> None:
         super().__init__(data)
         self.document_index = document_index  # of its document among those of the call
         self.start = start
         self.end = end
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.data.clone(), self.document_index, self.start, self.end)
+        return type(self), (self._copy_data(), self.document_index, self.start, self.end)
 
     def __repr__(self) -> str:
         place = f"document_index={self.document_index}, start={self.start}, end={self.end}"
@@ -95,19 +104,19 @@ class ClassificationOutput(PoolingOutput):
 
     __slots__ = ()
 
-    def __init__(self, data: Tensor) -> None:
+    def __init__(self, data: Array | Tensor) -> None:
         if data.ndim != 1:
             raise BadRequest("pooled_data should be a 1-D probability vector")
         self.data = data
 
     @property
     def probs(self) -> list[float]:
-        values: list[float] = self.data.tolist()
+        values: list[float] = self._data.tolist()
         return values
 
     @property
     def num_classes(self) -> int:
-        return self.data.shape[0]
+        return len(self._data)
 
     def __repr__(self) -> str:
         return f"ClassificationOutput(num_classes={self.num_classes})"
@@ -118,7 +127,7 @@ class SparseEmbeddingOutput(PoolingOutput):
 
     __slots__ = ("_tokens",)
 
-    def __init__(self, data: Tensor, tokens: Callable[[list[int]], list[str]] | list[str]) -> None:
+    def __init__(self, data: Array | Tensor, tokens: Callable[[list[int]], list[str]] | list[str]) -> None:
         if data.ndim != 2 or data.shape[1] != 2:
             raise BadRequest("pooled_data should be rows of token id and weight")
         self.data = data
@@ -126,12 +135,11 @@ class SparseEmbeddingOutput(PoolingOutput):
 
     @property
     def token_ids(self) -> list[int]:
-        ids: list[int] = self.data[:, 0].int().tolist()
-        return ids
+        return list(map(int, self._data[:, 0].tolist()))
 
     @property
     def weights(self) -> list[float]:
-        values: list[float] = self.data[:, 1].tolist()
+        values: list[float] = self._data[:, 1].tolist()
         return values
 
     @property
@@ -141,10 +149,10 @@ class SparseEmbeddingOutput(PoolingOutput):
         return self._tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.data.clone(), self.tokens)
+        return type(self), (self._copy_data(), self.tokens)
 
     def __repr__(self) -> str:
-        return f"SparseEmbeddingOutput(num_entries={len(self.data)})"
+        return f"SparseEmbeddingOutput(num_entries={len(self._data)})"
 
 
 class CombinedOutput(PoolingOutput):
@@ -163,7 +171,9 @@ class CombinedOutput(PoolingOutput):
     @property
     def data(self) -> Tensor:  # type: ignore[override]
         """The tensors of all tasks, flattened and concatenated."""
-        return torch.cat([output.data.flatten() for output in self.task_outputs.values()])
+        parts: list[Any] = [output.data.flatten() for output in self.task_outputs.values()]
+        data: Any = import_torch().cat(parts) if is_tensor(parts[0]) else np.concatenate(parts)
+        return data  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.task_outputs,)
@@ -221,19 +231,19 @@ class ResolvedOutput(Generic[OutputT]):
 class LazyResults(Generic[OutputT]):
     """The results of many prompts as arrays; the output object of a prompt is made on access."""
 
-    make_output: Callable[..., OutputT]  # from the tensors of a prompt, one per task
-    get_arrays: Callable[[], Sequence[Sequence[np.ndarray[Any, Any]]]]  # per task, the results of all prompts
+    make_output: Callable[..., OutputT]  # from the arrays of a prompt, one per task
+    get_arrays: Callable[[], Sequence[Sequence[Array]]]  # per task, the results of all prompts
     token_ids: TokenIds
-    offsets: np.ndarray[Any, Any]  # [prompts + 1], into token_ids
-    num_input_tokens: Sequence[int] | np.ndarray[Any, Any]
+    offsets: Array  # [prompts + 1], into token_ids
+    num_input_tokens: Sequence[int] | Array
 
     @cached_property
-    def _arrays(self) -> Sequence[Sequence[np.ndarray[Any, Any]]]:
+    def _arrays(self) -> Sequence[Sequence[Array]]:
         return self.get_arrays()
 
     def resolve(self, index: int) -> ResolvedOutput[OutputT]:
         start, end = self.offsets[index : index + 2]
-        output = self.make_output(*[torch.from_numpy(arrays[index]) for arrays in self._arrays])
+        output = self.make_output(*[arrays[index] for arrays in self._arrays])
         return ResolvedOutput(output, self.token_ids[start:end], int(self.num_input_tokens[index]))
 
 

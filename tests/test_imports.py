@@ -36,6 +36,17 @@ WITHOUT_TORCH = [
     "cenote.inputs.model_tokenizer",
     "cenote.inputs.media.loader",
     "cenote.inputs.images.multimodal_processor",
+    "cenote.llm",
+    "cenote.outputs",
+    "cenote.config.device",
+    "cenote.utils.dtypes",
+    "cenote.utils.serial_utils",
+    "cenote.pooling.activation_names",
+    "cenote.kernels.cpu_features",
+    "cenote.kernels.default_device",
+    "cenote.engine.execution.token_budget",
+    "cenote.engine.self_check_store",
+    "cenote.entrypoints.pooling.scoring.utils",
     *dict.fromkeys(f"cenote.inputs.images.{path.split(':')[0]}" for path in IMAGE_PROCESSORS.values()),
 ]
 
@@ -47,6 +58,16 @@ from importlib import import_module
 for name in {WITHOUT_TORCH}:
     import_module(name)
     assert "torch" not in sys.modules, name
+"""
+    assert run_code(code) == ""
+
+
+def test_a_program_that_imports_the_class_and_makes_no_model_does_not_import_torch() -> None:
+    code = """
+import sys
+from cenote import LLM, PoolingOutput, PoolingParams
+PoolingParams(dimensions=4), PoolingOutput, LLM.embed
+assert "torch" not in sys.modules
 """
     assert run_code(code) == ""
 

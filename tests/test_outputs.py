@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 import torch
 
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
-from cenote.outputs import EmbeddingOutput, EmbeddingRequestOutput, LazyResults, RequestError
+from cenote.outputs import (
+    CombinedOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    LazyResults,
+    PoolingOutput,
+    RequestError,
+    SparseEmbeddingOutput,
+)
+from tests.test_imports import run_code
 
 ROWS = np.arange(3000, dtype=np.float32).reshape(3, 1000)
 
@@ -77,3 +87,74 @@ def test_the_error_of_a_prompt_is_raised_as_the_class_of_its_code(error: Request
     raised = error.to_exception()
 
     assert (type(raised), raised.message) == (expected, error.message)
+
+
+def test_data_is_a_tensor_with_the_memory_of_the_result() -> None:
+    array = np.ones(3, dtype=np.float32)
+    output = PoolingOutput(array)
+
+    data = output.data
+
+    assert isinstance(data, torch.Tensor) and data is output.data
+    assert data.data_ptr() == array.ctypes.data
+    assert [item.name for item in dataclasses.fields(output)] == ["data"]
+    assert repr(output) == "PoolingOutput(data=tensor([1., 1., 1.]))"
+
+
+def test_a_program_may_set_a_tensor() -> None:
+    output = EmbeddingOutput(torch.zeros(2, dtype=torch.bfloat16))
+
+    output.data = torch.ones(3, dtype=torch.bfloat16)
+
+    assert output.hidden_size == 3 and output.embedding == [1, 1, 1]
+    assert pickle.loads(pickle.dumps(output)).data.dtype is torch.bfloat16
+
+
+def test_data_of_combined_tasks_is_one_tensor() -> None:
+    dense = PoolingOutput(np.ones(2, dtype=np.float32))
+    sparse = SparseEmbeddingOutput(np.array([[7, 0.5]], dtype=np.float32), ["a"])
+
+    combined = CombinedOutput({"embed": dense, "sparse_embed": sparse})
+
+    assert isinstance(combined.data, torch.Tensor)
+    assert combined.data.tolist() == [1, 1, 7, 0.5]
+
+
+LISTS = """
+import pickle, sys
+import numpy as np
+from cenote.outputs import CombinedOutput, EmbeddingOutput, PoolingOutput, SparseEmbeddingOutput
+{first}
+embedding = EmbeddingOutput(np.arange(2, dtype=np.float32))
+sparse = SparseEmbeddingOutput(np.array([[7, 0.5]], dtype=np.float32), ["a"])
+print(embedding.embedding, embedding.hidden_size, sparse.token_ids, sparse.weights, sparse.tokens, embedding, sparse)
+print(pickle.loads(pickle.dumps(embedding)).embedding)
+"""
+
+
+def test_lists_are_read_without_an_import_of_torch() -> None:
+    code = (
+        LISTS.format(first="")
+        + """
+assert "torch" not in sys.modules
+"""
+    )
+
+    lines = run_code(code).splitlines()
+
+    assert lines[0].startswith("[0.0, 1.0] 2 [7] [0.5] ['a'] EmbeddingOutput(hidden_size=2)")
+    assert lines[1] == "[0.0, 1.0]"
+
+
+def test_without_torch_data_is_an_array() -> None:
+    code = (
+        LISTS.format(first='sys.modules["torch"] = None  # as if it were not installed')
+        + """
+combined = CombinedOutput({"embed": embedding, "sparse_embed": sparse})
+print(type(embedding.data).__name__, combined.data.tolist(), PoolingOutput(np.ones(1)))
+"""
+    )
+
+    lines = run_code(code).splitlines()
+
+    assert lines[-1] == "ndarray [0.0, 1.0, 7.0, 0.5] PoolingOutput(data=array([1.]))"

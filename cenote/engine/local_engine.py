@@ -14,11 +14,12 @@ from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.sub_requests import SubRequest, run_sub_requests
 from cenote.engine.result_rows import GroupResult
 from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE, IOProcessorRunner
+from cenote.engine.tasks.io_processor import IOProcessorRunner
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.engine.text_engine import TextEngine
 from cenote.errors import PoolingError, Unsupported
 from cenote.kernels.default_device import ignore_default_device
+from cenote.plugins.io_processor import NO_PLUGIN_MESSAGE
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, IOProcessorResult
 from cenote.scoring.scorer import ScoreResults

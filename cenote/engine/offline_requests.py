@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cenote.engine.engine import PoolingEngine
-from cenote.errors import BadRequest, Unsupported
+from cenote.errors import BadRequest, PoolingError, Unsupported, explain_no_generation
 from cenote.inputs.prompt_parsing import parse_cache_salt, parse_prompts, parse_tokenization_kwargs
 from cenote.protocol.input_types import ChunkedDocument
 from cenote.protocol.late_chunking import make_document, split_document
@@ -15,6 +14,9 @@ from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
 from cenote.protocol.scheduling import DEFAULT_SCHEDULING, SchedulingParams, hash_cache_salt
 from cenote.protocol.score_inputs import parse_score_inputs
+
+if TYPE_CHECKING:
+    from cenote.engine.engine import PoolingEngine
 
 logger = logging.getLogger("cenote")
 
@@ -176,3 +178,12 @@ def _resolve_adapter(engine: PoolingEngine, lora_request: Any) -> str | None:
         raise BadRequest(f"lora_request must be a LoRARequest or a name, got {lora_request!r}", param="lora_request")
     engine.add_adapter(lora_request.lora_name, lora_request.lora_path)
     return str(lora_request.lora_name)
+
+
+def make_generation_error(engine: PoolingEngine, method: str) -> PoolingError:
+    """Return the error of a method for generative models, which names those that this model has."""
+    tasks = engine.plan.supported_tasks
+    methods = [f"LLM.{name}" for name in ("embed", "classify", "sparse_embed") if name in tasks]
+    methods += ["LLM.score"] if engine.model_info.score_types else []
+    advice = f"{engine.model_info.name} supports the tasks {', '.join(tasks)}; call {', '.join(methods)} or "
+    return Unsupported(f"{method}: {explain_no_generation(advice)}LLM.encode(prompts, pooling_task=...)")

@@ -9,6 +9,7 @@ import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest
+from cenote.utils.tensors import import_torch, to_public_tensor
 
 
 class EncodedIds(list[int]):
@@ -84,6 +85,6 @@ def to_tensor(column: Sequence[Any], kind: str) -> Any:
         ) from None
     if kind == "np":
         return array
-    import torch
-
-    return torch.from_numpy(array)
+    if import_torch() is None:
+        raise BadRequest("return_tensors='pt' needs torch, which is not installed; set return_tensors='np'")
+    return to_public_tensor(array)

@@ -18,6 +18,7 @@ from cenote.models.architecture import HFConfig
 from cenote.models.registry import NO_FLOAT16
 from cenote.utils.cuda_devices import has_cuda_driver
 from cenote.utils.dtypes import Dtype
+from cenote.utils.tensors import import_torch
 
 logger = logging.getLogger("cenote")
 
@@ -157,17 +158,13 @@ def _resolve_device(requested: str | None) -> Sourced[Device]:
 def _has_gpu() -> bool:
     if not has_cuda_driver():  # torch, whose import takes seconds, would not find a GPU either
         return False
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
+    torch = import_torch()
+    return torch is not None and torch.cuda.is_available()
 
 
 def _check_gpu(device: Device, requested: str) -> None:
-    try:
-        import torch
-    except ImportError:
-        raise LoadError(f"device={requested!r}: a GPU needs torch, which is not installed; pip install torch") from None
+    torch = import_torch()
+    if torch is None:
+        raise LoadError(f"device={requested!r}: a GPU needs torch, which is not installed; pip install torch")
     if (device.index or 0) >= (count := torch.cuda.device_count()):
         raise LoadError(f"device={requested!r} does not exist: torch {torch.__version__} found {count} GPUs")

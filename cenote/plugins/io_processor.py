@@ -19,6 +19,11 @@ DEPRECATED_METHODS = {
     "output_to_response": "post_process",
 }
 
+NO_PLUGIN_MESSAGE = (
+    "No IOProcessor plugin installed. Install a package that has one and name it with io_processor_plugin "
+    "(--io-processor-plugin); docs/plugins.md explains how to write one, and examples/near_duplicates is one."
+)
+
 
 class IOProcessor(ABC, Generic[Data, Result]):
     """Base class of IO processor plugins; one instance serves all requests."""

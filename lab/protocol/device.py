@@ -40,7 +40,7 @@ def compute(tokens: Tokens) -> np.ndarray[Any, Any]:
     return np.array((len(tokens), tokens[0], tokens[-1], sum(tokens)), np.float32)
 
 
-class Device:
+class SimulatedDevice:
     """Runs one batch, and has the next one ahead if it is asynchronous; an isolated batch is there alone."""
 
     def __init__(

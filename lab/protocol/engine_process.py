@@ -51,7 +51,7 @@ from cenote.inputs.renderer_settings import RendererSettings, TokenizerSettings
 from cenote.protocol.model_info import ModelInfo
 from cenote.scoring.scorer import ScoringModel
 from lab.protocol.connection import End
-from lab.protocol.device import CRASHES, HANGS, NOT_A_NUMBER, Batch, Device, Item, compute
+from lab.protocol.device import CRASHES, HANGS, NOT_A_NUMBER, Batch, Item, SimulatedDevice, compute
 from lab.protocol.host import Host
 from lab.protocol.process import Process
 
@@ -101,7 +101,7 @@ class EngineProcess(Process):
         self.refuses_until = 0.0  # its queue is full
         self.engine_number = 0
         self.links: list[Link] = []
-        self.device = Device(
+        self.device = SimulatedDevice(
             random, self.call_later, machine.check_batch, self._send_results, is_async=random.random() < 0.5
         )
         self._hung_at = 0.0

@@ -41,10 +41,6 @@ PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all
 # requests that wait for the plugin's thread; each may take seconds
 MAX_WAITING_CALLS = 256
 
-NO_PLUGIN_MESSAGE = (
-    "No IOProcessor plugin installed. Install a package that has one and name it with io_processor_plugin "
-    "(--io-processor-plugin); docs/plugins.md explains how to write one, and examples/near_duplicates is one."
-)
 NO_DATA_MESSAGE = (
     "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None. "
     "Refer to the documentation of the IOProcessor in use for more details."

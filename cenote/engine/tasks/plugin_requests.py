@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from cenote.errors import PoolingError
 from cenote.outputs import PoolingOutput, PoolingRequestOutput
@@ -15,6 +14,7 @@ from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 from cenote.protocol.scheduling import SchedulingParams
+from cenote.utils.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PluginPoolRequests:
         ]
 
 
-def _concat_data(result: PoolResult) -> torch.Tensor:
+def _concat_data(result: PoolResult) -> Array:
     if not result.extra_data:
-        return torch.from_numpy(result.data)
-    return torch.from_numpy(np.concatenate([part.ravel() for part in (result.data, *result.extra_data.values())]))
+        return result.data
+    return np.concatenate([part.ravel() for part in (result.data, *result.extra_data.values())])
