@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cenote.kernels.activation_names import resolve_activation
+from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.eager_attention import MAX_SCORES
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Block, InputEmbedding, MixerFactory, build_mlp
-from cenote.layers.linear import ACTIVATIONS, resolve_activation
 from cenote.layers.norm import make_norm
 from cenote.layers.rotary import PositionInfo
 from cenote.layers.spec import BackboneSpec

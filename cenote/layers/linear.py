@@ -5,46 +5,17 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.errors import LoadError
-from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
-from cenote.kernels.activations import fused_linear
+from cenote.kernels.activation_names import resolve_activation
+from cenote.kernels.activations import ACTIVATIONS, fused_linear
 from cenote.kernels.gpu import few_rows
-
-# names in config.json that differ from those of ACTIVATIONS
-ACTIVATION_ALIASES = {
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python": "gelu",
-    "swish": "silu",
-    "linear": "identity",
-}
-
-
-def resolve_activation(config_name: str) -> str:
-    """Return the key of ACTIVATIONS for an activation name of config.json."""
-    name = ACTIVATION_ALIASES.get(config_name, config_name)
-    if name not in ACTIVATIONS:
-        raise LoadError(
-            f"unknown activation {config_name!r}; expected one of: "
-            f"{', '.join(sorted({*ACTIVATIONS, *ACTIVATION_ALIASES}))}"
-        )
-    return name
 
 
 class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, activation: str | None = None) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.activation = None if activation is None else resolve_activation(activation)
-        # the product without the activation, where a head has a faster kernel and its weights are still read
-        self.packed: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            out: Tensor = self.packed(x)
-            return out if self.activation is None else ACTIVATIONS[self.activation](out)
         if (small := few_rows.linear(x, self.weight, self.bias, self.activation)) is not None:
             return small
         if self.activation is None:

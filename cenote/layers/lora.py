@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.errors import UnknownModel
+from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.quantized_linear import QuantizedLinear
 from cenote.layers.backbone import VisionTower
-from cenote.layers.linear import ACTIVATIONS, Linear
+from cenote.layers.linear import Linear
 from cenote.packed_batch import PackedBatch
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tokenizers
-from torch import Tensor
 
 from cenote.errors import LoadError
+from cenote.loading.as_array import as_array
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import HFConfig
+from cenote.utils.arrays import Array
 
 CONVERSION_METHODS = ("from_2_way_softmax", "no_post_processing")
 
@@ -27,13 +29,13 @@ class TokenLabels:
     def num_labels(self) -> int:
         return 1 if self.method == "from_2_way_softmax" else len(self.tokens)
 
-    def classifier_weight(self, weight_loader: WeightLoader, table: str, tokenizer: tokenizers.Tokenizer) -> Tensor:
+    def classifier_weight(self, weight_loader: WeightLoader, table: str, tokenizer: tokenizers.Tokenizer) -> Array:
         """Return the classifier weight made of LM head rows, [labels, hidden]."""
         head = load_lm_head(weight_loader, table)
         ids = [self._token_id(token, tokenizer) for token in self.tokens]
         if beyond := [token for token in ids if not 0 <= token < len(head)]:
             raise LoadError(f"{self.source}: token id {beyond[0]} is out of range; the LM head has {len(head)} rows")
-        rows = head[ids].float() * self.scale
+        rows = head[ids].astype(np.float32) * np.float32(self.scale)
         # sigmoid(yes - no) equals the softmax probability of yes
         return rows[1:] - rows[:1] if self.method == "from_2_way_softmax" else rows
 
@@ -44,10 +46,10 @@ class TokenLabels:
         return int(found)
 
 
-def load_lm_head(weight_loader: WeightLoader, table: str) -> Tensor:
+def load_lm_head(weight_loader: WeightLoader, table: str) -> Array:
     """Return the LM head, [vocabulary, hidden]; the embedding table if they are tied."""
     names = ("lm_head.weight", "output.weight", f"{table}.weight")
-    return weight_loader.read(next((name for name in names if weight_loader.has(name)), names[-1]))
+    return as_array(weight_loader.read(next((name for name in names if weight_loader.has(name)), names[-1])))
 
 
 def read_token_labels(config: HFConfig) -> TokenLabels | None:

@@ -32,7 +32,7 @@ from cenote.loading.backbone_loader import (
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
-from cenote.loading.heads import load_heads, load_projector
+from cenote.loading.heads import get_head_dtype, load_heads, load_projector
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.packed_heads import pack_heads
@@ -45,13 +45,17 @@ from cenote.loading.tokenizer_files import (
     load_tokenizer_files,
     remove_special_tokens,
 )
+from cenote.loading.torch_head_layers import TorchHeadLayers
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.image_spec import ProcessorFiles
 from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.heads import Heads
+from cenote.pooling.layers import Sequential
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
+from cenote.pooling.torch_layers import TorchLayers
+from cenote.pooling.torch_ops import TorchOps
 
 if TYPE_CHECKING:
     from cenote.layers.tensor_parallel import SplitLayers
@@ -155,7 +159,8 @@ def _load_described(
         None if is_packed else description.quantization.value, device, is_required=options.quantization is not None
     )
     load_backbone(backbone, description, weight_loader, split, quantizer)
-    heads = load_heads(description, weight_loader, tokenizer)
+    head_layers = TorchHeadLayers(device)
+    heads = load_heads(description, weight_loader, tokenizer, head_layers)
     span_head = load_span_head(description, weight_loader)
     description = _with_output_sizes(description, heads)
     layers = frozenset(path for path, _ in find_lora_layers(backbone))
@@ -188,12 +193,12 @@ def _load_described(
         pack_heads(heads, "float32" if products is None else products.format)
         weight_loader.forget_layers()
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
-    pooler = Pooler(description.plan, heads, description.head_dtype.value, span_head)
+    pooler = Pooler(description.plan, heads, head_layers.ops, get_head_dtype(description), span_head)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
         description,
         model.eval(),
-        pooler.eval(),
+        pooler,
         tokenizer,
         adapters,
         processor,
@@ -219,9 +224,9 @@ def _make_sample(backbone: Backbone, tokenizer: TokenizerFiles) -> PackedBatch |
 def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:
     """Return the description with the embedding size of the stored projection, which is known only after loading."""
     layers = heads.token_projector
-    if description.architecture.projection is None or not isinstance(layers, nn.Sequential):
+    if description.architecture.projection is None or not isinstance(layers, Sequential):
         return description
-    size = getattr(layers[-1], "out_features", description.plan.matryoshka.full_size)
+    size = getattr(layers.layers[-1], "out_features", description.plan.matryoshka.full_size)
     matryoshka = replace(description.plan.matryoshka, full_size=size)
     return replace(description, plan=replace(description.plan, matryoshka=matryoshka))
 
@@ -257,9 +262,10 @@ def _load_transformers_model(description: ModelDescription, tokenizer: Tokenizer
         device,
         LastToken(encoding.ids[-1], encoding.type_ids[-1]) if has_last_token else None,
     )
-    projector = load_projector(description, None)
-    pooler = Pooler(description.plan, Heads(projector, projector), description.head_dtype.value)
-    return LoadedModel(description, backbone, pooler.eval(), tokenizer)
+    layers = TorchLayers(device)
+    projector = load_projector(description, None, layers)
+    pooler = Pooler(description.plan, Heads(projector, projector), layers.ops, get_head_dtype(description))
+    return LoadedModel(description, backbone, pooler, tokenizer)
 
 
 def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> LoadedModel:
@@ -268,7 +274,7 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> 
     plugin = resolve_plugin_name(options, config)
     assert plugin is not None, "the plugin provides the architecture"
     model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
-    pooler = Pooler(description.plan, Heads(), description.head_dtype.value)
+    pooler = Pooler(description.plan, Heads(), TorchOps(), get_head_dtype(description))
     return LoadedModel(description, model, pooler, empty_tokenizer_files())
 
 

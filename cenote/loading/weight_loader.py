@@ -7,15 +7,18 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.kernels.quantized_linear import WeightQuantizer
 from cenote.layers.sharding import Shard
+from cenote.loading.as_array import as_array
 from cenote.loading.shard_reader import read_shard
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.weight_table import DerivedWeight, WeightTable, transpose
+from cenote.utils.arrays import Array
 from cenote.utils.text import list_first
 
 # buffers stored by older versions of Transformers; they are computed from the config
@@ -41,8 +44,8 @@ class WeightLoader:
         self._unread = set(weights.names())
         self._read_alone: set[str] = set()  # by a head that is made of them, not by a table
         self._missing: list[str] = []
-        # stored module -> (module path, all stored modules concatenated there, its weight)
-        self._locations: dict[str, list[tuple[str, list[str], Tensor]]] = {}
+        # stored module -> (module path, all stored modules concatenated there, the shape of its weight)
+        self._locations: dict[str, list[tuple[str, list[str], tuple[int, ...]]]] = {}
         self._shared_parameters: dict[tuple[object, ...], nn.Parameter] = {}
         self._shared_layers: dict[tuple[object, ...], nn.Module] = {}  # quantized ones
 
@@ -83,18 +86,9 @@ class WeightLoader:
         selected = {} if quantizer is None else quantizer.select(module)
         to_quantize: dict[str, SourceEntry] = {}
         for path, parameter in list(module.named_parameters()):
-            names, make = _find_sources(path, entries)
-            missing = [name for name in names if name not in self._stored_names]
-            stored = [self._stored_names[name] for name in names if name in self._stored_names]
-            self._unread.difference_update(stored)
-            if missing or not names:
-                self._missing += missing or [f"{path} (not in the weight table)"]
+            if (found := self._find_stored(path, entries, tuple(parameter.shape), module_prefix)) is None:
                 continue
-            if make in (None, transpose) and path.endswith(".weight"):
-                modules = [name.removesuffix(".weight") for name in names]
-                for module_name in modules:
-                    location = module_prefix + path.removesuffix(".weight")
-                    self._locations.setdefault(module_name, []).append((location, modules, parameter))
+            stored, make = found
             owner, _, leaf = path.rpartition(".")
             holder = module.get_submodule(owner)
             if owner in selected and leaf == "weight":
@@ -114,6 +108,35 @@ class WeightLoader:
                 shard = shards.get(f"{path}.weight")
                 layer = self._quantize_layer(quantizer, selected[path], sources, shard, device, dtype)
                 module.set_submodule(path, layer)
+
+    def load_arrays(self, table: WeightTable, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        """Return the parameters of a head by their paths, in the dtypes that are stored; zeros for missing ones."""
+        entries, arrays = dict(_expand_layers(table, 0)), dict[str, Array]()
+        for path, shape in shapes.items():
+            if (found := self._find_stored(path, entries, shape, "")) is None:
+                arrays[path] = np.zeros(shape, np.float32)
+                continue
+            pieces = [as_array(piece) for piece in self._read_pieces(*found, shape, None)]
+            arrays[path] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return arrays
+
+    def _find_stored(
+        self, path: str, entries: Mapping[str, SourceEntry], shape: tuple[int, ...], module_prefix: str
+    ) -> SourceEntry | None:
+        """Return the names in the file that a parameter is made of, and count them as used; None if any is missing."""
+        names, make = _find_sources(path, entries)
+        missing = [name for name in names if name not in self._stored_names]
+        stored = [self._stored_names[name] for name in names if name in self._stored_names]
+        self._unread.difference_update(stored)
+        if missing or not names:
+            self._missing += missing or [f"{path} (not in the weight table)"]
+            return None
+        if make in (None, transpose) and path.endswith(".weight"):
+            modules = [name.removesuffix(".weight") for name in names]
+            for module_name in modules:
+                location = module_prefix + path.removesuffix(".weight")
+                self._locations.setdefault(module_name, []).append((location, modules, shape))
+        return stored, make
 
     def _quantize_layer(
         self,
@@ -141,12 +164,12 @@ class WeightLoader:
     def locate(self, module: str) -> list[tuple[str, int, int, int]]:
         """Return where the weight of a stored module was loaded: (module path, first row, rows, columns)."""
         found = []
-        for path, modules, weight in self._locations.get(module, ()):
+        for path, modules, shape in self._locations.get(module, ()):
             index = modules.index(module)
-            rows = [len(weight)]
+            rows = [shape[0]]
             if len(modules) > 1:
                 rows = [self.weights.shape(self._stored_names[f"{name}.weight"])[0] for name in modules]
-            found.append((path, sum(rows[:index]), rows[index], weight.shape[1]))
+            found.append((path, sum(rows[:index]), rows[index], shape[1]))
         return found
 
     def choose_table(self, tables: Sequence[WeightTable]) -> WeightTable:

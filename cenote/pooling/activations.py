@@ -1,45 +1,30 @@
-"""Output activations: L2 normalization of embeddings, sigmoid, softmax and others for logits."""
+"""Output activations of logits: sigmoid, softmax and others."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.kernels.cpu.pooling import normalize_rows
+from cenote.pooling.ops import ArrayOps, Rows
 
 logger = logging.getLogger("cenote")
 
-MIN_NORM = 1e-12  # as in Sentence Transformers
 ACTIVATION_BY_LABELS = "number of labels"  # source of an activation that no file names
 TORCH_MODULES_PREFIX = "torch.nn.modules."
 
 
-def normalize(x: Tensor) -> Tensor:
-    normalized = normalize_rows(x, MIN_NORM)
-    return F.normalize(x, p=2.0, dim=-1, eps=MIN_NORM) if normalized is None else normalized
+# those of `ArrayOps.activate`, and `auto`: sigmoid for a single logit, softmax for several
+CLASSIFICATION_ACTIVATIONS = ("auto", "sigmoid", "identity", "tanh", "relu", "gelu", "silu")
 
 
-def sigmoid_or_softmax(x: Tensor) -> Tensor:
-    """Apply sigmoid to a single logit, softmax to several."""
-    return x.sigmoid() if x.shape[-1] < 2 else x.softmax(dim=-1)
-
-
-CLASSIFICATION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "auto": sigmoid_or_softmax,
-    "sigmoid": torch.sigmoid,
-    "identity": lambda x: x,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
+def activate_logits(ops: ArrayOps, logits: Rows, name: str) -> Rows:
+    """Apply one of CLASSIFICATION_ACTIVATIONS."""
+    if name != "auto":
+        return ops.activate(logits, name)
+    return ops.activate(logits, "sigmoid") if logits.shape[-1] < 2 else ops.softmax(logits)
 
 
 def resolve_classification_activation(config: Mapping[str, Any]) -> Sourced[str]:

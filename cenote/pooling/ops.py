@@ -1,6 +1,6 @@
 """ArrayOps: the functions that pooling and heads need and that NumPy and torch spell differently.
 
-Indexing, slicing, `@`, `.T`, comparisons, arithmetic, `.shape` and `.sum(axis=...)` are spelled alike and used directly.
+Indexing, slicing, `@`, `.T`, comparisons, arithmetic and `.sum(axis=...)` are spelled alike and used directly.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+from cenote.kernels.cpu.pooling import Method
 from cenote.packed_batch import PackedBatch
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype
 
 Rows: TypeAlias = Any  # a NumPy array, or a torch tensor on any device
 Batch: TypeAlias = PackedBatch[Any]  # with fields of the same library
-PooledToken = Literal["MEAN", "FIRST", "LAST"]
+
+MIN_NORM = 1e-12  # as in Sentence Transformers
+LAYER_NORM_EPS = 1e-5  # torch's default, of a layer norm whose files name none
 
 
 class ArrayOps(Protocol):
@@ -50,8 +53,8 @@ class ArrayOps(Protocol):
 
     def clamp_min(self, x: Rows, minimum: float) -> Rows: ...
 
-    def isin(self, x: Rows, values: Sequence[int]) -> Rows:
-        """Return whether each element is one of the values."""
+    def isin(self, x: Rows, values: Sequence[int], *, invert: bool = False) -> Rows:
+        """Return whether each element is one of the values; `invert`: whether it is none of them."""
         ...
 
     def nonzero(self, x: Rows) -> tuple[Rows, ...]:
@@ -66,13 +69,11 @@ class ArrayOps(Protocol):
         """Return the distinct keys in order, and the largest of the values of each, at least 0."""
         ...
 
-    def scatter(
-        self, shape: tuple[int, int], indices: tuple[Rows, Rows], values: Rows, *, accumulate: bool
-    ) -> Rows:
-        """Return zeros in float32 with these values at these places; values of the same place are added, or one stays."""
+    def scatter(self, shape: tuple[int, int], indices: tuple[Rows, Rows], values: Rows, *, accumulate: bool) -> Rows:
+        """Return zeros in float32 with values at some places; values of the same place are added, or one stays."""
         ...
 
-    def pool_tokens(self, hidden: Rows, method: PooledToken, batch: Batch) -> Rows | None:
+    def pool_tokens(self, hidden: Rows, method: Method, batch: Batch) -> Rows | None:
         """Return the mean, first or last pooled token of each sequence, [num_seqs, width]; None without a kernel."""
         ...
 

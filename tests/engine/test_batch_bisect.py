@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.engine.execution.executor import EchoExecutor, LocalExecutor
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.execution.local_executor import LocalExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.engine.execution.executor import LocalExecutor
+from cenote.engine.execution.local_executor import LocalExecutor
 from cenote.engine.self_check import CheckValues, compute_similarity
 from cenote.engine.self_check_store import (
     MAX_FILES,

@@ -13,8 +13,10 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from cenote.errors import LoadError
+from cenote.kernels.activation_names import ACTIVATION_ALIASES, ACTIVATION_NAMES, resolve_activation
+from cenote.kernels.activations import ACTIVATIONS
 from cenote.layers.backbone import Backbone
-from cenote.layers.linear import ACTIVATION_ALIASES, ACTIVATIONS, Linear, resolve_activation
+from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.packed_batch import pack_sequences
@@ -36,6 +38,10 @@ def make_backbone(**changes: Any) -> Backbone:
     randomize(backbone)
     backbone.prepare_buffers(torch.device("cpu"), torch.float32)
     return backbone
+
+
+def test_every_activation_has_a_name() -> None:
+    assert set(ACTIVATIONS) == set(ACTIVATION_NAMES)
 
 
 @pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ACTIVATION_ALIASES} - {"identity"}))

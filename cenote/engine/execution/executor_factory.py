@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cenote.engine.execution.deterministic import DeterministicRunner
-from cenote.engine.execution.executor import Executor, LocalExecutor
+from cenote.engine.execution.executor import Executor
+from cenote.engine.execution.local_executor import LocalExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel

@@ -23,8 +23,8 @@ from cenote.engine.execution.cuda_graphs import (
 from cenote.engine.execution.cuda_graphs import NUM_SEQS_BUCKETS as GRAPH_SEQUENCES
 from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS as GRAPH_TOKENS
 from cenote.engine.execution.cuda_graphs import SEQ_LEN_BUCKETS as GRAPH_LENGTHS
-from cenote.engine.execution.executor import LocalExecutor
 from cenote.engine.execution.gpu_executor import GPUExecutor
+from cenote.engine.execution.local_executor import LocalExecutor
 from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.inputs.tokenized_inputs import TokenizedInputs
