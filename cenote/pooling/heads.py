@@ -48,7 +48,7 @@ class Classifier:
     def _cap(self, logits: Rows) -> Rows:
         return logits if self.softcap is None else self.ops.activate(logits / self.softcap, "tanh") * self.softcap
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [*([] if self.dense is None else [self.dense]), self.classifier]
 
 
@@ -81,7 +81,7 @@ class GatedRewards(Classifier):
         scores = (weights * (self.last_layer(last) @ self.transform)).sum(axis=-1, keepdims=True)
         return scores if columns is None else scores[..., list(columns)]
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [*super().linears(), *self.gate.linears()]
 
 
@@ -103,7 +103,7 @@ class ModuleClassifier(Classifier):
         logits = self.last(x)
         return logits if columns is None else logits[..., list(columns)]
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [*self.first.linears(), *self.last.linears()]
 
 
@@ -150,7 +150,7 @@ class SpladeHead:
             weights = self.ops.log1p_(weights)
         return weights
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [*([] if self.head.dense is None else [self.head.dense]), self.vocabulary]
 
 
@@ -174,7 +174,7 @@ class TokenWeights:
         vectors = vectors[:, : self.vocab_size]
         return vectors if len(seq_indices) == batch.num_seqs else vectors[list(seq_indices)]
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return []
 
 
@@ -187,7 +187,7 @@ class Heads:
     classifier: Classifier | None = None
     splade: SpladeHead | TokenWeights | None = None
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         """Return the linear layers of all heads."""
         heads = (self.projector, self.token_projector, self.classifier, self.splade)
         return [linear for head in heads if head is not None for linear in head.linears()]

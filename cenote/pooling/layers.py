@@ -18,7 +18,7 @@ class Layer(Protocol):
 
     def __call__(self, x: Rows) -> Rows: ...
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         """Return the linear layers in it."""
         ...
 
@@ -29,7 +29,7 @@ class LinearLayer(Layer, Protocol):
     in_features: int
     out_features: int
     dtype: Dtype
-    bias: Rows | None
+    bias: Rows  # may be None
 
     def select(self, columns: Sequence[int]) -> Callable[[Rows], Rows]:
         """Return the product in float32 with some of the outputs, without the activation."""
@@ -47,7 +47,8 @@ class LinearLayer(Layer, Protocol):
 class LayerFactory(Protocol):
     """Makes layers of the arrays of a checkpoint."""
 
-    ops: ArrayOps
+    @property
+    def ops(self) -> ArrayOps: ...
 
     def put(self, values: Array, dtype: Dtype) -> Rows:
         """Return the values in a dtype, on the device of the heads; without a copy if they are there already."""
@@ -69,7 +70,7 @@ class Sequential:
             x = layer(x)
         return x
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [linear for layer in self.layers for linear in layer.linears()]
 
 
@@ -83,7 +84,7 @@ class ResidualLayer:
     def __call__(self, x: Rows) -> Rows:
         return self.layer(x) + (x if self.projection is None else self.projection(x))
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return [*self.layer.linears(), *([] if self.projection is None else [self.projection])]
 
 
@@ -96,5 +97,5 @@ class TanhInt8:
     def __call__(self, x: Rows) -> Rows:
         return (self.ops.activate(x, "tanh") * 127).round()
 
-    def linears(self) -> list[LinearLayer]:
+    def linears(self) -> Sequence[LinearLayer]:
         return []

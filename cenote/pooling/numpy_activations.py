@@ -36,12 +36,14 @@ def _erf(x: Array) -> Array:
     absolute = np.abs(x)
     t = 1 / (1 + ERF_P * absolute)
     polynomial = np.polyval((*ERF_COEFFICIENTS, 0.0), t)
-    return np.asarray(np.sign(x) * (1 - polynomial * np.exp(-absolute * absolute)))
+    result: Array = np.sign(x) * (1 - polynomial * np.exp(-absolute * absolute))
+    return result
 
 
 def _gelu(x: Array) -> Array:
     wide = x.astype(np.float64)
-    return (0.5 * wide * (1 + _erf(wide * 0.5**0.5))).astype(x.dtype)
+    result: Array = 0.5 * wide * (1 + _erf(wide * 0.5**0.5))
+    return result.astype(x.dtype)
 
 
 def _gelu_tanh(x: Array) -> Array:

@@ -62,7 +62,7 @@ class NumpyLinear:
         if (product := make_packed_product(self.weight, self.bias, self.activation, format)) is not None:
             self.product = product
 
-    def linears(self) -> list[NumpyLinear]:
+    def linears(self) -> Sequence[NumpyLinear]:
         return [self]
 
 
@@ -84,9 +84,10 @@ class NumpyLayerNorm:
         centered *= self.weight
         if self.bias is not None:
             centered += self.bias
-        return centered.astype(x.dtype, copy=False)
+        out: Array = centered.astype(x.dtype, copy=False)
+        return out
 
-    def linears(self) -> list[NumpyLinear]:
+    def linears(self) -> Sequence[NumpyLinear]:
         return []
 
 

@@ -22,7 +22,7 @@ class ParallelSpladeHead(SpladeHead):
         self.before_forward: Callable[[Sequence[int]], None] = lambda seq_indices: None
         layer = whole.head.classifier
         assert isinstance(layer, HeadLinear), "the layers of split models are torch's"
-        self.vocab_size = layer.out_features
+        self.vocab_size: int = layer.out_features
         head = copy(whole.head)
         head.classifier = layer.keep_rows(*self._range(group.rank))
         super().__init__(whole.ops, head, strategy=whole.strategy, num_logs=whole.num_logs)

@@ -57,7 +57,7 @@ class HeadLinear(Linear):
         if packed_linear.supports(self, None, format):
             self.packed = PackedLinear(self, None, format)
 
-    def linears(self) -> list[HeadLinear]:
+    def linears(self) -> Sequence[HeadLinear]:
         return [self]
 
 
@@ -68,7 +68,7 @@ class HeadLayerNorm(nn.LayerNorm):
         if bias is not None:
             self.bias = nn.Parameter(bias, requires_grad=False)
 
-    def linears(self) -> list[HeadLinear]:
+    def linears(self) -> Sequence[HeadLinear]:
         return []
 
 

@@ -18,8 +18,8 @@ def find_finite_rows(rows: Float32Array) -> BoolArray | None:
     """Return for each row whether all its values are finite, or None if all rows are; rows may be scalars."""
     if all_finite(rows):
         return None
-    is_finite = np.isfinite(rows)
-    return is_finite.all(axis=-1) if rows.ndim > 1 else is_finite
+    is_finite: BoolArray = np.isfinite(rows)
+    return np.asarray(is_finite.all(axis=-1)) if rows.ndim > 1 else is_finite
 
 
 def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[BoolArray | None] | None = None) -> BatchOutput:
@@ -31,7 +31,8 @@ def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[BoolArray | No
     failed: set[int] = set()
     for group, mask in zip(groups, masks, strict=True):
         if mask is not None and not mask.all():
-            seq_masks = RaggedRows.from_counts(mask, group.row_counts).unbind()
+            ends = np.cumsum(group.row_counts or [1] * len(mask))
+            seq_masks = np.split(mask, ends[:-1])
             failed.update(
                 index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not seq_mask.all()
             )

@@ -10,4 +10,5 @@ from cenote.pooling.torch_ops import TorchOps
 
 def compute_maxsim_score(q_emb: Tensor, d_emb: Tensor) -> Tensor:
     """Return the sum of the best similarities of the query's vectors, in float32. [q, d], [n, d] -> []"""
-    return max_sim(TorchOps(), q_emb.float(), d_emb.float(), [len(d_emb)])[0]
+    score: Tensor = max_sim(TorchOps(), q_emb.float(), d_emb.float(), [len(d_emb)])[0]
+    return score
