@@ -16,12 +16,13 @@ from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.explain.workload import make_random_batch
+from cenote.layers.torch_dtypes import to_array
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.weights import CheckpointWeights
+from cenote.utils.arrays import Array
 from lab.memory import PeakMemory
 from lab.shapes import WEIGHT_STD, ModelShape, is_norm_weight, write_settings
 
@@ -71,12 +72,12 @@ class NoiseWeights:
             weights.add(name, source, self._reader(name, number))
         return weights
 
-    def _reader(self, name: str, number: int) -> Callable[[], Tensor]:
+    def _reader(self, name: str, number: int) -> Callable[[], Array]:
         shape, start = self.shapes[name], number * 37 % MAX_START
 
-        def read() -> Tensor:
+        def read() -> Array:
             values = self.noise[start : start + prod(shape)].view(shape)
-            return values + 1 if is_norm_weight(name) else values
+            return to_array(values + 1 if is_norm_weight(name) else values)
 
         return read
 

@@ -20,6 +20,7 @@ import torch
 
 from cenote.bench.report import machine_info
 from cenote.bench.workloads import single_token_words
+from cenote.layers.torch_dtypes import to_torch_device
 from cenote.llm import LLM
 from cenote.utils.progress import print_note
 from lab.memory import PeakMemory
@@ -91,7 +92,7 @@ def run_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> tuple[int, float]
 
 def measure_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> ScalingStep:
     seconds: list[float] = []
-    peak = PeakMemory(llm.engine.model.description.device.value)
+    peak = PeakMemory(to_torch_device(llm.engine.model.description.device.value))
     while not seconds or (sum(seconds) < SHORT_STEP_S and len(seconds) < MAX_REPEATS):
         tokens, took = run_step(llm, texts, num_tokens)
         seconds.append(took)

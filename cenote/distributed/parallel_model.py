@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from cenote.config.device import Device, parse_device
 from cenote.config.engine import EngineConfig
 from cenote.distributed.batch_codec import encode_batch
 from cenote.distributed.messages import RunBackbone, RunSplade
@@ -63,11 +64,11 @@ def load_parallel_model(config: EngineConfig) -> LoadedModel:
     return replace(model, backbone=ParallelBackbone(model.backbone, ranks).eval())
 
 
-def resolve_devices(config: EngineConfig, first: torch.device) -> list[str]:
+def resolve_devices(config: EngineConfig, first: Device) -> list[str]:
     """Return the device of every rank: those of the options, or the first one and those that follow it."""
     size = config.tensor_parallel_size
     if config.devices:
-        kinds = {torch.device(name).type for name in config.devices}
+        kinds = {parse_device(name).type for name in config.devices}
         if len(kinds) > 1:
             raise LoadError(f"devices={list(config.devices)} are of several kinds; use GPUs only, or cpu for all")
         return list(config.devices)

@@ -36,7 +36,7 @@ def build_model_info(
         default_task=description.default_task,
         score_types=tasks.scoring.score_types,
         max_model_len=description.max_length.value,
-        dtype=str(description.dtype.value).removeprefix("torch."),
+        dtype=description.dtype.value,
         device=str(description.device.value),
         products=None if model.products is None else str(model.products),
         deterministic=description.deterministic,

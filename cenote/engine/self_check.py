@@ -96,7 +96,7 @@ class SelfCheck:
         description = self.model.description
         if description.quantization.value is not None:
             return MIN_QUANTIZED_SIMILARITY
-        return MIN_SIMILARITY[str(description.dtype.value).removeprefix("torch.")]
+        return MIN_SIMILARITY[description.dtype.value]
 
     def _compute(self) -> dict[str, CheckValues]:
         calls = EngineCalls(self._pool, run_inline)

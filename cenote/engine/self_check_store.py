@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from cenote.config.device import Device
+from cenote.kernels.cpu_features import cpu_features
 from cenote.utils.cache_folder import find_cache_folder, remove_oldest, write_atomically
 from cenote.version import __version__
 
@@ -41,14 +43,18 @@ class CheckResults:
     versions: Mapping[str, str]
 
 
-def get_versions(device: torch.device) -> dict[str, str]:
+def get_versions(device: Device) -> dict[str, str]:
     """Return the versions that may change results, and the processor."""
+    torch = sys.modules.get("torch")  # a model that runs without it does not import it
+    if torch is None:
+        processor = f"{platform.machine()} {cpu_features().level}"
+        return {"cenote": __version__, "tokenizers": tokenizers.__version__, "processor": processor}
     versions = {"cenote": __version__, "torch": torch.__version__, "tokenizers": tokenizers.__version__}
     if device.type != "cuda":
         return versions | {"processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
     with suppress(PackageNotFoundError):
         versions["triton"] = version("triton")
-    versions |= {"cuda": str(torch.version.cuda), "processor": torch.cuda.get_device_name(device)}
+    versions |= {"cuda": str(torch.version.cuda), "processor": torch.cuda.get_device_name(str(device))}
     get_driver_version = getattr(torch._C, "_cuda_getDriverVersion", None)  # not in builds for other GPUs
     if get_driver_version is not None:
         number = get_driver_version()  # such as 12080
@@ -56,7 +62,7 @@ def get_versions(device: torch.device) -> dict[str, str]:
     return versions
 
 
-def get_path(fingerprint: str, device: torch.device) -> Path:
+def get_path(fingerprint: str, device: Device) -> Path:
     """Return the file of a model; its fingerprint includes dtype and quantization."""
     return find_cache_folder() / FOLDER / f"{fingerprint}-{device.type}.safetensors"
 

@@ -10,7 +10,7 @@ from cenote.config.engine import Quantization
 from cenote.errors import LoadError
 from cenote.explain.microbenchmarks import BenchmarkFn, LinearFactory
 from cenote.explain.timing import time_call
-from cenote.kernels.cpu.convert import supports_format
+from cenote.kernels.cpu.library import supports_format
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.fp8 import can_multiply_fp8
 

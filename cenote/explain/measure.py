@@ -22,6 +22,7 @@ from cenote.explain.timing import MeasuredValue, time_call
 from cenote.explain.workload import ProbeWorkload, TextGenerator, make_random_batch
 from cenote.explain.workload_probe import WorkloadProbe, fused_block_rows, pool_states, run_backbone
 from cenote.kernels.cpu_features import cpu_name
+from cenote.layers.torch_dtypes import to_torch_device
 from cenote.llm import LLM
 from cenote.utils.system_limits import count_cpus
 
@@ -44,7 +45,7 @@ def measure_model(llm: LLM, lengths: Sequence[int] = LENGTHS, duration: float = 
     engine = llm.engine
     if engine.model.description.architecture.is_static:
         raise Unsupported("static embeddings have no layers to measure; their time is that of tokenization")
-    device = engine.model.description.device.value
+    device = to_torch_device(engine.model.description.device.value)
     lengths = sorted({min(length, engine.max_model_len) for length in lengths})
     echo = PoolingEngine(engine.model, engine.config, EchoExecutor())
     try:
@@ -58,7 +59,7 @@ class ModelMeasurement:
     def __init__(self, llm: LLM, echo: PoolingEngine, lengths: Sequence[int]) -> None:
         self.engine, self.echo, self.task = llm.engine, echo, llm.pooling_task
         self.description = llm.engine.model.description
-        self.device = self.description.device.value
+        self.device = to_torch_device(self.description.device.value)
         self.resolved = resolve_settings(self.engine)
         self.model_flops: ModelFlops = count_flops(self.engine.model, self.task)
         self.linear_factory = make_linear_factory(self.engine)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cenote.config.device import Device
 from cenote.config.options import Sourced
 from cenote.engine.engine import PoolingEngine
 from cenote.explain.flops import AttentionShape, count_flops
@@ -18,6 +19,8 @@ from cenote.kernels import native_library
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
 from cenote.layers.fused_encoder import FusedEncoder
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
+from cenote.utils.dtypes import Dtype
 from cenote.utils.system_limits import count_cpus
 
 IN_USE, NOT_BUILT = "in use", "not built"
@@ -56,10 +59,10 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
     tiles = cpu_features().has_amx
     return ResolvedSettings(
         device=description.device.value.type,
-        dtype=str(description.dtype.value).removeprefix("torch."),
+        dtype=description.dtype.value,
         quantization=description.quantization.value,
         attention=_attention_kernel_name(engine),
-        native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value is torch.bfloat16),
+        native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value == "bfloat16"),
         tiles=tiles,
         fused=find_fused_encoder(engine.model.backbone) is not None,
         is_native=description.entry.is_native,
@@ -75,11 +78,10 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
 def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     """Return a factory for layers like those of the model."""
     description = engine.model.description
-    dtype, device = description.dtype.value, description.device.value
     products = engine.model.products
     return LinearFactory(
-        dtype,
-        device,
+        to_torch_dtype(description.dtype.value),
+        to_torch_device(description.device.value),
         description.quantization.value,
         matmul_dtype=None
         if products is None
@@ -143,8 +145,8 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
         yield ResolvedSetting("late interaction", summary.value, f"from {summary.source}")
 
 
-def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> ResolvedSetting:
-    return ResolvedSetting(name, str(decision.value).removeprefix("torch."), f"from {decision.source}")
+def _sourced_setting(name: str, decision: Sourced[Dtype] | Sourced[Device]) -> ResolvedSetting:
+    return ResolvedSetting(name, str(decision.value), f"from {decision.source}")
 
 
 def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
@@ -167,7 +169,8 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
         return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
     if not is_plain:
         return "explicit"
-    query, _, _ = make_random_qkv(mixing, 1, description.dtype.value, description.device.value)
+    dtype, device = to_torch_dtype(description.dtype.value), to_torch_device(description.device.value)
+    query, _, _ = make_random_qkv(mixing, 1, dtype, device)
     return KERNEL_NAMES[kernels.select_kernel(query).__module__.rpartition(".")[2]]
 
 

@@ -16,6 +16,7 @@ from cenote.explain.resolved_settings import find_fused_encoder
 from cenote.explain.results import TIME_PARTS, WorkloadResult
 from cenote.explain.timing import MeasuredValue, time_call
 from cenote.explain.workload import ProbeWorkload, make_random_batch, split_into_batches
+from cenote.layers.torch_dtypes import to_torch_device
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import Task, TokenizationParams
@@ -92,7 +93,7 @@ class WorkloadProbe:
         self.num_run_texts = max(1, run_tokens // workload.mean_length)
         # the cost per request is distributed over its inputs, as in long runs
         self.num_host_texts = max(64, min(512, HOST_BENCHMARK_TOKENS // workload.mean_length))
-        self.device = self.engine.model.description.device.value
+        self.device = to_torch_device(self.engine.model.description.device.value)
         self.lengths = workload.make_batches(batch_tokens, max_sequences)
         self.vocabulary = self.engine.model.description.architecture.backbone.vocab_size
         self.batches = [make_random_batch(lengths, self.vocabulary, self.device) for lengths in self.lengths]

@@ -137,6 +137,12 @@ class CPUFeatures:
         return any(flags and flags <= self.flags for flags in ISA_LEVELS[self.architecture].values())
 
     @property
+    def level(self) -> str:
+        """The highest level that this CPU has."""
+        levels = ISA_LEVELS[self.architecture]
+        return next(name for name in reversed(levels) if levels[name] <= self.flags)
+
+    @property
     def has_amx(self) -> bool:
         return self.flags >= ISA_LEVELS["x86"]["amx"]
 

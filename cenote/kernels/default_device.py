@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,8 +16,10 @@ def ignore_default_device(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        # An empty tensor is a faster test than `get_default_device`, and a device context slows torch's functions down.
-        if torch.empty(0).is_cpu:
+        # A program that has set a default device has imported torch. An empty tensor is a faster test than
+        # `get_default_device`, and a device context slows torch's functions down.
+        torch = sys.modules.get("torch")
+        if torch is None or torch.empty(0).is_cpu:
             return function(*args, **kwargs)
         with torch.device("cpu"):
             return function(*args, **kwargs)

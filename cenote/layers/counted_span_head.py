@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec
 from cenote.layers.span_head import EntityHead, SpanHead, WordHead
-from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
+from cenote.protocol.spans import COUNTING_LAYERS, ScoredSpan, SpanHeadSpec
 
 MAX_COUNT = 20
 MIXER_SIZE, MIXER_HEADS, MIXER_LAYERS = 128, 4, 2  # of counting layer count_lstm_v2
@@ -79,11 +79,7 @@ class CountLSTMoE(FirstStep):
         return torch.einsum("me,med->md", self.router(states).softmax(dim=-1), experts)
 
 
-COUNTING_LAYERS: dict[str, type[FirstStep]] = {
-    "count_lstm": CountLSTM,
-    "count_lstm_v2": CountLSTMv2,
-    "count_lstm_moe": CountLSTMoE,
-}
+COUNTING_CLASSES: tuple[type[FirstStep], ...] = (CountLSTM, CountLSTMv2, CountLSTMoE)  # in the order of their names
 
 
 class CountedSpanHead(SpanHead):
@@ -96,7 +92,7 @@ class CountedSpanHead(SpanHead):
 
     def make_label_layer(self) -> nn.Module:
         assert self.spec.counting_layer is not None, "GLiNER2 has a counting layer"
-        return COUNTING_LAYERS[self.spec.counting_layer](self.spec.size)
+        return COUNTING_CLASSES[COUNTING_LAYERS.index(self.spec.counting_layer)](self.spec.size)
 
     def find_spans(self, states: Tensor, word_rows: Tensor, label_rows: Tensor, threshold: float) -> list[ScoredSpan]:
         if int(self.count(states[label_rows[0]]).argmax()) == 0:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.kernels.activation_names import resolve_activation
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.eager_attention import MAX_SCORES
+from cenote.layers.activation_names import resolve_activation
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Block, InputEmbedding, MixerFactory, build_mlp
 from cenote.layers.norm import make_norm

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.kernels.activation_names import resolve_activation
 from cenote.kernels.activations import ACTIVATIONS, fused_linear
 from cenote.kernels.gpu import few_rows
+from cenote.layers.activation_names import resolve_activation
 
 
 class Linear(nn.Linear):

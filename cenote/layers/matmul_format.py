@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import list_linears, pack_linears, supports_format, unquantized_format
-from cenote.kernels.cpu.library import Format
+from cenote.kernels.cpu.convert import list_linears, pack_linears, unquantized_format
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone

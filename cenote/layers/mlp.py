@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cenote.kernels.activation_names import resolve_activation
 from cenote.kernels.activations import ACTIVATIONS, act_and_mul
+from cenote.layers.activation_names import resolve_activation
 from cenote.layers.linear import Linear
 from cenote.layers.norm import LayerNorm
 from cenote.layers.spec import BackboneSpec

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.kernels.activation_names import resolve_activation
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.layers.activation_names import resolve_activation
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cenote.layers.alibi import alibi_slopes
 from cenote.layers.spec import RelativeBiasSpec
 
 
@@ -25,7 +26,7 @@ class RelativePositionBias(nn.Module):
         distance = torch.arange(1 - max_length, max_length, device=device)
         if self.weight is not None:
             return self.weight[self._bucket_index(distance)].T
-        return -alibi_slopes(self.num_heads).to(device)[:, None] * distance.abs()
+        return -torch.from_numpy(alibi_slopes(self.num_heads)).to(device)[:, None] * distance.abs()
 
     def _bucket_index(self, distance: Tensor) -> Tensor:
         """Return the T5 bucket of each distance: exact for near ones, logarithmic for far ones."""
@@ -39,11 +40,3 @@ class RelativePositionBias(nn.Module):
         fraction = (distance.float().clamp(min=1) / near).log() / math.log(self.spec.max_distance / near)
         far = (near + (fraction * (buckets - near)).long()).clamp(max=buckets - 1)
         return start + torch.where(distance < near, distance, far)
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """Return the ALiBi slopes: a geometric series for a power of two, and every other term of the next one."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    first = [2 ** (-8 * (n + 1) / power) for n in range(power)]
-    between = [2 ** (-4 * (2 * n + 1) / power) for n in range(num_heads - power)]
-    return torch.tensor(first + between, dtype=torch.float32)

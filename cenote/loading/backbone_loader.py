@@ -17,9 +17,11 @@ from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.span_head import EntityHead
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.checkpoint import first_line
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.architecture import Architecture
@@ -52,7 +54,7 @@ def open_weights(
     architecture = description.architecture
     if weights is None:
         adapter = _resolve_task_adapter(architecture, options)
-        weights = open_model_weights(description.checkpoint, adapter, description.device.value)
+        weights = open_model_weights(description.checkpoint, adapter)
     return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 
@@ -64,8 +66,9 @@ def load_backbone(
     quantizer: WeightQuantizer | None,
 ) -> None:
     architecture = description.architecture
-    device, dtype = description.device.value, description.dtype.value
-    weight_loader.load(
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
+    load_module(
+        weight_loader,
         backbone,
         weight_loader.table,
         num_layers=architecture.backbone.num_layers,
@@ -113,12 +116,13 @@ def _load_vision_tower(
     description: ModelDescription, vision: VisionSpec, weight_loader: WeightLoader, quantizer: WeightQuantizer | None
 ) -> VisionTower:
     tower = _build(vision.make_tower, f"{description.config.source}: vision_config")
-    weight_loader.load(
+    load_module(
+        weight_loader,
         tower,
         weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes),
         num_layers=vision.num_layers,
-        dtype=description.dtype.value,
-        device=description.device.value,
+        dtype=to_torch_dtype(description.dtype.value),
+        device=to_torch_device(description.device.value),
         module_prefix="vision.",
         quantizer=quantizer,
     )
@@ -129,9 +133,9 @@ def load_span_head(description: ModelDescription, weight_loader: WeightLoader) -
     if (spec := description.architecture.span_head) is None:
         return None
     head = _build(lambda: make_entity_head(spec), description.config.source)
-    device = description.device.value
+    device = to_torch_device(description.device.value)
     table, num_layers = description.architecture.span_weights, spec.num_layers
-    weight_loader.load(head, table, num_layers=num_layers, dtype=torch.float32, device=device)
+    load_module(weight_loader, head, table, num_layers=num_layers, dtype=torch.float32, device=device)
     if head.rnn is not None:
         head.rnn.flatten_parameters()  # as cuDNN wants them; without effect on a CPU
     return head.eval()

@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from cenote.config.engine import Convert, EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.loading.bge_m3 import find_head_files
-from cenote.loading.causal_lm_classifier import TokenLabels
+from cenote.loading.bge_m3_files import find_head_files
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.layouts.layout import Layout
 from cenote.loading.merged_weights import open_model_weights
+from cenote.loading.token_labels import TokenLabels
 from cenote.models.architecture import Architecture, Head
 from cenote.models.registry import ArchitectureEntry, CheckpointKind
 

@@ -8,15 +8,15 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.layers.spec import HeadSpec
-from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint_kind import find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.hf_config import read_architectures
 from cenote.loading.layouts.layout import Layout
+from cenote.loading.plugin_models import find_plugin_entry, resolve_plugin_name
 from cenote.loading.rerankers import RerankerSettings, detect_reranker, refuse_unknown_reranker
 from cenote.loading.sentence_transformers import DenseModule, SentenceTransformersFiles
-from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
-from cenote.loading.transformers_backend import is_available, supports, transformers_entry
+from cenote.loading.token_labels import TokenLabels
+from cenote.loading.transformers_entry import is_available, supports, transformers_entry
 from cenote.loading.unnamed_heads import check_cross_encoder, find_unnamed_reranker, refuse_unread_head
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.ignored_keys import without_ignored_keys

@@ -91,13 +91,13 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
         "pooling": _collect_pooling(description),
         "prompts": _collect_prompts(description, options),
         "dtype": [
-            str(description.dtype.value),
-            str(description.head_dtype.value),
+            f"torch.{description.dtype.value}",  # as it was named in the first fingerprints
+            f"torch.{description.head_dtype.value}",
             description.quantization.value,
             # listed only where it differs: fingerprints of other machines stay as they are
             *(
-                [str(matmul_dtype)]
-                if (matmul_dtype := description.matmul_dtype.value) is not description.dtype.value
+                [f"torch.{matmul_dtype}"]
+                if (matmul_dtype := description.matmul_dtype.value) != description.dtype.value
                 else []
             ),
         ],

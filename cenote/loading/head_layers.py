@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.weight_table import WeightTable
 from cenote.pooling.layers import LayerFactory
 from cenote.pooling.numpy_layers import NumpyLayers
 from cenote.pooling.ops import Rows
 from cenote.utils.arrays import Array
-from cenote.utils.dtypes import Dtype
+from cenote.utils.dtypes import Dtype, to_numpy_dtype
 
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by path
 
@@ -22,7 +24,7 @@ class HeadLayers(LayerFactory, Protocol):
     def load_parameters(
         self, weight_loader: WeightLoader, table: WeightTable, shapes: Shapes, dtype: Dtype
     ) -> Mapping[str, Rows]:
-        """Return the parameters of a head by their paths, as `put` returns arrays."""
+        """Return the parameters of a head by their paths; `check_complete` of the loader reports missing ones."""
         ...
 
 
@@ -30,4 +32,7 @@ class NumpyHeadLayers(NumpyLayers):
     def load_parameters(
         self, weight_loader: WeightLoader, table: WeightTable, shapes: Shapes, dtype: Dtype
     ) -> Mapping[str, Array]:
-        return {path: self.put(array, dtype) for path, array in weight_loader.load_arrays(table, shapes).items()}
+        parameters: dict[str, Array] = {path: np.zeros(shape, to_numpy_dtype(dtype)) for path, shape in shapes.items()}
+        for parameter in weight_loader.find_parameters(shapes, table, num_layers=0):
+            parameters[parameter.path] = parameter.read(to_numpy_dtype(dtype))
+        return parameters

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast
 
 from cenote.errors import LoadError
 from cenote.layers.spec import HeadSpec
-from cenote.loading.as_array import as_array
-from cenote.loading.bge_m3 import load_linear, require_head_files
-from cenote.loading.causal_lm_classifier import load_lm_head
+from cenote.loading.bge_m3 import load_linear
+from cenote.loading.bge_m3_files import require_head_files
+from cenote.loading.causal_lm_classifier import load_lm_head, make_classifier_weight
 from cenote.loading.colbert import check_vector_size
 from cenote.loading.head_layers import HeadLayers
 from cenote.loading.model_description import ModelDescription
@@ -31,7 +30,6 @@ from cenote.pooling.heads import (
 )
 from cenote.pooling.layers import Layer, LayerFactory, LinearLayer, ResidualLayer, Sequential, TanhInt8
 from cenote.pooling.ops import LAYER_NORM_EPS, Rows
-from cenote.utils.dtypes import Dtype
 
 # keys of config.json with which a language model scales or caps its logits
 CHANGED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -68,14 +66,6 @@ def load_heads(
     )
 
 
-def get_head_dtype(description: ModelDescription) -> Dtype:
-    return _name_dtype(description.head_dtype.value)
-
-
-def _name_dtype(dtype: object) -> Dtype:
-    return cast(Dtype, str(dtype).removeprefix("torch."))
-
-
 def _add_quantizer(description: ModelDescription, projector: Layer | None, layers: LayerFactory) -> Layer | None:
     """Return the projector of sequence embeddings with the quantizer that follows it in the published pipeline."""
     if not description.sentence_transformers.has_int8_output:
@@ -86,7 +76,7 @@ def _add_quantizer(description: ModelDescription, projector: Layer | None, layer
 
 def _load_bge_m3_heads(description: ModelDescription, weight_loader: WeightLoader, layers: HeadLayers) -> Heads:
     sparse, colbert = require_head_files(description.checkpoint)
-    size, dtype = description.architecture.backbone.hidden_size, get_head_dtype(description)
+    size, dtype = description.architecture.backbone.hidden_size, description.head_dtype.value
     weights_of_tokens = load_linear(sparse, size, description.num_labels, layers, dtype)
     return Heads(
         projector=load_projector(description, weight_loader, layers),
@@ -109,12 +99,13 @@ def _load_classifier(
     if description.sentence_transformers.score_head is not None:
         modules = _load_modules(description, *_projector_input_size(description, []), layers)
         return ModuleClassifier(layers.ops, modules)
-    hidden_size, dtype = description.architecture.backbone.hidden_size, get_head_dtype(description)
+    hidden_size, dtype = description.architecture.backbone.hidden_size, description.head_dtype.value
     if description.kind.value in ("masked", "sparse"):
         # as large as the vocabulary, and often tied to the embeddings
-        dtype = _name_dtype(description.dtype.value)
+        dtype = description.dtype.value
     if (labels := description.token_labels) is not None:
-        weight = labels.classifier_weight(weight_loader, _embedding_table_name(weight_loader), tokenizer.tokenizer)
+        table_name = _embedding_table_name(weight_loader)
+        weight = make_classifier_weight(labels, weight_loader, table_name, tokenizer.tokenizer)
         return Classifier(layers.ops, head.spec, layers.make_linear(layers.put(weight, dtype), None))
     table = weight_loader.choose_table((head.weights, *head.alternative_weights))
     last = table.get("head.classifier") or table["head.classifier.weight"]
@@ -189,7 +180,7 @@ def _load_lm_classifier(description: ModelDescription, weight_loader: WeightLoad
     token_ids = description.plan.defaults.returned_token_ids or ()
     if beyond := [token for token in token_ids if not 0 <= token < len(weight)]:
         raise LoadError(f"returned_token_ids: token id {beyond[0]} is out of range; the LM head has {len(weight)} rows")
-    dtype = _name_dtype(description.dtype.value)
+    dtype = description.dtype.value
     return Classifier(layers.ops, HeadSpec(bias=False), layers.make_linear(layers.put(weight, dtype), None))
 
 
@@ -224,7 +215,7 @@ def load_projector(
 
 def _load_modules(description: ModelDescription, size_in: int | None, source: str, layers: LayerFactory) -> list[Layer]:
     """Load the Dense and LayerNorm modules; `size_in` and `source`: the size of their input and what produces it."""
-    dtype, loaded = get_head_dtype(description), list[Layer]()
+    dtype, loaded = description.head_dtype.value, list[Layer]()
     for step in description.sentence_transformers.projector:
         key, size = ("in_features", step.in_features) if isinstance(step, DenseModule) else ("dimension", step.size)
         file = f"{step.folder}/config.json"
@@ -273,12 +264,12 @@ def _load_stored_projection(
     names = next((names for names in candidates if weight_loader.has(f"{names[0]}.weight")), projection.weights)
     if projection.is_optional and not weight_loader.has(f"{names[0]}.weight"):
         return []
-    dtype, loaded = get_head_dtype(description), list[LinearLayer]()
+    dtype, loaded = description.head_dtype.value, list[LinearLayer]()
     for name in names:
-        weight = layers.put(as_array(weight_loader.read(f"{name}.weight")), dtype)
+        weight = layers.put(weight_loader.read(f"{name}.weight"), dtype)
         bias: Rows | None = None
         if weight_loader.has(f"{name}.bias"):
-            bias = layers.put(as_array(weight_loader.read(f"{name}.bias")), dtype)
+            bias = layers.put(weight_loader.read(f"{name}.bias"), dtype)
         activation = projection.activation if projection.is_pooler or name != names[-1] else None
         loaded.append(layers.make_linear(weight, bias, activation))
     if description.architecture.late_interaction_defaults is not None:

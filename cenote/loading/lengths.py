@@ -10,7 +10,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.family import Family
-from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
+from cenote.loading.plugin_models import SINGLE_TOKEN_LENGTH
 from cenote.loading.tokenizer_files import read_tokenizer_max_length
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import PRESCALED_ROPE

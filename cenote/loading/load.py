@@ -15,13 +15,14 @@ from cenote.kernels.cpu.library import warn_without_library
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.int8 import Int8Quantizer
 from cenote.kernels.linear import prepack
-from cenote.kernels.post_load import make_quantizer, packs_int8
+from cenote.kernels.post_load import make_quantizer
 from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
 from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
 from cenote.layers.parallel_group import ParallelGroup
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.backbone_loader import (
     build_backbone,
     load_backbone,
@@ -32,11 +33,13 @@ from cenote.loading.backbone_loader import (
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import Fingerprint, check_fingerprint, compute_fingerprint
-from cenote.loading.heads import get_head_dtype, load_heads, load_projector
+from cenote.loading.heads import load_heads, load_projector
+from cenote.loading.linear_formats import packs_int8
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.packed_heads import pack_heads
-from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
+from cenote.loading.plugin_models import resolve_plugin_name
+from cenote.loading.tensor_model import load_tensor_model
 from cenote.loading.tokenizer_checks import check_tokenizer, warn_of_token_types
 from cenote.loading.tokenizer_files import (
     TokenizerFiles,
@@ -134,7 +137,7 @@ def _load_described(
         unknown = () if unknown_id is None else (unknown_id,)
         plan = replace(description.plan, pools_table=True, unpooled_token_ids=unknown)
         description = replace(description, plan=plan)
-    device, dtype = description.device.value, description.dtype.value
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     if not description.entry.is_native:
         if options.quantization is not None:
             raise LoadError(
@@ -154,7 +157,11 @@ def _load_described(
         split = SplitLayers(backbone, 0, options.tensor_parallel_size, dtype)
         group = start_ranks(description)
     weight_loader = open_weights(description, options, weights)
-    is_packed = split is None and description.quantization.value == "int8" and packs_int8(dtype, cpu_features())
+    is_packed = (
+        split is None
+        and description.quantization.value == "int8"
+        and packs_int8(description.dtype.value, cpu_features())
+    )
     quantizer = make_quantizer(
         None if is_packed else description.quantization.value, device, is_required=options.quantization is not None
     )
@@ -181,7 +188,7 @@ def _load_described(
         split.connect(group)
         heads = split_heads(heads, group)
     else:
-        matmul_dtype = description.matmul_dtype.value if _can_check_products(backbone) else dtype
+        matmul_dtype = to_torch_dtype(description.matmul_dtype.value) if _can_check_products(backbone) else dtype
         sample = _make_sample(backbone, tokenizer)
         quantization = description.quantization.value if quantizer is None else None  # the others are done
         check: Int8Check | None = None
@@ -193,7 +200,7 @@ def _load_described(
         pack_heads(heads, "float32" if products is None else products.format)
         weight_loader.forget_layers()
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
-    pooler = Pooler(description.plan, heads, head_layers.ops, get_head_dtype(description), span_head)
+    pooler = Pooler(description.plan, heads, head_layers.ops, description.head_dtype.value, span_head)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
         description,
@@ -251,7 +258,7 @@ def _exclude_special_tokens(description: ModelDescription, tokenizer: TokenizerF
 
 
 def _load_transformers_model(description: ModelDescription, tokenizer: TokenizerFiles) -> LoadedModel:
-    device, dtype = description.device.value, description.dtype.value
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     encoding = tokenizer.tokenizer.encode("a")
     has_last_token = bool(encoding.type_ids) and encoding.type_ids[-1] > 1
     backbone = load_transformers_backbone(
@@ -264,17 +271,18 @@ def _load_transformers_model(description: ModelDescription, tokenizer: Tokenizer
     )
     layers = TorchLayers(device)
     projector = load_projector(description, None, layers)
-    pooler = Pooler(description.plan, Heads(projector, projector), layers.ops, get_head_dtype(description))
+    pooler = Pooler(description.plan, Heads(projector, projector), layers.ops, description.head_dtype.value)
     return LoadedModel(description, backbone, pooler, tokenizer)
 
 
 def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> LoadedModel:
     """Load a plugin model, which has no tokenizer and no pooling."""
-    config, dtype, device = description.config, description.dtype.value, description.device.value
+    config = description.config
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     plugin = resolve_plugin_name(options, config)
     assert plugin is not None, "the plugin provides the architecture"
     model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
-    pooler = Pooler(description.plan, Heads(), TorchOps(), get_head_dtype(description))
+    pooler = Pooler(description.plan, Heads(), TorchOps(), description.head_dtype.value)
     return LoadedModel(description, model, pooler, empty_tokenizer_files())
 
 

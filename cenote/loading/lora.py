@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from cenote.config.engine import EngineConfig, HubAccess
 from cenote.errors import LoadError
 from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
+from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
 from cenote.loading.merged_weights import POOLER
 from cenote.loading.peft_files import (
@@ -25,6 +26,8 @@ from cenote.loading.peft_files import (
 )
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import Architecture, StoredAdapters
+from cenote.utils.array_conversion import convert, to_float32
+from cenote.utils.arrays import Array
 
 logger = logging.getLogger("cenote")
 
@@ -58,10 +61,10 @@ class LoRALoader:
             )
         pairs = read_lora_pairs(weights)
         scalings = compute_scalings(config, pairs, str(checkpoint.folder / ADAPTER_CONFIG))
-        changes = {module: (down, up * scalings[module]) for module, (down, up) in pairs.items()}
+        changes = {module: (down, _scale(up, scalings[module])) for module, (down, up) in pairs.items()}
         return self.map_to_modules(changes, str(checkpoint.folder))
 
-    def map_to_modules(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> LoRAAdapter:
+    def map_to_modules(self, changes: Mapping[str, tuple[Array, Array]], source: str) -> LoRAAdapter:
         """Map LoRA weights by checkpoint module names to the modules that hold these weights."""
         adapter: dict[str, list[LoRAWeights]] = {}
         unused = [module for module in changes if self._is_unused(module)]
@@ -121,14 +124,20 @@ class LoRALoader:
             for layer in range(num_layers) if "*" in name_pattern else (0,):
                 path = name_pattern.replace("*", str(layer)).removesuffix(".weight")
                 downs, ups = (self.weight_loader.read(name.replace("*", str(layer))) for name in (down_name, up_name))
-                for name, down, up in zip(stored.tasks, downs, ups * stored.scaling, strict=True):
+                for name, down, up in zip(stored.tasks, downs, _scale(ups, stored.scaling), strict=True):
                     # embedding tables are looked up by row: LoRA weights are for the transpose
                     down, up = (up.T, down.T) if path in EMBEDDING_TABLES else (down, up)
                     adapters[name][path] = [self._make_weights(down, up)]
         return dict(adapters)
 
-    def _make_weights(self, down: Tensor, up: Tensor, start: int = 0) -> LoRAWeights:
-        return LoRAWeights(down.to(self.device, self.dtype), up.to(self.device, self.dtype), start)
+    def _make_weights(self, down: Array, up: Array, start: int = 0) -> LoRAWeights:
+        a, b = (to_tensor(matrix).to(self.device, self.dtype) for matrix in (down, up))
+        return LoRAWeights(a, b, start)
+
+
+def _scale(matrix: Array, factor: float) -> Array:
+    """Return a matrix times a factor, in its dtype."""
+    return convert(to_float32(matrix) * np.float32(factor), matrix.dtype)
 
 
 @dataclass(frozen=True, slots=True)

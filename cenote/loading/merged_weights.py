@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint
 from cenote.loading.peft_files import compute_scalings, open_adapter_weights, read_full_tensors, read_lora_pairs
 from cenote.loading.quantized.methods import add_dequantized_weights, read_quantization_config
 from cenote.loading.weights import CheckpointWeights, open_weights
+from cenote.utils.array_conversion import to_float32
+from cenote.utils.arrays import Array
 
-CPU = torch.device("cpu")
 # parts of a name that differ between versions of Transformers for one and the same layer
 POOLER = "pooler.dense"  # often left out of a checkpoint; adapters with target_modules="all-linear" change it
 WRAPPER_NAMES = {"base_model", "language_model", "model", "vlm"}
@@ -30,27 +30,22 @@ class TaskAdapter:
     task: str
 
 
-def open_model_weights(
-    checkpoint: Checkpoint, task_adapter: TaskAdapter | None = None, device: torch.device = CPU
-) -> CheckpointWeights:
-    """Open the weights of a model, with the adapter merged if the checkpoint is one, or if a task's is given.
-
-    Quantized weights are dequantized on the device, or on the CPU if an adapter is merged there.
-    """
+def open_model_weights(checkpoint: Checkpoint, task_adapter: TaskAdapter | None = None) -> CheckpointWeights:
+    """Open the weights of a model, with the adapter merged if the checkpoint is one, or if a task's is given."""
     if task_adapter is not None:
         folder = Checkpoint(checkpoint.name, checkpoint.folder / task_adapter.folder)
         adapter = _select_task(open_adapter_weights(folder), task_adapter.task)
-        return _merge(_open_dequantized(checkpoint, CPU), adapter, folder.require_json(ADAPTER_CONFIG), checkpoint.name)
+        return _merge(_open_dequantized(checkpoint), adapter, folder.require_json(ADAPTER_CONFIG), checkpoint.name)
     if checkpoint.base is None:
-        return _open_dequantized(checkpoint, device)
+        return _open_dequantized(checkpoint)
     base, config = checkpoint.base, checkpoint.read_json_object(ADAPTER_CONFIG)
     return _merge(open_model_weights(base), open_adapter_weights(checkpoint), config, base.name)
 
 
-def _open_dequantized(checkpoint: Checkpoint, device: torch.device) -> CheckpointWeights:
+def _open_dequantized(checkpoint: Checkpoint) -> CheckpointWeights:
     weights = open_weights(checkpoint)
     if (config := read_quantization_config(checkpoint)) is not None:
-        add_dequantized_weights(weights, config, device)
+        add_dequantized_weights(weights, config)
     return weights
 
 
@@ -72,7 +67,7 @@ def _merge(
                 f"{source}: the base model {base_name} has no {module}.weight, which the adapter changes; "
                 f'pass the folder of its base model with hf_overrides={{"base_model_name_or_path": "FOLDER"}}'
             )
-        up = up.float() * scalings[module]
+        up = to_float32(up) * np.float32(scalings[module])
         is_transposed = bool(config.get("fan_in_fan_out"))
         merged.add(target, source, _merging_reader(base, target, down, up, is_transposed, source))
     for name, stored in read_full_tensors(adapter).items():
@@ -90,24 +85,25 @@ def _select_task(weights: CheckpointWeights, task: str) -> CheckpointWeights:
     return selected
 
 
-def _reader(weights: CheckpointWeights, name: str) -> Callable[[], Tensor]:
+def _reader(weights: CheckpointWeights, name: str) -> Callable[[], Array]:
     return lambda: weights.get(name)
 
 
 def _merging_reader(
-    base: CheckpointWeights, name: str, down: Tensor, up: Tensor, is_transposed: bool, source: Path
-) -> Callable[[], Tensor]:
+    base: CheckpointWeights, name: str, down: Array, up: Array, is_transposed: bool, source: Path
+) -> Callable[[], Array]:
     """Return a reader of weight + up @ down; `is_transposed`: layers are stored as [in, out]."""
 
-    def read() -> Tensor:
-        weight, update = base.get(name).float(), up @ down.float()
+    def read() -> Array:
+        weight, update = to_float32(base.get(name)), up @ to_float32(down)
         if is_transposed or update.shape != weight.shape:  # the shapes of embedding tables differ
             update = update.T
         if update.shape != weight.shape:
             raise LoadError(
                 f"{source}: the update of {name} has shape {list(update.T.shape)}, the base model {list(weight.shape)}"
             )
-        return weight + update
+        merged: Array = weight + update
+        return merged
 
     return read
 

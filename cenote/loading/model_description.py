@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
+from cenote.config.device import Device
 from cenote.config.engine import Quantization
 from cenote.config.options import Sourced
 from cenote.loading.card_evidence import CardEvidence
-from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.checkpoint_kind import head_of_kind
 from cenote.loading.colbert import LateInteraction
@@ -18,11 +16,13 @@ from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts
 from cenote.loading.router import ModuleRoute
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
+from cenote.loading.token_labels import TokenLabels
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind
 from cenote.pooling.plan import PoolingPlan
 from cenote.protocol.input_types import ScoreTemplate
 from cenote.protocol.params import ScoreType, Task
+from cenote.utils.dtypes import Dtype
 
 # score type by kind, where it does not follow from the tasks
 SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
@@ -52,10 +52,10 @@ class ModelDescription:
     prompts: ModelPrompts
     late_interaction: LateInteraction | None  # of models that return one embedding per token
     max_length: Sourced[int]
-    device: Sourced[torch.device]
-    dtype: Sourced[torch.dtype]
-    head_dtype: Sourced[torch.dtype]
-    matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
+    device: Sourced[Device]
+    dtype: Sourced[Dtype]
+    head_dtype: Sourced[Dtype]
+    matmul_dtype: Sourced[Dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
     find_tokenizer: Callable[[], Checkpoint]  # finds the checkpoint that the tokenizer is loaded from
     deterministic: bool = False  # results of an input do not depend on the other inputs of its batch
@@ -110,8 +110,8 @@ class ModelDescription:
             hf_config=_with_integer_labels(self.config),
             max_model_len=self.max_length.value,
             embedding_size=self.plan.matryoshka.full_size,
-            dtype=self.dtype.value,
-            head_dtype=self.head_dtype.value,
+            dtype_name=self.dtype.value,
+            head_dtype_name=self.head_dtype.value,
             pooling_plan=self.plan,
         )
 

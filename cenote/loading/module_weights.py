@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cenote.errors import LoadError
-from cenote.loading.as_array import as_array
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.sentence_transformers import DenseModule, LayerNormModule
 from cenote.loading.weights import CheckpointWeights, open_weights
@@ -38,7 +37,7 @@ def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Arra
 def _read_array(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Array:
     for name in (leaf, f"linear.{leaf}", f"dense.{leaf}", f"norm.{leaf}"):
         if name in weights:
-            array = as_array(weights.get(name))
+            array = weights.get(name)
             if array.shape != shape:
                 found = list(array.shape)
                 raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json requires {list(shape)}")

@@ -5,41 +5,41 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import torch
-
+from cenote.config.device import Device, parse_device
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.kernels.cpu.convert import supports_format
+from cenote.kernels.cpu.library import supports_format
 from cenote.kernels.cpu_features import CPUFeatures, cpu_features
-from cenote.kernels.post_load import packs_int8, resolve_matmul_dtype, resolve_quantization
 from cenote.loading.family import Family
+from cenote.loading.linear_formats import packs_int8, resolve_matmul_dtype, resolve_quantization
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import NO_FLOAT16
+from cenote.utils.cuda_devices import has_cuda_driver
+from cenote.utils.dtypes import Dtype
 
 logger = logging.getLogger("cenote")
 
-DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-    "float64": torch.float64,
-    "double": torch.float64,
+# dtypes that a model computes in, by all their names
+DTYPES: dict[str, Dtype] = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
 }
-SUPPORTED_DTYPES = ("float32", "float", "bfloat16", "float16", "half")
+STORED_DTYPES = {**DTYPES, "float64": "float64", "double": "float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormats:
     """The device of a model, and the formats that it computes in there."""
 
-    device: Sourced[torch.device]
-    dtype: Sourced[torch.dtype]
-    head_dtype: Sourced[torch.dtype]
-    matmul_dtype: Sourced[torch.dtype]  # in which linear layers multiply, if they are not quantized
+    device: Sourced[Device]
+    dtype: Sourced[Dtype]
+    head_dtype: Sourced[Dtype]
+    matmul_dtype: Sourced[Dtype]  # in which linear layers multiply, if they are not quantized
     quantization: Sourced[Quantization | None]
 
 
@@ -73,71 +73,66 @@ def resolve_dtype(
     native_bf16: bool,
     supports_float16: bool = True,
     multiplies_float16: bool = False,
-) -> Sourced[torch.dtype]:
+) -> Sourced[Dtype]:
     """Return the dtype of the backbone; `supports_float16` is False if its activations overflow float16.
 
     `multiplies_float16`: the linear layers on this CPU multiply in float16, with inputs and results in float32.
     """
     if requested != "auto":
-        if requested not in SUPPORTED_DTYPES:
-            raise LoadError(f"invalid dtype={requested!r}; expected one of: auto, {', '.join(SUPPORTED_DTYPES)}")
-        if device_type == "cpu" and multiplies_float16 and DTYPES[requested] is torch.float16:
-            return Sourced(torch.float32, f"dtype={requested}, in which linear layers multiply")
+        if requested not in DTYPES:
+            raise LoadError(f"invalid dtype={requested!r}; expected one of: auto, {', '.join(DTYPES)}")
+        if device_type == "cpu" and multiplies_float16 and DTYPES[requested] == "float16":
+            return Sourced("float32", f"dtype={requested}, in which linear layers multiply")
         computed = _check_cpu_dtype(Sourced(DTYPES[requested], "dtype"), "dtype", device_type, native_bf16=native_bf16)
-        if computed.value is torch.float16 and not supports_float16:
+        if computed.value == "float16" and not supports_float16:
             raise LoadError(f"dtype={requested!r} overflows in {config.model_type}; use bfloat16 or float32")
         return computed
     if device_type == "cpu":
         if native_bf16:
-            return Sourced(torch.bfloat16, "CPU with bfloat16 matrix units")
-        return Sourced(torch.float32, "CPU without bfloat16 units")
+            return Sourced("bfloat16", "CPU with bfloat16 matrix units")
+        return Sourced("float32", "CPU without bfloat16 units")
     stored = _read_stored_dtype(config)
-    if stored is torch.bfloat16:
-        return Sourced(stored, "config.json")
+    if stored == "bfloat16":
+        return Sourced("bfloat16", "config.json")
     if not supports_float16:
-        return Sourced(torch.bfloat16, f"model type {config.model_type}, which overflows in float16")
-    name = str(stored).removeprefix("torch.")
-    return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in float16")
+        return Sourced("bfloat16", f"model type {config.model_type}, which overflows in float16")
+    return Sourced("float16", "config.json" if stored == "float16" else f"config.json {stored}, run in float16")
 
 
-def resolve_head_dtype(
-    config: HFConfig, model_dtype: torch.dtype, device_type: str, *, native_bf16: bool
-) -> Sourced[torch.dtype]:
+def resolve_head_dtype(config: HFConfig, model_dtype: Dtype, device_type: str, *, native_bf16: bool) -> Sourced[Dtype]:
     """Return the dtype of pooling and heads."""
     requested = config.get("head_dtype")
     if requested is None:
-        return Sourced(torch.float32, "default")
+        return Sourced("float32", "default")
     if requested == "model":
         return Sourced(model_dtype, "head_dtype in the config")
-    if requested not in SUPPORTED_DTYPES:
-        raise LoadError(f"invalid head_dtype={requested!r}; expected one of: model, {', '.join(SUPPORTED_DTYPES)}")
+    if requested not in DTYPES:
+        raise LoadError(f"invalid head_dtype={requested!r}; expected one of: model, {', '.join(DTYPES)}")
     decision = Sourced(DTYPES[requested], "head_dtype in the config")
     return _check_cpu_dtype(decision, "head_dtype", device_type, native_bf16=native_bf16)
 
 
-def _check_cpu_dtype(
-    requested: Sourced[torch.dtype], option: str, device_type: str, *, native_bf16: bool
-) -> Sourced[torch.dtype]:
+def _check_cpu_dtype(requested: Sourced[Dtype], option: str, device_type: str, *, native_bf16: bool) -> Sourced[Dtype]:
     """Return the requested dtype, or float32 on a CPU without units for it, where torch is hundreds of times slower.
 
     Weights are float32 then as well: converting them for every product is up to 1.5 times slower from bfloat16 and up
     to 4 times slower from float16. On CPUs with fp16 instructions, float16 is the dtype of products of float32 models.
     """
-    has_units = requested.value is torch.float32 or (requested.value is torch.bfloat16 and native_bf16)
+    has_units = requested.value == "float32" or (requested.value == "bfloat16" and native_bf16)
     if device_type != "cpu" or has_units:
         return requested
-    name = str(requested.value).removeprefix("torch.")
+    name = requested.value
     faster = "; bfloat16 is faster on this CPU" if native_bf16 else ""
     logger.warning("%s=%s: this CPU has no fast %s arithmetic; using float32%s", option, name, name, faster)
-    return Sourced(torch.float32, f"{option}={name}, run in float32 on this CPU")
+    return Sourced("float32", f"{option}={name}, run in float32 on this CPU")
 
 
-def _read_stored_dtype(config: HFConfig) -> torch.dtype:
+def _read_stored_dtype(config: HFConfig) -> str:
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if name not in DTYPES:
-        known = ", ".join(SUPPORTED_DTYPES)
+    if name not in STORED_DTYPES:
+        known = ", ".join(DTYPES)
         raise LoadError(f"{config.source}: dtype {name!r} is not supported; set dtype to one of: {known}")
-    return DTYPES[name]
+    return STORED_DTYPES[name]
 
 
 def _requested_dtype(options: EngineConfig, family: Family, cpu: CPUFeatures) -> str:
@@ -146,21 +141,33 @@ def _requested_dtype(options: EngineConfig, family: Family, cpu: CPUFeatures) ->
     if family.architecture.is_static:
         return "float32"  # 16 bits would save nothing
     # on these CPUs int8 layers have inputs and results in float32
-    has_float32_int8 = options.quantization == "int8" and packs_int8(torch.float32, cpu)
+    has_float32_int8 = options.quantization == "int8" and packs_int8("float32", cpu)
     return "float32" if has_float32_int8 else "auto"
 
 
-def _resolve_device(requested: str | None) -> Sourced[torch.device]:
+def _resolve_device(requested: str | None) -> Sourced[Device]:
     if requested is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-        return Sourced(torch.device(name), "detected hardware")
-    try:
-        device = torch.device(requested)
-    except RuntimeError:
-        raise LoadError(f"invalid device={requested!r}; expected one of: cpu, cuda, cuda:0, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"unsupported device={requested!r}; expected one of: cpu, cuda, cuda:0, ...")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise LoadError(f"device={requested!r} does not exist: torch {torch.__version__} found {count} GPUs")
+        return Sourced(Device("cuda" if _has_gpu() else "cpu"), "detected hardware")
+    device = parse_device(requested)
+    if device.type == "cuda":
+        _check_gpu(device, requested)
     return Sourced(device, "device")
+
+
+def _has_gpu() -> bool:
+    if not has_cuda_driver():  # torch, whose import takes seconds, would not find a GPU either
+        return False
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _check_gpu(device: Device, requested: str) -> None:
+    try:
+        import torch
+    except ImportError:
+        raise LoadError(f"device={requested!r}: a GPU needs torch, which is not installed; pip install torch") from None
+    if (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise LoadError(f"device={requested!r} does not exist: torch {torch.__version__} found {count} GPUs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cenote.kernels.cpu.library import Format, load_level
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.pooling.heads import Heads, SpladeHead
 
 # a larger layer is a vocabulary, of which requests read single columns
@@ -19,7 +19,7 @@ def pack_heads(heads: Heads, format: Format) -> None:
         if layer.out_features <= MAX_OUTPUTS:
             layer.pack("float32")
     if isinstance(heads.splade, SpladeHead):
-        vocabulary, level = heads.splade.vocabulary, load_level()
-        is_float16 = format != "float32" and level is not None and "float16" in level.products
+        vocabulary = heads.splade.vocabulary
+        is_float16 = format != "float32" and supports_format("float16")
         is_bfloat16 = vocabulary.dtype == "bfloat16"
         vocabulary.pack("float16" if is_float16 else "bfloat16" if is_bfloat16 else "float32")

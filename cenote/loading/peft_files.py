@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import ADAPTER_WEIGHTS, Checkpoint
 from cenote.loading.layer_patterns import match_layers
 from cenote.loading.weights import CheckpointWeights, open_weights_file
+from cenote.utils.arrays import Array
 from cenote.utils.text import short_repr
 
 PEFT_PREFIX = "base_model.model."
@@ -32,9 +31,9 @@ def open_adapter_weights(checkpoint: Checkpoint) -> CheckpointWeights:
     raise LoadError(f"{checkpoint.folder} has no adapter weights: expected {' or '.join(ADAPTER_WEIGHTS)}")
 
 
-def read_lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
+def read_lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Array, Array]]:
     """Return lora_A [rank, inputs] and lora_B [outputs, rank] by module name."""
-    found: dict[str, dict[str, Tensor]] = {}
+    found: dict[str, dict[str, Array]] = {}
     for name in weights.names():
         if (match := _match_lora(name)) is not None:
             found.setdefault(match["module"], {})[match["half"]] = weights.get(name)
@@ -68,7 +67,7 @@ def check_lora_config(config: Mapping[str, Any], source: str) -> None:
 
 
 def compute_scalings(
-    config: Mapping[str, Any], pairs: Mapping[str, tuple[Tensor, Tensor]], source: str
+    config: Mapping[str, Any], pairs: Mapping[str, tuple[Array, Array]], source: str
 ) -> dict[str, float]:
     """Return the factor of each module's update, from its alpha and rank."""
     patterns = config.get("alpha_pattern") or {}

@@ -8,7 +8,7 @@ from cenote.loading.family import Family
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.models.published_models import MERGED_IMAGE_EMBEDDER
 from cenote.models.registry import CheckpointKind
-from cenote.pooling.activations import ACTIVATION_BY_LABELS, resolve_classification_activation
+from cenote.pooling.activation_names import ACTIVATION_BY_LABELS, resolve_classification_activation
 from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.params import Task
 

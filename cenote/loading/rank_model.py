@@ -10,6 +10,7 @@ from cenote.kernels.post_load import make_quantizer
 from cenote.layers.backbone import Backbone
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.tensor_parallel import SplitLayers
+from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.backbone_loader import build_backbone, load_backbone, open_weights, use_deterministic_algorithms
 from cenote.loading.describe import describe_model
 from cenote.loading.heads import load_heads
@@ -33,22 +34,21 @@ def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
     description = describe_model(options)
     if description.deterministic and description.device.value.type == "cuda":
         use_deterministic_algorithms()
+    device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     backbone = build_backbone(description)
-    split = SplitLayers(backbone, group.rank, group.num_ranks, description.dtype.value)
+    split = SplitLayers(backbone, group.rank, group.num_ranks, dtype)
     weight_loader = open_weights(description, options)
-    quantizer = make_quantizer(
-        description.quantization.value, description.device.value, is_required=options.quantization is not None
-    )
+    quantizer = make_quantizer(description.quantization.value, device, is_required=options.quantization is not None)
     load_backbone(backbone, description, weight_loader, split, quantizer)
     splade = None
     if description.kind.value == "sparse":
-        layers = TorchHeadLayers(description.device.value)
+        layers = TorchHeadLayers(device)
         heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files(), layers), group)
         assert isinstance(heads.splade, SpladeHead), "static weights are refused"
         splade = heads.splade
     if group.rank:
         split.drop_biases()
-    backbone.prepare_buffers(description.device.value, description.dtype.value)
+    backbone.prepare_buffers(device, dtype)
     if quantizer is not None:
         quantizer.finish(backbone)
     prepack(backbone)

@@ -9,10 +9,10 @@ from importlib.resources import files as files_of
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
 from cenote.loading.layouts.layout import Layout
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
+from cenote.loading.token_labels import TokenLabels, read_token_labels
 from cenote.loading.tokenizer_files import read_chat_template
 from cenote.models.architecture import Architecture
 from cenote.models.refused_models import check_name_not_refused

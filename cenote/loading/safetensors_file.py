@@ -10,25 +10,27 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
 from safetensors import safe_open
-from torch import Tensor
+
+from cenote.utils.arrays import Array
 
 # the names of dtypes in the header
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 HEADER_SIZE_BYTES = 8
 
@@ -42,24 +44,24 @@ class MappedTensor:
     shape: tuple[int, ...]
     offset: int  # of the first byte in the file
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> Array:
         if self.dtype not in DTYPES:
             raise ValueError(f"stored as {self.dtype}; expected one of: {', '.join(DTYPES)}")
         dtype, count = DTYPES[self.dtype], prod(self.shape)
         if count == 0:
-            return torch.empty(self.shape, dtype=dtype)
+            return np.empty(self.shape, dtype)
         start = self.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         end = self.offset + count * dtype.itemsize
         with self.path.open("rb") as file:
             # private: torch wants writable memory, and a write must not reach the file
             mapped = mmap.mmap(file.fileno(), end - start, offset=start, access=mmap.ACCESS_COPY)
-        # the tensor holds the mapping, which ends with it
-        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=self.offset - start).view(self.shape)
+        # the array holds the mapping, which ends with it
+        return np.frombuffer(mapped, dtype, count, self.offset - start).reshape(self.shape)
 
 
 def read_mapped_tensors(path: Path) -> dict[str, MappedTensor]:
     """Return the tensors of a file by name; the library checks offsets and sizes first."""
-    with safe_open(path, framework="pt", device="cpu") as checked:
+    with safe_open(path, framework="np") as checked:
         names = list(checked.keys())
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(HEADER_SIZE_BYTES), "little")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from cenote.layers.sharding import Ranges, Shard
-from cenote.loading.weights import CheckpointWeights
+from cenote.loading.weights import CheckpointWeights, select_range
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from cenote.layers.sharding import Ranges, Shard
 
 
 def read_shard(
-    weights: CheckpointWeights, names: Sequence[str], make: Callable[..., Tensor] | None, shard: Shard
-) -> list[Tensor]:
+    weights: CheckpointWeights, names: Sequence[str], make: Callable[..., Array] | None, shard: Shard
+) -> list[Array]:
     """Return tensors whose concatenation along dim 0 is the shard; names and `make` are those of the whole parameter.
 
     Only the ranges of the shard are read, unless `make` needs whole tensors.
@@ -25,24 +28,26 @@ def read_shard(
         return [_read_ranges(weights, name, shard.dim, shard.ranges) for name in names]
     if (source := _find_source_ranges(make, shapes[0], shard)) is not None:
         dim, ranges = source
-        return [make(*(_read_ranges(weights, name, dim, ranges) for name in names)).contiguous()]
-    whole = make(*(weights.get(name, allow_indices=len(names) > 1) for name in names))
-    return [select_ranges(whole, shard.dim, shard.ranges)]
+        return [derive(make, [_read_ranges(weights, name, dim, ranges) for name in names])]
+    whole = derive(make, [weights.get(name, allow_indices=len(names) > 1) for name in names])
+    # in memory of their own, so that the rest of the parameter is freed
+    parts = [select_range(whole, shard.dim, start, end) for start, end in shard.ranges]
+    return [np.concatenate(parts, axis=shard.dim)]
 
 
-def select_ranges(tensor: Tensor, dim: int, ranges: Ranges) -> Tensor:
-    """Return the ranges of one dimension, one after the other, in memory of their own."""
-    return torch.cat([tensor.narrow(dim, start, end - start) for start, end in ranges], dim=dim)
+def derive(make: Callable[..., Array], stored: Sequence[Array]) -> Array:
+    """Return the parameter that is computed from stored tensors; it may be a view of them."""
+    return make(*stored)
 
 
-def _read_ranges(weights: CheckpointWeights, name: str, dim: int, ranges: Ranges) -> Tensor:
+def _read_ranges(weights: CheckpointWeights, name: str, dim: int, ranges: Ranges) -> Array:
     parts = [weights.get_range(name, dim, start, end) for start, end in ranges]
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=dim)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
 
 def _read_rows(
     weights: CheckpointWeights, names: Sequence[str], shapes: Sequence[tuple[int, ...]], ranges: Ranges
-) -> list[Tensor]:
+) -> list[Array]:
     """Return rows of tensors that are concatenated along dim 0."""
     parts = []
     for start, end in ranges:
@@ -56,7 +61,7 @@ def _read_rows(
 
 
 def _find_source_ranges(
-    make: Callable[..., Tensor], source_shape: tuple[int, ...], shard: Shard
+    make: Callable[..., Array], source_shape: tuple[int, ...], shard: Shard
 ) -> tuple[int, Ranges] | None:
     """Return the dimension and ranges of every source that give the shard; None if `make` needs whole tensors."""
     source_dims = getattr(make, "source_dims", None)

@@ -11,61 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cenote.config.engine import EngineConfig
-from cenote.config.options import Sourced
 from cenote.errors import BadRequest, LoadError, PoolingError
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.torch_dtypes import to_tensor
 from cenote.loading.checkpoint import Checkpoint, first_line
+from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import WeightLoader
 from cenote.loading.weights import open_weights
-from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.registry import ArchitectureEntry
-from cenote.plugins.discovery import (
-    find_plugins_for_architecture,
-    list_installed_plugins,
-    list_plugin_models,
-    resolve_plugin_class,
-)
+from cenote.models.architecture import HFConfig
+from cenote.plugins.discovery import list_plugin_models
 
 # sizes of the dimensions of each tensor; None is any size
 TensorShapes: TypeAlias = Mapping[str, Sequence[int | None]]
 TensorArrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
-# a tensor input counts as one token in the scheduler
-SINGLE_TOKEN_LENGTH = Sourced(1, "tensor inputs, one token each")
 # maximum number of elements per forward call; at least one input
 MAX_ELEMENTS = 1 << 23
 # only used in training
 IGNORED_BUFFERS = ("*num_batches_tracked",)
-
-
-def resolve_plugin_name(options: EngineConfig, config: HFConfig) -> str | None:
-    """Return the plugin name of the option, else of config.json, else None."""
-    name = options.io_processor_plugin or config.get("io_processor_plugin")
-    return name if isinstance(name, str) else None
-
-
-def find_plugin_entry(plugin: str | None, names: Sequence[str]) -> ArchitectureEntry | None:
-    """Return the entry of an architecture of the selected plugin; packages of other plugins are not imported."""
-    offered = {} if plugin is None else list_plugin_models(plugin)
-    if plugin is not None and plugin not in list_installed_plugins():
-        resolve_plugin_class(plugin)  # raises an error that lists installed plugins
-    for name in names:
-        if name in offered:
-            return ArchitectureEntry(name, _placeholder_architecture, "tensors")
-        if plugins := find_plugins_for_architecture(name):
-            reason = "no plugin is selected" if plugin is None else f"{plugin!r} belongs to another package"
-            raise LoadError(
-                f"{name} needs an IO processor plugin, but {reason}; "
-                f"set io_processor_plugin to one of: {', '.join(plugins)}"
-            )
-    return None
-
-
-def _placeholder_architecture(config: HFConfig) -> Architecture:
-    """Return a minimal description; the backbone is the plugin's module."""
-    spec = BackboneSpec(vocab_size=2, hidden_size=1, intermediate_size=1, num_layers=1, num_heads=1)
-    return Architecture(backbone=spec, weights={})
 
 
 def load_tensor_model(
@@ -96,7 +58,7 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, 
     """Load all parameters and persistent buffers; missing and unexpected tensors are errors."""
     parameters = [path for path, _ in model.named_parameters()]
     weight_loader = WeightLoader(open_weights(checkpoint), [{path: path for path in parameters}])
-    weight_loader.load(model, weight_loader.table, num_layers=1, dtype=dtype, device=device)
+    load_module(weight_loader, model, weight_loader.table, num_layers=1, dtype=dtype, device=device)
     buffers = {path: buffer for path, buffer in model.state_dict(keep_vars=True).items() if path not in parameters}
     for path, buffer in buffers.items():
         if not path.endswith("num_batches_tracked"):
@@ -106,7 +68,7 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, 
                     f"{weight_loader.weights.source}: {path} has shape {list(stored.shape)}, config.json requires "
                     f"{list(buffer.shape)}"
                 )
-            buffer.copy_(stored)
+            buffer.copy_(to_tensor(stored))
     weight_loader.check_complete(IGNORED_BUFFERS)
 
 

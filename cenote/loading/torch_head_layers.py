@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cenote.layers.torch_dtypes import to_torch_dtype
 from cenote.loading.head_layers import Shapes
+from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.weight_table import WeightTable
 from cenote.pooling.torch_layers import TorchLayers
@@ -31,5 +32,6 @@ class TorchHeadLayers(TorchLayers):
                     module.add_module(name, nn.Module())
                 module = module.get_submodule(name)
             module.register_parameter(leaf, nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False))
-        weight_loader.load(holder, table, num_layers=0, dtype=to_torch_dtype(dtype), device=self.device)
+        dtype_of_all = to_torch_dtype(dtype)
+        load_module(weight_loader, holder, table, num_layers=0, dtype=dtype_of_all, device=self.device)
         return dict(holder.named_parameters(remove_duplicate=False))

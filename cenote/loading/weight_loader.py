@@ -1,33 +1,56 @@
-"""Load checkpoint tensors into modules by weight tables, strict in both directions."""
+"""Find the parameters of modules in a checkpoint by weight tables, strict in both directions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from numpy.typing import DTypeLike
 
 from cenote.errors import LoadError
-from cenote.kernels.quantized_linear import WeightQuantizer
-from cenote.layers.sharding import Shard
-from cenote.loading.as_array import as_array
-from cenote.loading.shard_reader import read_shard
+from cenote.loading.shard_reader import derive, read_shard
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.weight_table import DerivedWeight, WeightTable, transpose
+from cenote.utils.array_conversion import convert, convert_into
 from cenote.utils.arrays import Array
 from cenote.utils.text import list_first
+
+if TYPE_CHECKING:
+    from cenote.layers.sharding import Shard
 
 # buffers stored by older versions of Transformers; they are computed from the config
 NON_WEIGHT_PATTERNS = ("*position_ids", "*rotary_emb.inv_freq")
 NO_SHARDS: Mapping[str, Shard] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class StoredParameter:
+    """A parameter of a module, and how its value is read from the checkpoint."""
+
+    path: str
+    shape: tuple[int, ...]
+    key: tuple[object, ...]  # equal for parameters of equal values: layers that share weights in the checkpoint
+    read_pieces: Callable[[], list[Array]]  # give the parameter when they are concatenated along dim 0
+
+    def read(self, dtype: DTypeLike) -> Array:
+        """Return the value in a dtype, contiguous; it is the mapped file if that is stored so."""
+        pieces = self.read_pieces()
+        if len(pieces) == 1:
+            return np.asarray(convert(pieces[0], dtype), order="C")
+        concatenated, row = np.empty(self.shape, dtype), 0
+        for piece in pieces:
+            convert_into(concatenated[row : row + len(piece)], piece)
+            row += len(piece)
+        return concatenated
+
+
 class WeightLoader:
-    """Load modules from one checkpoint; `check_complete` reports missing and unexpected tensors."""
+    """Read the weights of modules from one checkpoint; `check_complete` reports missing and unexpected tensors."""
 
     def __init__(
         self, weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str] = ("",)
@@ -46,14 +69,14 @@ class WeightLoader:
         self._missing: list[str] = []
         # stored module -> (module path, all stored modules concatenated there, the shape of its weight)
         self._locations: dict[str, list[tuple[str, list[str], tuple[int, ...]]]] = {}
-        self._shared_parameters: dict[tuple[object, ...], nn.Parameter] = {}
-        self._shared_layers: dict[tuple[object, ...], nn.Module] = {}  # quantized ones
+        # what was made of the parameters, by their keys and the form that it has: modules of this model share it
+        self.made: dict[tuple[object, ...], Any] = {}
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name (without the prefix)."""
         return name in self._stored_names
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         """Return one tensor as it is stored, and count it as used."""
         if name not in self._stored_names:
             raise LoadError(f"{self.weights.source}: the checkpoint has no {name}")
@@ -65,101 +88,41 @@ class WeightLoader:
         """Return whether something was made of the weight of a stored module that `locate` does not tell."""
         return self._stored_names.get(f"{module}.weight") in self._read_alone
 
-    def load(
+    def find_parameters(
         self,
-        module: nn.Module,
+        shapes: Mapping[str, tuple[int, ...]],
         table: WeightTable,
         *,
         num_layers: int,
-        dtype: torch.dtype,
-        device: torch.device,
         module_prefix: str = "",
         shards: Mapping[str, Shard] = NO_SHARDS,
-        quantizer: WeightQuantizer | None = None,
-    ) -> None:
-        """Load all parameters of a module built on the meta device; `module_prefix` is its path in the backbone.
+    ) -> Iterator[StoredParameter]:
+        """Yield the parameters of a module that the checkpoint has; nothing is read before one is asked for its value.
 
-        `shards`: of the parameters, by path, of which this process has a part. Layers that the quantizer selects are
-        replaced one by one, so that only one weight at a time is in memory as it is stored.
+        `shapes`: of the parameters, by path; those that are missing are reported by `check_complete`. `module_prefix`:
+        the path of the module in the backbone. `shards`: of the parameters of which this process has a part, by path.
         """
         entries = dict(_expand_layers(table, num_layers))
-        selected = {} if quantizer is None else quantizer.select(module)
-        to_quantize: dict[str, SourceEntry] = {}
-        for path, parameter in list(module.named_parameters()):
-            if (found := self._find_stored(path, entries, tuple(parameter.shape), module_prefix)) is None:
-                continue
-            stored, make = found
-            owner, _, leaf = path.rpartition(".")
-            holder = module.get_submodule(owner)
-            if owner in selected and leaf == "weight":
-                to_quantize[owner] = stored, make
-                continue
-            # some modules keep parameters in float32 whatever the dtype of the model
-            param_dtype = torch.float32 if leaf in getattr(holder, "float32_params", ()) else dtype
-            # layers that share weights in the checkpoint share parameters
-            shard = shards.get(path)
-            key = (tuple(stored), make, param_dtype, shard)
-            if key not in self._shared_parameters:
-                tensor = self._make_tensor(stored, make, tuple(parameter.shape), param_dtype, device, shard)
-                self._shared_parameters[key] = nn.Parameter(tensor, requires_grad=False)
-            setattr(holder, leaf, self._shared_parameters[key])
-        if quantizer is not None:  # biases are loaded now
-            for path, sources in to_quantize.items():
-                shard = shards.get(f"{path}.weight")
-                layer = self._quantize_layer(quantizer, selected[path], sources, shard, device, dtype)
-                module.set_submodule(path, layer)
-
-    def load_arrays(self, table: WeightTable, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """Return the parameters of a head by their paths, in the dtypes that are stored; zeros for missing ones."""
-        entries, arrays = dict(_expand_layers(table, 0)), dict[str, Array]()
         for path, shape in shapes.items():
-            if (found := self._find_stored(path, entries, shape, "")) is None:
-                arrays[path] = np.zeros(shape, np.float32)
+            names, make = _find_sources(path, entries)
+            missing = [name for name in names if name not in self._stored_names]
+            stored = [self._stored_names[name] for name in names if name in self._stored_names]
+            self._unread.difference_update(stored)
+            if missing or not names:
+                self._missing += missing or [f"{path} (not in the weight table)"]
                 continue
-            pieces = [as_array(piece) for piece in self._read_pieces(*found, shape, None)]
-            arrays[path] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return arrays
-
-    def _find_stored(
-        self, path: str, entries: Mapping[str, SourceEntry], shape: tuple[int, ...], module_prefix: str
-    ) -> SourceEntry | None:
-        """Return the names in the file that a parameter is made of, and count them as used; None if any is missing."""
-        names, make = _find_sources(path, entries)
-        missing = [name for name in names if name not in self._stored_names]
-        stored = [self._stored_names[name] for name in names if name in self._stored_names]
-        self._unread.difference_update(stored)
-        if missing or not names:
-            self._missing += missing or [f"{path} (not in the weight table)"]
-            return None
-        if make in (None, transpose) and path.endswith(".weight"):
-            modules = [name.removesuffix(".weight") for name in names]
-            for module_name in modules:
-                location = module_prefix + path.removesuffix(".weight")
-                self._locations.setdefault(module_name, []).append((location, modules, shape))
-        return stored, make
-
-    def _quantize_layer(
-        self,
-        quantizer: WeightQuantizer,
-        linear: nn.Linear,
-        sources: SourceEntry,
-        shard: Shard | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> nn.Module:
-        stored, make = sources
-        shape = tuple(linear.weight.shape)
-        key = (tuple(stored), make, getattr(linear, "activation", None), shard)
-        if key not in self._shared_layers:
-            self._shared_layers[key] = quantizer.quantize(
-                linear, lambda: self._read_pieces(stored, make, shape, shard), device, dtype
-            )
-        return self._shared_layers[key]
+            if make in (None, transpose) and path.endswith(".weight"):
+                modules = [name.removesuffix(".weight") for name in names]
+                for module_name in modules:
+                    location = module_prefix + path.removesuffix(".weight")
+                    self._locations.setdefault(module_name, []).append((location, modules, shape))
+            shard = shards.get(path)
+            read = partial(self._read_pieces, stored, make, shape, shard)
+            yield StoredParameter(path, shape, (tuple(stored), make, shard), read)
 
     def forget_layers(self) -> None:
         """Let go of what was made for the model: it alone decides what stays in memory."""
-        self._shared_layers.clear()
-        self._shared_parameters.clear()
+        self.made.clear()
 
     def locate(self, module: str) -> list[tuple[str, int, int, int]]:
         """Return where the weight of a stored module was loaded: (module path, first row, rows, columns)."""
@@ -169,7 +132,7 @@ class WeightLoader:
             rows = [shape[0]]
             if len(modules) > 1:
                 rows = [self.weights.shape(self._stored_names[f"{name}.weight"])[0] for name in modules]
-            found.append((path, sum(rows[:index]), rows[index], shape[1]))
+            found.append((path, sum(rows[:index]), rows[index], shape[-1]))
         return found
 
     def choose_table(self, tables: Sequence[WeightTable]) -> WeightTable:
@@ -200,28 +163,9 @@ class WeightLoader:
         names = (name, name.removeprefix(self.prefix))
         return any(fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
 
-    def _make_tensor(
-        self,
-        stored: list[str],
-        make: Callable[..., Tensor] | None,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard | None,
-    ) -> Tensor:
-        pieces = self._read_pieces(stored, make, shape, shard)
-        if len(pieces) == 1:
-            return pieces[0].to(device, dtype)  # no copy if dtype and device match: the parameter is the mapped file
-        concatenated = torch.empty(shape, dtype=dtype, device=device)
-        row = 0
-        for piece in pieces:
-            concatenated[row : row + piece.shape[0]].copy_(piece)
-            row += piece.shape[0]
-        return concatenated
-
     def _read_pieces(
-        self, stored: list[str], make: Callable[..., Tensor] | None, shape: tuple[int, ...], shard: Shard | None
-    ) -> list[Tensor]:
+        self, stored: list[str], make: Callable[..., Array] | None, shape: tuple[int, ...], shard: Shard | None
+    ) -> list[Array]:
         """Return tensors that give a parameter of that shape when they are concatenated along dim 0."""
         if shard is not None:
             pieces = self._read_shard(stored, make, shard)
@@ -229,19 +173,19 @@ class WeightLoader:
             # only a parameter that is computed from several tensors may read indices
             pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
             if make is not None:
-                pieces = [make(*pieces).contiguous()]
-        shapes = [tuple(piece.shape) for piece in pieces]
+                pieces = [derive(make, pieces)]
+        shapes = [piece.shape for piece in pieces]
         if concat_shapes(shapes) != shape:
             raise self._wrong_shape(stored, shapes, shape)
         return pieces
 
-    def _read_shard(self, stored: list[str], make: Callable[..., Tensor] | None, shard: Shard) -> list[Tensor]:
+    def _read_shard(self, stored: list[str], make: Callable[..., Array] | None, shard: Shard) -> list[Array]:
         if make is None:
             shapes = [self.weights.shape(name) for name in stored]
             if concat_shapes(shapes) != shard.full_shape:
                 raise self._wrong_shape(stored, shapes, shard.full_shape)
         pieces = read_shard(self.weights, stored, make, shard)
-        return pieces if shard.dim == 0 or len(pieces) == 1 else [torch.cat(pieces)]
+        return pieces if shard.dim == 0 or len(pieces) == 1 else [np.concatenate(pieces)]
 
     def _wrong_shape(
         self, stored: list[str], shapes: Sequence[tuple[int, ...]], expected: tuple[int, ...]
@@ -290,7 +234,7 @@ def _source_list(entry: str | list[str] | DerivedWeight) -> Sequence[str]:
     return entry.source_names if isinstance(entry, DerivedWeight) else entry
 
 
-SourceEntry: TypeAlias = "tuple[list[str], Callable[..., Tensor] | None]"
+SourceEntry: TypeAlias = "tuple[list[str], Callable[..., Array] | None]"
 
 
 def _expand_layers(table: WeightTable, num_layers: int) -> Iterator[tuple[str, SourceEntry]]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import ml_dtypes
+import numpy as np
 from safetensors import SafetensorError
-from torch import Tensor
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 from cenote.loading.safetensors_file import MappedTensor, read_mapped_tensors
+from cenote.utils.arrays import Array
 
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-INDEX_DTYPES = (torch.int32, torch.int64)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOAT_DTYPES = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)))
+INDEX_DTYPES = tuple(map(np.dtype, (np.int32, np.int64)))
 # of DataParallel, torch.compile and modules of Sentence Transformers; no family has them in its own names
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "0.auto_model.", "auto_model.")
 # TensorFlow names in checkpoints from before 2021
@@ -28,16 +32,16 @@ class CheckpointWeights:
 
     def __init__(self, source: Path) -> None:
         self.source = source  # named in errors about the whole checkpoint
-        self._readers: dict[str, tuple[Path, Callable[[], Tensor]]] = {}
+        self._readers: dict[str, tuple[Path, Callable[[], Array]]] = {}
         self.num_read_bytes = 0  # of the tensors and ranges of tensors that were read so far
 
-    def add(self, name: str, file: Path, read: Callable[[], Tensor]) -> None:
+    def add(self, name: str, file: Path, read: Callable[[], Array]) -> None:
         for old, new in RENAMED_SUFFIXES.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
         self._readers[name] = (file, read)
 
-    def remove(self, name: str) -> Callable[[], Tensor]:
+    def remove(self, name: str) -> Callable[[], Array]:
         """Remove a tensor and return its reader."""
         return self._readers.pop(name)[1]
 
@@ -61,41 +65,46 @@ class CheckpointWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; that of safetensors is in the header, so that no data is read."""
         read = self._readers[name][1]
-        return read.shape if isinstance(read, MappedTensor) else tuple(read().shape)
+        return read.shape if isinstance(read, MappedTensor) else self.get_stored(name).shape
 
-    def get(self, name: str, *, allow_indices: bool = False) -> Tensor:
+    def get(self, name: str, *, allow_indices: bool = False) -> Array:
         """Return a tensor of floats; `allow_indices`: or of 32- or 64-bit integers."""
         tensor = self._get_checked(name, allow_indices)
         self.num_read_bytes += tensor.nbytes
         return tensor
 
-    def get_range(self, name: str, dim: int, start: int, end: int) -> Tensor:
+    def get_range(self, name: str, dim: int, start: int, end: int) -> Array:
         """Return a range of one dimension of a tensor of floats; of safetensors, nothing else is read."""
         tensor = self._get_checked(name)
-        part = tensor.narrow(dim, start, end - start)
+        part = select_range(tensor, dim, start, end)
         is_mapped = isinstance(self._readers[name][1], MappedTensor)
         self.num_read_bytes += part.nbytes if is_mapped else tensor.nbytes
         return part
 
-    def _get_checked(self, name: str, allow_indices: bool = False) -> Tensor:
+    def _get_checked(self, name: str, allow_indices: bool = False) -> Array:
         tensor = self.get_stored(name)
         if allow_indices and tensor.dtype in INDEX_DTYPES:
             return tensor
-        if tensor.dtype not in FLOAT_DTYPES or tensor.layout is not torch.strided:
-            kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.dtype not in FLOAT_DTYPES:
             raise LoadError(
-                f"{self.file_of(name)}: {name} is stored as {kind}, and config.json has no quantization_config that "
-                "says how to read it; use the original checkpoint"
+                f"{self.file_of(name)}: {name} is stored as {tensor.dtype}, and config.json has no "
+                "quantization_config that says how to read it; use the original checkpoint"
             )
         return tensor
 
-    def get_stored(self, name: str) -> Tensor:
+    def get_stored(self, name: str) -> Array:
         """Return a tensor of any dtype, mapped from its file where possible; its memory is freed with it."""
         file, read = self._readers[name]
         try:
             return read()
         except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
             raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
+
+
+def select_range(array: Array, dim: int, start: int, end: int) -> Array:
+    """Return a view of a range of one dimension."""
+    view: Array = array[(slice(None),) * dim + (slice(start, end),)]
+    return view
 
 
 def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
@@ -134,7 +143,7 @@ def open_weights_file(path: Path) -> CheckpointWeights:
     return weights
 
 
-def _open_safetensors(path: Path) -> Mapping[str, Callable[[], Tensor]]:
+def _open_safetensors(path: Path) -> Mapping[str, Callable[[], Array]]:
     check_not_empty(path)
     try:
         return read_mapped_tensors(path)
@@ -143,21 +152,33 @@ def _open_safetensors(path: Path) -> Mapping[str, Callable[[], Tensor]]:
         raise LoadError(f"{path} is damaged ({first_line(error)}; {size} bytes); download it again") from error
 
 
-def _open_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
+def _open_pickle(path: Path) -> Mapping[str, Callable[[], Array]]:
+    """Open a file of PyTorch, which only torch can read."""
     check_not_empty(path)
+    try:
+        from torch import Tensor
+
+        from cenote.layers.torch_dtypes import to_array
+    except ImportError as error:
+        raise LoadError(
+            f"{path} is in the format of PyTorch, which cannot be read without torch; "
+            "convert it to safetensors or install torch"
+        ) from error
     values = _load_pickle(path)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise LoadError(
             f"{path} contains a {type(values).__name__}; expected tensors by name; convert it to safetensors"
         )
 
-    def make_reader(tensor: Tensor) -> Callable[[], Tensor]:
-        return lambda: tensor
+    def make_reader(tensor: Tensor) -> Callable[[], Array]:
+        return lambda: to_array(tensor)
 
     return {name: make_reader(tensor) for name, tensor in values.items() if isinstance(tensor, Tensor)}
 
 
 def _load_pickle(path: Path) -> Any:
+    import torch
+
     try:
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -177,7 +198,7 @@ def _load_pickle(path: Path) -> Any:
 
 
 def _open_shards(
-    checkpoint: Checkpoint, index: str, read: Callable[[Path], Mapping[str, Callable[[], Tensor]]]
+    checkpoint: Checkpoint, index: str, read: Callable[[Path], Mapping[str, Callable[[], Array]]]
 ) -> CheckpointWeights:
     source = checkpoint.folder / index
     files = checkpoint.read_json_object(index).get("weight_map")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from cenote.kernels.activation_names import resolve_activation
+from cenote.layers.activation_names import resolve_activation
 from cenote.pooling.numpy_ops import NumpyOps
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype, to_numpy_dtype

@@ -102,7 +102,7 @@ class ArrayOps(Protocol):
         ...
 
     def activate(self, x: Rows, name: str) -> Rows:
-        """Apply an activation by its name in `kernels.activation_names`."""
+        """Apply an activation by its name in `layers.activation_names`."""
         ...
 
     def relu_(self, x: Rows) -> Rows:

@@ -10,6 +10,8 @@ import numpy as np
 
 from cenote.protocol.requests import Operand
 
+COUNTING_LAYERS = ("count_lstm", "count_lstm_v2", "count_lstm_moe")  # of the span head of GLiNER2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelPrompt:
@@ -34,7 +36,7 @@ class SpanHeadSpec:
     max_words: int = 384  # of a text; the rest is truncated
     prompt: LabelPrompt = LabelPrompt()
     reads_label_token: bool = True  # a label is represented by the state of its token; False: of the token after it
-    counting_layer: str | None = None  # of GLiNER2
+    counting_layer: str | None = None  # one of COUNTING_LAYERS
     separates_labels: bool = False  # entities of different labels may overlap
     maximizes_total_score: bool = False  # of entities that do not overlap; False: the best ones are chosen first
     num_layers: int = 0  # of the deepest stack of layers

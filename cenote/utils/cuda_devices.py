@@ -1,8 +1,18 @@
-"""Count GPUs without torch, whose import takes seconds."""
+"""Find GPUs without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+
+# of the drivers of NVIDIA, of the Windows host of a WSL, of a Jetson, and of AMD, whose GPUs torch calls cuda as well
+DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+
+
+def has_cuda_driver() -> bool:
+    """Return whether there may be a GPU that torch can use; it is asked next, which takes longer."""
+    return sys.platform == "win32" or any(map(os.path.exists, DRIVER_FILES))
 
 
 def count_cuda_devices() -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, PoolingParams
+from cenote.config.device import parse_device
 from cenote.config.engine import EngineConfig
 from cenote.distributed.parallel_model import resolve_devices
 from cenote.errors import BadRequest, EngineStopped, LoadError
@@ -195,7 +196,7 @@ def test_ranks_have_consecutive_gpus_or_the_given_ones(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
 
     def resolve(first: str, **options: Any) -> list[str]:
-        return resolve_devices(EngineConfig.from_kwargs("m", **options), torch.device(first))
+        return resolve_devices(EngineConfig.from_kwargs("m", **options), parse_device(first))
 
     assert resolve("cuda", tensor_parallel_size=2) == ["cuda:0", "cuda:1"]
     assert resolve("cuda:2", tensor_parallel_size=2) == ["cuda:2", "cuda:3"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.execution.local_executor import LocalExecutor
+from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
@@ -181,7 +181,7 @@ def test_a_pooling_error_keeps_its_class(make_engine: MakeEngine) -> None:
 def test_a_result_that_is_not_finite_fails_only_its_input(
     make_engine: MakeEngine, loaded: LoadedModel, task: str
 ) -> None:
-    executor = LocalExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
+    executor = TorchExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
     engine = make_engine(executor, enable_prompt_embeds=True)
     table = loaded.backbone.embed.tokens.weight  # type: ignore[union-attr]
     finite = [PromptEmbeds(table[[101, word, 102]].clone()) for word in range(2000, 2010)]
@@ -203,7 +203,7 @@ def test_a_result_that_is_not_finite_fails_only_its_input(
 
 
 def test_a_result_may_be_written_to(make_engine: MakeEngine, loaded: LoadedModel) -> None:
-    executor = LocalExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
+    executor = TorchExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
     (result,) = make_engine(executor).pool_sync(make_request(["a"]))
 
     assert isinstance(result, PoolResult)

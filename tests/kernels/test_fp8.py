@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
+from cenote.config.device import Device
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.fp8 import Fp8Linear, Fp8Quantizer, quantize_weight
-from cenote.kernels.post_load import process_weights_after_loading, resolve_quantization
+from cenote.kernels.post_load import process_weights_after_loading
 from cenote.kernels.quantized_linear import WeightOnlyLinear, quantize_module
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.loading.linear_formats import resolve_quantization
 from cenote.packed_batch import pack_sequences
 from tests.tiny import copy_to_device
 
@@ -102,7 +104,7 @@ def test_fp8_weights_are_dequantized_where_products_are_not_supported(spec: Back
 
 def test_fp8_on_a_cpu_is_refused() -> None:
     with pytest.raises(LoadError, match="quantization=fp8 needs a GPU"):
-        resolve_quantization("fp8", torch.device("cpu"), CPUFeatures("x86", frozenset()))
+        resolve_quantization("fp8", Device("cpu"), CPUFeatures("x86", frozenset()))
 
 
 @pytest.mark.gpu

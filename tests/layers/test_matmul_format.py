@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import supports_format, unquantized_format
-from cenote.kernels.cpu.library import Format
+from cenote.kernels.cpu.convert import unquantized_format
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone

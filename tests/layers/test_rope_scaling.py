@@ -13,7 +13,8 @@ from transformers import LlamaConfig, ModernBertConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cenote.errors import LoadError
-from cenote.layers.rotary import RotaryEmbedding, compute_inv_freq
+from cenote.layers.rope_frequencies import compute_inv_freq
+from cenote.layers.rotary import RotaryEmbedding
 from cenote.layers.spec import RopeSpec
 from cenote.models.architecture import HFConfig, rope_from_config
 
@@ -57,11 +58,16 @@ CASES: dict[str, tuple[dict[str, Any], int | None]] = {
 }
 
 
+def frequencies_of(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Tensor, float]:
+    inv_freq, attention_factor = compute_inv_freq(spec, dim, max_positions)
+    return torch.from_numpy(inv_freq), attention_factor
+
+
 def inv_freq_of(
     values: dict[str, Any], layers: str = "full_attention", max_positions: int = LONGEST
 ) -> tuple[Tensor, float]:
     spec = rope_from_config(HFConfig(SIZES | values), layers)
-    return compute_inv_freq(spec, spec.rotary_dim or DIM, max_positions)
+    return frequencies_of(spec, spec.rotary_dim or DIM, max_positions)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -127,12 +133,12 @@ def test_factors_for_another_head_size_are_refused() -> None:
 
 def test_with_a_trained_length_max_positions_sets_the_frequencies_of_all_sequences() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": TRAINED}
-    longer = compute_inv_freq(RopeSpec(theta=500.0, scaling=scaling), DIM, LONGEST)[0]
+    longer = frequencies_of(RopeSpec(theta=500.0, scaling=scaling), DIM, LONGEST)[0]
     theta = 500.0 * ((2.0 * LONGEST / TRAINED) - 1.0) ** (DIM / (DIM - 2))
 
     assert_close(longer, theta ** -(torch.arange(0, DIM, 2) / DIM), rtol=1e-5, atol=0)
     for shorter in (TRAINED, 40):
-        plain = compute_inv_freq(RopeSpec(theta=500.0, scaling=scaling), DIM, shorter)[0]
+        plain = frequencies_of(RopeSpec(theta=500.0, scaling=scaling), DIM, shorter)[0]
         assert_close(plain, 500.0 ** -(torch.arange(0, DIM, 2) / DIM))
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cenote.errors import LoadError
-from cenote.layers.rotary import CosSin, RotaryEmbedding, apply_rotary, compute_inv_freq
+from cenote.layers.rope_frequencies import compute_inv_freq
+from cenote.layers.rotary import CosSin, RotaryEmbedding, apply_rotary
 from cenote.layers.spec import RopeSpec
 
 DIM, THETA, TRAINED = 24, 10000.0, 128
@@ -27,6 +29,11 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def frequencies_of(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Tensor, float]:
+    inv_freq, attention_factor = compute_inv_freq(spec, dim, max_positions)
+    return torch.from_numpy(inv_freq), attention_factor
+
+
 @pytest.mark.parametrize("name", SCALINGS)
 def test_a_scaling_matches_transformers(name: str) -> None:
     scaling = SCALINGS[name] | {"original_max_position_embeddings": TRAINED}
@@ -38,7 +45,7 @@ def test_a_scaling_matches_transformers(name: str) -> None:
     )
     expected, attention_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
 
-    ours, our_factor = compute_inv_freq(RopeSpec(theta=THETA, scaling=scaling), DIM, max_positions=512)
+    ours, our_factor = frequencies_of(RopeSpec(theta=THETA, scaling=scaling), DIM, max_positions=512)
 
     assert_close(ours, expected, rtol=1e-5, atol=0)
     assert our_factor == pytest.approx(attention_factor)
@@ -46,22 +53,22 @@ def test_a_scaling_matches_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("scaling", [None, {}, {"rope_type": "default"}, {"rope_theta": 5.0}, {"type": "mrope"}])
 def test_without_a_scaling_frequencies_are_powers_of_theta(scaling: dict[str, Any] | None) -> None:
-    ours, attention_factor = compute_inv_freq(RopeSpec(theta=THETA, scaling=scaling), 4, max_positions=16)
+    ours, attention_factor = frequencies_of(RopeSpec(theta=THETA, scaling=scaling), 4, max_positions=16)
 
     assert_close(ours, torch.tensor([1.0, THETA**-0.5]))
     assert attention_factor == 1.0
 
 
 def test_the_older_key_type_is_accepted() -> None:
-    new, _ = compute_inv_freq(RopeSpec(scaling={"rope_type": "linear", "factor": 2.0}), DIM, 16)
-    old, _ = compute_inv_freq(RopeSpec(scaling={"type": "linear", "factor": 2.0}), DIM, 16)
+    new, _ = frequencies_of(RopeSpec(scaling={"rope_type": "linear", "factor": 2.0}), DIM, 16)
+    old, _ = frequencies_of(RopeSpec(scaling={"type": "linear", "factor": 2.0}), DIM, 16)
 
     assert_close(old, new)
 
 
 def test_an_unknown_scaling_lists_the_known_ones() -> None:
     with pytest.raises(LoadError, match="unknown rope_type 'spiral'; expected one of: default, linear, llama3, yarn"):
-        compute_inv_freq(RopeSpec(scaling={"rope_type": "spiral"}), DIM, 16)
+        frequencies_of(RopeSpec(scaling={"rope_type": "spiral"}), DIM, 16)
 
 
 def test_a_rotation_keeps_norms_and_depends_only_on_distance() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
@@ -17,6 +16,7 @@ from cenote.loading.lengths import resolve_max_length
 from cenote.loading.number_formats import resolve_dtype, resolve_head_dtype
 from cenote.models.architecture import HFConfig
 from cenote.models.registry import NO_FLOAT16
+from cenote.utils.dtypes import Dtype
 
 ORIGINAL = {"original_max_position_embeddings": "many"}
 
@@ -235,31 +235,31 @@ def test_an_invalid_length_in_the_config_is_named(tmp_path: Path, refused: Any) 
 @pytest.mark.parametrize(
     ("config", "device", "native", "expected"),
     [
-        ({"torch_dtype": "float32"}, "cuda", False, torch.float16),
-        ({}, "cuda", False, torch.float16),
-        ({"dtype": "bfloat16"}, "cuda", False, torch.bfloat16),
-        ({"torch_dtype": "torch.float16"}, "cuda", False, torch.float16),
-        ({"dtype": "float32", "model_type": "gemma3_text"}, "cuda", False, torch.bfloat16),
-        ({"dtype": "float16", "model_type": "gemma2"}, "cuda", False, torch.bfloat16),
-        ({"dtype": "float16"}, "cpu", False, torch.float32),
-        ({"dtype": "float16"}, "cpu", True, torch.bfloat16),
-        ({"dtype": "float32"}, "cpu", True, torch.bfloat16),
+        ({"torch_dtype": "float32"}, "cuda", False, "float16"),
+        ({}, "cuda", False, "float16"),
+        ({"dtype": "bfloat16"}, "cuda", False, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "cuda", False, "float16"),
+        ({"dtype": "float32", "model_type": "gemma3_text"}, "cuda", False, "bfloat16"),
+        ({"dtype": "float16", "model_type": "gemma2"}, "cuda", False, "bfloat16"),
+        ({"dtype": "float16"}, "cpu", False, "float32"),
+        ({"dtype": "float16"}, "cpu", True, "bfloat16"),
+        ({"dtype": "float32"}, "cpu", True, "bfloat16"),
     ],
 )
 def test_automatic_dtype_follows_the_checkpoint_and_the_device(
-    config: dict[str, Any], device: str, native: bool, expected: torch.dtype
+    config: dict[str, Any], device: str, native: bool, expected: Dtype
 ) -> None:
     float16 = config.get("model_type") not in NO_FLOAT16
     assert (
-        resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, supports_float16=float16).value is expected
+        resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, supports_float16=float16).value == expected
     )
 
 
 def test_an_explicit_dtype_is_taken(refused: Any) -> None:
     config = HFConfig({"dtype": "float32", "model_type": "gemma2"})
 
-    assert resolve_dtype(config, "float", "cuda", native_bf16=False) == Sourced(torch.float32, "dtype")
-    assert resolve_dtype(HFConfig({}), "half", "cuda", native_bf16=False).value is torch.float16
+    assert resolve_dtype(config, "float", "cuda", native_bf16=False) == Sourced("float32", "dtype")
+    assert resolve_dtype(HFConfig({}), "half", "cuda", native_bf16=False).value == "float16"
     with refused("'half'", "gemma2", "bfloat16 or float32"):
         resolve_dtype(config, "half", "cuda", native_bf16=False, supports_float16=False)
     with refused("dtype='int8'; expected one of: auto, float32"):
@@ -272,15 +272,15 @@ def test_a_checkpoint_in_an_unknown_type_asks_for_an_explicit_one(refused: Any) 
 
 
 def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> None:
-    def resolved(asked: str, device: str = "cuda", *, native_bf16: bool = False) -> torch.dtype:
+    def resolved(asked: str, device: str = "cuda", *, native_bf16: bool = False) -> Dtype:
         config = HFConfig({"head_dtype": asked} if asked else {})
-        return resolve_head_dtype(config, torch.float16, device, native_bf16=native_bf16).value
+        return resolve_head_dtype(config, "float16", device, native_bf16=native_bf16).value
 
-    assert resolved("") is torch.float32
-    assert resolved("model") is torch.float16
-    assert resolved("bfloat16") is torch.bfloat16
-    assert resolved("bfloat16", "cpu", native_bf16=True) is torch.bfloat16
-    assert resolved("bfloat16", "cpu") is torch.float32
+    assert resolved("") == "float32"
+    assert resolved("model") == "float16"
+    assert resolved("bfloat16") == "bfloat16"
+    assert resolved("bfloat16", "cpu", native_bf16=True) == "bfloat16"
+    assert resolved("bfloat16", "cpu") == "float32"
     with refused("head_dtype='tiny'; expected one of: model"):
         resolved("tiny")
 
@@ -288,26 +288,26 @@ def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> 
 @pytest.mark.parametrize(
     ("asked", "native", "expected"),
     [
-        ("bfloat16", True, torch.bfloat16),
-        ("bfloat16", False, torch.float32),
-        ("float16", True, torch.float32),
-        ("half", False, torch.float32),
-        ("float32", False, torch.float32),
+        ("bfloat16", True, "bfloat16"),
+        ("bfloat16", False, "float32"),
+        ("float16", True, "float32"),
+        ("half", False, "float32"),
+        ("float32", False, "float32"),
     ],
 )
 def test_a_cpu_without_units_for_a_dtype_uses_float32_with_one_warning(
-    asked: str, native: bool, expected: torch.dtype, caplog: pytest.LogCaptureFixture
+    asked: str, native: bool, expected: Dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = HFConfig({"model_type": "gemma2"})
     with caplog.at_level(logging.WARNING, "cenote"):
         dtype = resolve_dtype(config, asked, "cpu", native_bf16=native, supports_float16=False)
 
-    assert dtype.value is expected
+    assert dtype.value == expected
     lines = [record.getMessage() for record in caplog.records]
-    if getattr(torch, asked) is expected:
+    name = {"half": "float16"}.get(asked, asked)
+    if name == expected:
         assert lines == [] and dtype.source == "dtype"
         return
-    name = str(getattr(torch, asked)).removeprefix("torch.")
     assert dtype.source == f"dtype={name}, run in float32 on this CPU"
     assert len(lines) == 1
     assert lines[0].startswith(f"dtype={name}: this CPU has no fast {name} arithmetic; using float32")

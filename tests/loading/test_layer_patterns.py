@@ -8,20 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from cenote.errors import LoadError
 from cenote.loading import layer_patterns
 from cenote.loading.layer_patterns import match_layers
 from cenote.loading.peft_files import compute_scalings, read_lora_pairs
 from cenote.loading.weights import CheckpointWeights
+from cenote.utils.arrays import Array
 
 NAMES = ["layers.0.q_proj", "layers.1.q_proj", "layers.10.q_proj", "layers.1.mlp.q_proj"]
 
 
-def make_pairs(*modules: str, rank: int = 4) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return {module: (torch.ones(rank, 8), torch.ones(8, rank)) for module in modules}
+def make_pairs(*modules: str, rank: int = 4) -> dict[str, tuple[Array, Array]]:
+    return {module: (np.ones((rank, 8), np.float32), np.ones((8, rank), np.float32)) for module in modules}
 
 
 @pytest.mark.parametrize(
@@ -87,11 +88,11 @@ def test_an_alpha_that_is_no_number_is_refused(config: dict[str, Any], words: st
         compute_scalings(json.loads(json.dumps(config)), make_pairs("q_proj"), "adapter_config.json")
 
 
-@pytest.mark.parametrize("down", [torch.ones(0, 8), torch.ones(8), torch.ones(())])
-def test_matrices_without_a_rank_are_refused(down: torch.Tensor) -> None:
+@pytest.mark.parametrize("down", [np.ones((0, 8), np.float32), np.ones(8, np.float32), np.ones((), np.float32)])
+def test_matrices_without_a_rank_are_refused(down: Array) -> None:
     weights = CheckpointWeights(Path("adapter_model.safetensors"))
     weights.add("base_model.model.q_proj.lora_A.weight", Path("file"), lambda: down)
-    weights.add("base_model.model.q_proj.lora_B.weight", Path("file"), lambda: torch.ones(8, 4))
+    weights.add("base_model.model.q_proj.lora_B.weight", Path("file"), lambda: np.ones((8, 4), np.float32))
 
     with pytest.raises(LoadError, match="q_proj has LoRA matrices of shapes"):
         read_lora_pairs(weights)

@@ -14,9 +14,11 @@ from torch.testing import assert_close
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from cenote import LLM
+from cenote.config.device import Device
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.post_load import resolve_quantization
+from cenote.layers.torch_dtypes import to_array, to_tensor
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.linear_formats import resolve_quantization
 from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.quantized.methods import read_quantization_config, stores_fp8
 from cenote.loading.quantized.scaled import scale_weight
@@ -108,7 +110,7 @@ def test_a_quantized_checkpoint_gives_the_results_of_its_weights(name: str, fold
 
     assert sorted(weights.names()) == sorted(exact)
     for tensor in exact:
-        assert_close(weights.get(tensor).float(), exact[tensor].float(), rtol=1e-6, atol=1e-6)
+        assert_close(to_tensor(weights.get(tensor)).float(), exact[tensor].float(), rtol=1e-6, atol=1e-6)
     found, expected = embed(quantized), embed(reference)
     assert_close(found, expected, rtol=0, atol=1e-4)
     assert not torch.allclose(found, before, rtol=0, atol=1e-4)
@@ -118,7 +120,7 @@ def test_blocks_of_fp8_are_scaled_as_transformers_does() -> None:
     stored, _ = formats.fp8_block(torch.randn(48, 64), size=16)
     weight, scales = stored["weight"], stored["weight_scale_inv"]
 
-    ours = scale_weight("layer", weight, scales, (16, 16))
+    ours = to_tensor(scale_weight("layer", to_array(weight), to_array(scales), (16, 16)))
 
     theirs = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
     assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -219,10 +221,10 @@ def test_fp8_weights_stay_fp8_on_a_gpu_that_multiplies_them(
 ) -> None:
     change_config(folders[0], quantization_config=FORMATS[name][0])
     is_fp8 = stores_fp8(read_quantization_config(Checkpoint("test", folders[0])))
-    cpu, gpu = CPUFeatures("x86", frozenset()), torch.device("cuda", 0)
+    cpu, gpu = CPUFeatures("x86", frozenset()), Device("cuda", 0)
 
-    monkeypatch.setattr("cenote.kernels.post_load.can_multiply_fp8", lambda device: True)
+    monkeypatch.setattr("cenote.kernels.fp8.can_multiply_fp8", lambda device: True)
     assert resolve_quantization(None, gpu, cpu, stores_fp8=is_fp8).value == ("fp8" if expected else None)
-    assert resolve_quantization(None, torch.device("cpu"), cpu, stores_fp8=is_fp8).value is None
-    monkeypatch.setattr("cenote.kernels.post_load.can_multiply_fp8", lambda device: False)
+    assert resolve_quantization(None, Device("cpu"), cpu, stores_fp8=is_fp8).value is None
+    monkeypatch.setattr("cenote.kernels.fp8.can_multiply_fp8", lambda device: False)
     assert resolve_quantization(None, gpu, cpu, stores_fp8=is_fp8).value is None

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from cenote import LLM, LoadError
-from cenote.loading import transformers_backend
+from cenote.loading import transformers_entry
 from cenote.utils.install_commands import install_command
 from tests.tiny import (
     BERT_TOKENS,
@@ -155,7 +155,7 @@ def test_a_native_model_run_by_the_transformers_backend_gives_the_same(tmp_path:
 def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, config, _ = UNKNOWN["encoder"]
     save(tmp_path, name, config)
-    monkeypatch.setattr(transformers_backend, "find_spec", lambda module: None)
+    monkeypatch.setattr(transformers_entry, "find_spec", lambda module: None)
 
     with pytest.raises(LoadError, match=re.escape(f"may support it: {install_command('transformers')}")):
         LLM(str(tmp_path))

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.pooling.activations import activate_logits, resolve_classification_activation
+from cenote.pooling.activation_names import resolve_classification_activation
+from cenote.pooling.activations import activate_logits
 from cenote.pooling.torch_ops import TorchOps
 from tests.tiny import SEQUENCES, change_config, compute_logits, tiny_bert_classifier
 

@@ -13,11 +13,10 @@ from numpy.testing import assert_allclose
 
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
-from cenote.kernels.activation_names import ACTIVATION_NAMES
+from cenote.layers.activation_names import ACTIVATION_NAMES
 from cenote.layers.spec import GatingSpec, HeadSpec
 from cenote.packed_batch import PackedBatch, PackedImages, pack_arrays
-from cenote.pooling import max_sim, sparse
-from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS
+from cenote.pooling import activation_names, max_sim, sparse
 from cenote.pooling.heads import Classifier, GatedRewards, Heads, ModuleClassifier, SpladeHead, TokenWeights
 from cenote.pooling.layers import LayerFactory, LinearLayer, ResidualLayer, Sequential, TanhInt8
 from cenote.pooling.methods import POOLING_METHODS
@@ -223,7 +222,7 @@ def test_every_activation_of_a_layer(activation: str) -> None:
     )
 
 
-@pytest.mark.parametrize("activation", CLASSIFICATION_ACTIVATIONS)
+@pytest.mark.parametrize("activation", activation_names.ACTIVATION_NAMES)
 @pytest.mark.parametrize("num_labels", [1, NUM_LABELS])
 def test_every_activation_of_logits(activation: str, num_labels: int) -> None:
     def make_heads(layers: LayerFactory) -> Heads:

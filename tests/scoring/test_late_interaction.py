@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, InputTooLong
-from cenote.engine.execution import local_executor
+from cenote.engine.execution import torch_executor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.pooler import PooledGroup, PoolingSpec
@@ -56,13 +56,13 @@ def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
 
 def test_only_scores_of_documents_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    to_batch_output = local_executor.to_batch_output
+    to_batch_output = torch_executor.to_batch_output
 
     def record_shapes(groups: list[PooledGroup]) -> BatchOutput:
         shapes.extend(tuple(group.rows.shape) for group in groups)
         return to_batch_output(groups)
 
-    monkeypatch.setattr(local_executor, "to_batch_output", record_shapes)
+    monkeypatch.setattr(torch_executor, "to_batch_output", record_shapes)
     score_late(colbert, QUERY, DOCUMENTS)
 
     matrices = [shape for shape in shapes if len(shape) > 1]

@@ -15,7 +15,7 @@ class Engine:
         self.llm = LLM(model, max_model_len=settings["max_tokens"], **options)
         loaded = self.llm.engine.model
         description = loaded.description
-        dtype = str(description.dtype.value).removeprefix("torch.")
+        dtype = description.dtype.value
         self.settings = {
             **settings,
             "dtype": dtype if loaded.products is None else loaded.products.format,  # that of the matrix products

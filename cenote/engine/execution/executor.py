@@ -1,4 +1,4 @@
-"""Executors run batches: the protocol, and EchoExecutor for tests; neither needs torch."""
+"""Executors run batches: the protocol, and EchoExecutor for tests."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.executor import Executor
-from cenote.engine.execution.local_executor import LocalExecutor
 from cenote.engine.execution.tensor_executor import TensorExecutor
+from cenote.engine.execution.torch_executor import TorchExecutor
+from cenote.layers.torch_dtypes import to_torch_device
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
 from cenote.pooling.pooler import PoolingSpec
@@ -14,7 +15,7 @@ from cenote.pooling.pooler import PoolingSpec
 def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
     """Return the executor for the model's device; on a GPU, warmed up: kernels are compiled on first use."""
     description = model.description
-    device = description.device.value
+    device = to_torch_device(description.device.value)
     if isinstance(model.backbone, TensorModel):
         return TensorExecutor(model.backbone, one_by_one=description.deterministic)
     deterministic = (
@@ -23,7 +24,7 @@ def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
         else None
     )
     if device.type != "cuda":
-        return LocalExecutor(model.backbone, model.pooler, device, deterministic)
+        return TorchExecutor(model.backbone, model.pooler, device, deterministic)
     # imported on use: a start without a GPU is faster
     from cenote.engine.execution.gpu_executor import GPUExecutor
     from cenote.engine.execution.warmup import warm_up

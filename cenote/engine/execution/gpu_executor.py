@@ -12,7 +12,7 @@ from cenote.engine.execution.batch_output import to_batch_output
 from cenote.engine.execution.cuda_graphs import CapturedGraph, CudaGraphCache
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
-from cenote.engine.execution.local_executor import LocalExecutor, to_array
+from cenote.engine.execution.torch_executor import TorchExecutor, to_array
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
@@ -21,7 +21,7 @@ from cenote.pooling.pooler import PooledGroup, Pooler
 MAX_HOST_CHECK_ELEMENTS = 1 << 16
 
 
-class GPUExecutor(LocalExecutor):
+class GPUExecutor(TorchExecutor):
     is_async = True
     initial_tokens_per_s = 1_000_000.0  # of any GPU, unless a warm-up has measured it
 
@@ -73,9 +73,8 @@ class GPUExecutor(LocalExecutor):
             done.synchronize()
             rows = copies[: len(groups)]  # in pinned memory, which is scarce
             host_groups = [group._replace(rows=to_array(tensor)) for group, tensor in zip(groups, rows, strict=True)]
-            return to_batch_output(
-                host_groups, None if check_on_host else [mask.numpy() for mask in copies[len(groups) :]]
-            )
+            masks = None if check_on_host else [mask.numpy() for mask in copies[len(groups) :]]
+            return to_batch_output(host_groups, masks)
 
         return wait_for_copies
 

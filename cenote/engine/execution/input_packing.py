@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.engine.execution.input_columns import build_columns
+from cenote.engine.execution.packed_columns import build_columns
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.packed_batch import PackedBatch, PackedImages
 from cenote.protocol.images import InputImages, PixelNormalization, ProcessedImage

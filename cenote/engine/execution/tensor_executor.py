@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cenote.engine.execution.batch_output import copy_rows
-from cenote.engine.execution.local_executor import to_array
+from cenote.engine.execution.torch_executor import to_array
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch

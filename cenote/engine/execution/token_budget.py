@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
+from cenote.config.device import Device
 from cenote.layers.spec import BackboneSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # on a CPU: enough for full throughput, few enough for a low latency of the first result
 CPU_TOKEN_BUDGET = 4096
@@ -17,10 +20,12 @@ MIN_TOKEN_BUDGET = 1024
 MEMORY_FRACTION = 0.5
 
 
-def compute_token_budget(backbone: nn.Module, device: torch.device) -> int:
+def compute_token_budget(backbone: nn.Module, device: Device) -> int:
     if device.type != "cuda":
         return CPU_TOKEN_BUDGET
-    free, _ = torch.cuda.mem_get_info(device)
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(str(device))
     backbone = getattr(backbone, "backbone", backbone)  # unwrap BackboneWithLoRA
     parameter = next(backbone.parameters(), None)
     element_size = 4 if parameter is None else parameter.element_size()

@@ -7,15 +7,9 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from cenote.kernels.cpu import packed_linear
-from cenote.kernels.cpu.library import Format, load_level
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.smoothquant import record_input_max, smooth_scales
-
-
-def supports_format(format: Format) -> bool:
-    """Return whether the C library is built and its products of this format are used on this CPU."""
-    level = load_level()
-    return level is not None and format in level.products
 
 
 def unquantized_format() -> Format:

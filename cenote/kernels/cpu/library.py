@@ -133,6 +133,12 @@ def load_level() -> CPULevel | None:
     return find_level(cpu_features())
 
 
+def supports_format(format: Format) -> bool:
+    """Return whether the C library is built and its products of this format are used on this CPU."""
+    level = load_level()
+    return level is not None and format in level.products
+
+
 def find_kernel_level(dtype: str, matmul_dtype: str | None = None, quantization: str | None = None) -> str:
     """Return amx, which is for models in bfloat16, a level of the C library, or baseline for torch."""
     if dtype == "bfloat16" and native_library.is_available():

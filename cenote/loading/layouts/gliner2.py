@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cenote.config.engine import EngineConfig
-from cenote.layers.counted_span_head import COUNTING_LAYERS
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import read_config
 from cenote.loading.layouts.gliner import check_encoder, check_supported
 from cenote.loading.layouts.layout import Layout, read_files
 from cenote.models.gliner2 import ENCODER_PREFIX
+from cenote.protocol.spans import COUNTING_LAYERS
 
 ARCHITECTURE, BOUNDARY_ARCHITECTURE = "GLiNER2", "GLiNER2.5"
 MODEL_TYPE = "extractor"
@@ -23,7 +23,7 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "architecture": ("span", None, "boundary"),
     "token_pooling": ("first",),
 }
-SUPPORTED_SPAN: Mapping[str, tuple[Any, ...]] = {"counting_layer": tuple(COUNTING_LAYERS)}
+SUPPORTED_SPAN: Mapping[str, tuple[Any, ...]] = {"counting_layer": COUNTING_LAYERS}
 # those of all published models
 SUPPORTED_BOUNDARY: Mapping[str, tuple[Any, ...]] = {
     "candidate_pool": ("shared",),

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import LoadError
 from cenote.loading.quantized.tensor_groups import Tensors, replace_groups
 from cenote.loading.weights import CheckpointWeights
+from cenote.utils.array_conversion import to_float32
+from cenote.utils.arrays import Array
 
 STATE = "quant_state.bitsandbytes__"  # then the name of the code
 CODES = ("nf4", "fp4")
 INT8_MAX = 127
 
 
-def add_bitsandbytes_weights(weights: CheckpointWeights, config: Mapping[str, Any], device: torch.device) -> None:
+def add_bitsandbytes_weights(weights: CheckpointWeights, config: Mapping[str, Any]) -> None:
     replace_groups(
         weights,
-        device,
         marker="SCB",
         parts=("weight", "SCB"),
         optional=("weight_format",),
@@ -31,7 +32,6 @@ def add_bitsandbytes_weights(weights: CheckpointWeights, config: Mapping[str, An
         marker = f"weight.{STATE}{code}"
         replace_groups(
             weights,
-            device,
             marker=marker,
             parts=("weight", "weight.absmax", "weight.quant_map", marker),
             optional=("weight.nested_absmax", "weight.nested_quant_map"),
@@ -39,47 +39,47 @@ def add_bitsandbytes_weights(weights: CheckpointWeights, config: Mapping[str, An
         )
 
 
-def _dequantize_int8(module: str, parts: Tensors) -> Tensor:
-    stored_as = int(parts.get("weight_format", torch.zeros(())))
+def _dequantize_int8(module: str, parts: Tensors) -> Array:
+    stored_as = int(parts["weight_format"].item()) if "weight_format" in parts else 0
     if stored_as != 0:
         raise LoadError(f"{module}: int8 weights in layout {stored_as} are not supported; supported is 0 (rows)")
-    return parts["weight"].float() * (parts["SCB"].float()[:, None] / INT8_MAX)
+    return to_float32(parts["weight"]) * (to_float32(parts["SCB"])[:, None] / INT8_MAX)
 
 
-def _dequantize_4bit(marker: str) -> Callable[[str, Tensors], Tensor]:
-    def dequantize(module: str, parts: Tensors) -> Tensor:
+def _dequantize_4bit(marker: str) -> Callable[[str, Tensors], Array]:
+    def dequantize(module: str, parts: Tensors) -> Array:
         state = _read_state(module, parts[marker])
         shape, block = tuple(state["shape"]), int(state["blocksize"])
-        packed = parts["weight"].flatten()
-        codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten().long()  # the first value is in the high bits
-        count = 1
-        for size in shape:
-            count *= size
+        packed, count = parts["weight"].reshape(-1), prod(shape)
+        if packed.dtype != np.uint8:
+            raise TypeError(f"stored as {packed.dtype}; expected uint8")
         absmax = _block_maxima(parts, state)
-        if len(codes) < count or len(absmax) != -(-count // block):
+        if 2 * len(packed) < count or len(absmax) != -(-count // block):
             raise LoadError(
-                f"{module}: {len(codes)} values and {len(absmax)} blocks of {block} do not give a weight of shape "
+                f"{module}: {2 * len(packed)} values and {len(absmax)} blocks of {block} do not give a weight of shape "
                 f"{list(shape)}; download the model again"
             )
-        exact = parts["weight.quant_map"].float()[codes[:count]]
-        return (exact * absmax.repeat_interleave(block)[:count]).view(shape)
+        codes, numbers = to_float32(parts["weight.quant_map"]), np.arange(256)
+        pairs = np.stack((codes[numbers >> 4], codes[numbers & 15]), axis=1)  # the first value is in the high bits
+        exact = pairs[packed].reshape(-1)[:count]
+        return (exact * absmax.repeat(block)[:count]).reshape(shape)
 
     return dequantize
 
 
-def _block_maxima(parts: Tensors, state: Mapping[str, Any]) -> Tensor:
+def _block_maxima(parts: Tensors, state: Mapping[str, Any]) -> Array:
     """Return the maximum of every block; with nested quantization, maxima are 8-bit codes themselves."""
     absmax = parts["weight.absmax"]
     if "weight.nested_absmax" not in parts:
-        return absmax.float()
-    values = parts["weight.nested_quant_map"].float()[absmax.long()]
-    scales = parts["weight.nested_absmax"].float().repeat_interleave(int(state["nested_blocksize"]))
-    return values * scales[: len(values)] + float(state["nested_offset"])
+        return to_float32(absmax)
+    values = to_float32(parts["weight.nested_quant_map"])[absmax]
+    scales = to_float32(parts["weight.nested_absmax"]).repeat(int(state["nested_blocksize"]))
+    return values * scales[: len(values)] + np.float32(state["nested_offset"])
 
 
-def _read_state(module: str, stored: Tensor) -> dict[str, Any]:
+def _read_state(module: str, stored: Array) -> dict[str, Any]:
     try:
-        state = json.loads(bytes(stored.cpu().numpy()))
+        state = json.loads(stored.tobytes())
         if not {"shape", "blocksize"} <= state.keys():
             raise ValueError("no shape or no blocksize")
     except (ValueError, AttributeError, RecursionError) as error:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import LoadError
 from cenote.loading.quantized.scaled import UNUSED_SCALES, scale_weight
@@ -18,13 +17,15 @@ from cenote.loading.quantized.tensor_groups import (
     unpack_integers,
 )
 from cenote.loading.weights import CheckpointWeights
+from cenote.utils.array_conversion import to_float32
+from cenote.utils.arrays import Array
 
 SCALED_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 PACKED_FORMAT = "pack-quantized"
 FORMATS = (*SCALED_FORMATS, PACKED_FORMAT)
 
 
-def add_compressed_weights(weights: CheckpointWeights, config: Mapping[str, Any], device: torch.device) -> None:
+def add_compressed_weights(weights: CheckpointWeights, config: Mapping[str, Any]) -> None:
     groups = _weight_settings(config)
     block = _block_structure(groups)
     for stored in {config.get("format"), *(group.get("format") for group in _groups(config))} - {None}:
@@ -35,15 +36,14 @@ def add_compressed_weights(weights: CheckpointWeights, config: Mapping[str, Any]
             )
     drop_tensors(weights, *UNUSED_SCALES, ".input_zero_point", ".output_zero_point")
 
-    def unpack(module: str, parts: Tensors) -> Tensor:
+    def unpack(module: str, parts: Tensors) -> Array:
         return _unpack_weight(module, parts, groups)
 
-    def scale(module: str, parts: Tensors) -> Tensor:
+    def scale(module: str, parts: Tensors) -> Array:
         return scale_weight(module, parts["weight"], parts["weight_scale"], block, parts.get("weight_zero_point"))
 
     replace_groups(
         weights,
-        device,
         marker="weight_packed",
         parts=("weight_packed", "weight_scale", "weight_shape"),
         optional=("weight_zero_point", "weight_g_idx"),
@@ -51,7 +51,6 @@ def add_compressed_weights(weights: CheckpointWeights, config: Mapping[str, Any]
     )
     replace_groups(
         weights,
-        device,
         marker="weight_scale",
         parts=("weight", "weight_scale"),
         optional=("weight_zero_point",),
@@ -80,9 +79,9 @@ def _block_structure(settings: list[Mapping[str, Any]]) -> tuple[int, int] | Non
     return None
 
 
-def _unpack_weight(module: str, parts: Tensors, settings: list[Mapping[str, Any]]) -> Tensor:
+def _unpack_weight(module: str, parts: Tensors, settings: list[Mapping[str, Any]]) -> Array:
     """Values have an offset of half their range; zero points are packed along the outputs."""
-    packed, scale = parts["weight_packed"], parts["weight_scale"].float()
+    packed, scale = parts["weight_packed"], to_float32(parts["weight_scale"])
     rows, columns = (int(size) for size in parts["weight_shape"])
     words = packed.shape[-1]
     # a layer is in one of the groups: its size says in which
@@ -90,15 +89,15 @@ def _unpack_weight(module: str, parts: Tensors, settings: list[Mapping[str, Any]
     bits = next((n for n in candidates if isinstance(n, int) and n and -(-columns * n // 32) == words), None)
     bits = check_bits(module, bits, (4, 8))
     middle = 1 << (bits - 1)
-    values = unpack_integers(packed, bits, dim=1)[:rows, :columns].float() - middle
-    group_of = _group_index(parts.get("weight_g_idx"), columns, scale.shape[-1], scale.device)
+    values = unpack_integers(packed, bits, dim=1)[:rows, :columns].astype(np.float32) - middle
+    group_of = _group_index(parts.get("weight_g_idx"), columns, scale.shape[-1])
     if (zeros := parts.get("weight_zero_point")) is not None:
-        values = values - (unpack_integers(zeros, bits, dim=0)[:rows].float() - middle)[:, group_of]
+        values = values - (unpack_integers(zeros, bits, dim=0)[:rows].astype(np.float32) - middle)[:, group_of]
     return values * scale[:, group_of]
 
 
-def _group_index(stored: Tensor | None, columns: int, num_groups: int, device: torch.device) -> Tensor:
+def _group_index(stored: Array | None, columns: int, num_groups: int) -> Array:
     """Return the group of every input; -1 in the stored index means that groups are in order."""
     if stored is not None and bool((stored >= 0).all()):
-        return stored.long()
-    return torch.arange(columns, device=device) // -(-columns // num_groups)
+        return stored
+    return np.arange(columns) // -(-columns // num_groups)

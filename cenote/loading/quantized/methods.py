@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import torch
-
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.quantized.awq import add_awq_weights
@@ -16,8 +14,8 @@ from cenote.loading.quantized.gptq import add_gptq_weights
 from cenote.loading.quantized.scaled import add_fp8_weights
 from cenote.loading.weights import CheckpointWeights
 
-# replaces the tensors of a format in the weights by `NAME.weight`, dequantized on the device
-AddWeights: TypeAlias = Callable[[CheckpointWeights, Mapping[str, Any], torch.device], None]
+# replaces the tensors of a format in the weights by dequantized `NAME.weight`
+AddWeights: TypeAlias = Callable[[CheckpointWeights, Mapping[str, Any]], None]
 
 METHODS: dict[str, AddWeights] = {
     "fp8": add_fp8_weights,
@@ -68,6 +66,6 @@ def stores_fp8(config: Mapping[str, Any] | None) -> bool:
     return method in ("fp8", "fbgemm_fp8") or (method == "compressed-tensors" and has_fp8_weights(config))
 
 
-def add_dequantized_weights(weights: CheckpointWeights, config: Mapping[str, Any], device: torch.device) -> None:
-    """Replace quantized tensors by readers that dequantize them on the device, in float32."""
-    METHODS[config["quant_method"]](weights, config, device)
+def add_dequantized_weights(weights: CheckpointWeights, config: Mapping[str, Any]) -> None:
+    """Replace quantized tensors by readers that dequantize them in float32."""
+    METHODS[config["quant_method"]](weights, config)

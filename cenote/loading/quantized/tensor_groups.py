@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.errors import LoadError
 from cenote.loading.weights import CheckpointWeights
+from cenote.utils.arrays import Array
 
-Tensors = Mapping[str, Tensor]  # by their names without that of the module
+Tensors = Mapping[str, Array]  # by their names without that of the module
 
 
 def replace_groups(
     weights: CheckpointWeights,
-    device: torch.device,
     *,
     marker: str,
     parts: Sequence[str],
     optional: Sequence[str] = (),
-    dequantize: Callable[[str, Tensors], Tensor],
+    dequantize: Callable[[str, Tensors], Array],
 ) -> None:
     """Replace the tensors of every module with a tensor `.marker` by its dequantized `.weight`.
 
@@ -35,7 +34,7 @@ def replace_groups(
         found = [part for part in (*parts, *optional) if f"{module}.{part}" in weights]
         file = weights.file_of(name)
         group = {part: weights.remove(f"{module}.{part}") for part in found}
-        weights.add(f"{module}.weight", file, _reader(module, group, device, dequantize))
+        weights.add(f"{module}.weight", file, _reader(module, group, dequantize))
 
 
 def drop_tensors(weights: CheckpointWeights, *suffixes: str) -> None:
@@ -47,21 +46,22 @@ def drop_tensors(weights: CheckpointWeights, *suffixes: str) -> None:
 
 def _reader(
     module: str,
-    group: Mapping[str, Callable[[], Tensor]],
-    device: torch.device,
-    dequantize: Callable[[str, Tensors], Tensor],
-) -> Callable[[], Tensor]:
-    return lambda: dequantize(module, {part: read().to(device) for part, read in group.items()})
+    group: Mapping[str, Callable[[], Array]],
+    dequantize: Callable[[str, Tensors], Array],
+) -> Callable[[], Array]:
+    return lambda: dequantize(module, {part: read() for part, read in group.items()})
 
 
-def unpack_integers(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """Return the unsigned values of int32 words along `dim`, the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, device=packed.device, dtype=torch.int32)
-    dim = dim % packed.dim()
-    shape = [1] * (packed.dim() + 1)
-    shape[dim + 1] = len(shifts)
-    values = (packed.unsqueeze(dim + 1) >> shifts.view(shape)) & ((1 << bits) - 1)
-    return values.flatten(dim, dim + 1)
+def unpack_integers(packed: Array, bits: int, dim: int, order: Sequence[int] | None = None) -> Array:
+    """Return the unsigned values of 32-bit words along `dim` as bytes: the lowest bits first, or in that order."""
+    if packed.dtype.kind not in "iu":
+        raise TypeError(f"stored as {packed.dtype}; expected int32")
+    words, mask = packed.astype(np.int32, copy=False).view(np.uint32), (1 << bits) - 1
+    positions = range(32 // bits) if order is None else order
+    values = np.stack([(words >> bits * position & mask).astype(np.uint8) for position in positions], axis=dim + 1)
+    shape = [*packed.shape]
+    shape[dim] *= len(positions)
+    return values.reshape(shape)
 
 
 def check_bits(module: str, bits: object, supported: Sequence[int]) -> int:
@@ -70,8 +70,8 @@ def check_bits(module: str, bits: object, supported: Sequence[int]) -> int:
     return bits
 
 
-def check_shape(module: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
+def check_shape(module: str, name: str, tensor: Array, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
         raise LoadError(
             f"{module}.{name} has shape {list(tensor.shape)}, the other tensors of this layer require {list(shape)}; "
             "download the model again"

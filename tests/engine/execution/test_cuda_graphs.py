@@ -24,7 +24,7 @@ from cenote.engine.execution.cuda_graphs import NUM_SEQS_BUCKETS as GRAPH_SEQUEN
 from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS as GRAPH_TOKENS
 from cenote.engine.execution.cuda_graphs import SEQ_LEN_BUCKETS as GRAPH_LENGTHS
 from cenote.engine.execution.gpu_executor import GPUExecutor
-from cenote.engine.execution.local_executor import LocalExecutor
+from cenote.engine.execution.torch_executor import TorchExecutor
 from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.inputs.tokenized_inputs import TokenizedInputs
@@ -149,7 +149,7 @@ def make_batches(count: int, length: int, seeds: range, vocab_size: int) -> list
 def run_without_graphs(loaded: LoadedModel, batch: ScheduledBatch) -> torch.Tensor:
     """Return the results of a batch, on the host."""
     with torch.inference_mode():
-        (group,) = LocalExecutor(loaded.backbone, loaded.pooler, torch.device("cuda")).run(batch)
+        (group,) = TorchExecutor(loaded.backbone, loaded.pooler, torch.device("cuda")).run(batch)
     return group.rows.float().cpu()
 
 

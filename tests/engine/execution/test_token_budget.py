@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
+from cenote.config.device import Device
 from cenote.engine.execution.token_budget import compute_token_budget, estimate_bytes_per_token, max_tokens_in_memory
 from cenote.layers.spec import BackboneSpec
 
@@ -39,4 +39,4 @@ def test_the_budget_has_a_minimum() -> None:
 
 
 def test_a_cpu_gets_the_fixed_budget() -> None:
-    assert compute_token_budget(nn.Linear(1, 1), torch.device("cpu")) == 4096
+    assert compute_token_budget(nn.Linear(1, 1), Device("cpu")) == 4096

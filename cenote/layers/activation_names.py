@@ -1,29 +1,13 @@
-"""Names of activation functions, as config.json and the kernels spell them."""
+"""Names of activations: those of layers, and the names of config.json that mean them."""
 
 from __future__ import annotations
 
 from cenote.errors import LoadError
 
-# those of `kernels.activations` and of `pooling.numpy_activations`
 ACTIVATION_NAMES = (
-    "gelu",
-    "gelu_tanh",
-    "quick_gelu",
-    "relu",
-    "silu",
-    "tanh",
-    "sigmoid",
-    "identity",
-    "gelu_10",
-    "hardswish",
-    "laplace",
-    "leaky_relu",
-    "mish",
-    "relu2",
-    "relu6",
-    "sqrtsoftplus",
+    *("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid", "identity"),
+    *("gelu_10", "hardswish", "laplace", "leaky_relu", "mish", "relu2", "relu6", "sqrtsoftplus"),
 )
-# names in config.json that differ from them
 ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -37,7 +21,7 @@ ACTIVATION_ALIASES = {
 
 
 def resolve_activation(config_name: str) -> str:
-    """Return the name in ACTIVATION_NAMES for an activation name of config.json."""
+    """Return the name that layers use for an activation of config.json."""
     name = ACTIVATION_ALIASES.get(config_name, config_name)
     if name not in ACTIVATION_NAMES:
         raise LoadError(

@@ -1,4 +1,4 @@
-"""LocalExecutor: runs a model of torch's layers on a CPU."""
+"""TorchExecutor: runs batches of a model of the torch runtime in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.pooling.pooler import PooledGroup, Pooler
 from cenote.protocol.results import Float32Array
 
 
-class LocalExecutor:
+class TorchExecutor:
     """Runs the model in this process on a CPU; base class of GPUExecutor."""
 
     is_async = False
