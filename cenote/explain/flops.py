@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone, InputEmbedding, build_mlp
+from cenote.layers.backbone import Backbone
 from cenote.layers.disentangled_attention import DisentangledAttention
 from cenote.layers.latent_attention import LatentAttention
 from cenote.layers.moe import ExpertRouter, Experts, MixtureOfExperts
@@ -113,10 +113,7 @@ def build_meta_backbone(architecture: Architecture) -> Backbone:
     """Build the modules on the meta device, before weights are loaded and layers are fused."""
     with torch.device("meta"):
         return Backbone(
-            architecture.backbone,
-            architecture.make_embedding or InputEmbedding,
-            architecture.make_mixer or Attention,
-            architecture.make_mlp or build_mlp,
+            architecture.backbone, architecture.make_embedding, architecture.make_mixer, architecture.make_mlp
         )
 
 

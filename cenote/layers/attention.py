@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from cenote.kernels.attention import attend
@@ -26,7 +27,7 @@ class Attention(nn.Module):
         self.projection_sizes = self.qkv_sizes  # rows of `qkv`; more if it computes something else for every head
         self.causal = spec.causal
         self.window = spec.window if spec.is_local(layer) else None
-        self.scale = self.head_dim**-0.5 if spec.scale is None else spec.scale
+        self.scale = spec.attention_scale(layer)
         self.softcap = spec.softcap
         self.qkv = Linear(spec.hidden_size, sum(self.qkv_sizes), bias=spec.qkv_bias)
         self.out = Linear(self.qkv_sizes[0], spec.hidden_size, bias=spec.out_bias)
@@ -34,7 +35,8 @@ class Attention(nn.Module):
         query_width, key_width = self.qkv_sizes[:2] if self.has_full_width_qk_norm else (self.head_dim, self.head_dim)
         self.query_norm = make_norm(spec, query_width) if spec.qk_norm else None
         self.key_norm = make_norm(spec, key_width) if spec.qk_norm else None
-        self.sinks: Tensor | None = None  # [heads], logits of attention sinks; set by the families that have them
+        # [heads], logits of attention sinks
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.has_sinks else None
 
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
         attn_out = self.attend(*self.project_qkv_rotary(x, position_info.cos_sin), batch, position_info)

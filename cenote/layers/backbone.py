@@ -137,6 +137,13 @@ def build_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
     return GatedMLP(spec) if spec.is_gated_mlp else MLP(spec)
 
 
+class ZeroBranch(nn.Module):
+    """Return zeros, in place of a pruned attention or MLP branch."""
+
+    def forward(self, x: Tensor, *_: object) -> Tensor:
+        return torch.zeros_like(x)
+
+
 class VisionFeatures(NamedTuple):
     """Output of a vision tower: embeddings of image tokens, and deepstack features that the first layers add."""
 
@@ -160,13 +167,15 @@ class Backbone(nn.Module):
     def __init__(
         self,
         spec: BackboneSpec,
-        make_embedding: EmbeddingFactory = InputEmbedding,
-        make_mixer: MixerFactory = Attention,
-        make_mlp: MLPFactory = build_mlp,
+        make_embedding: EmbeddingFactory | None = None,
+        make_mixer: MixerFactory | None = None,
+        make_mlp: MLPFactory | None = None,
     ) -> None:
+        """A factory that is None makes the plain modules of the spec."""
         super().__init__()
         self.spec = spec
-        self.embed = make_embedding(spec)
+        self.embed = (make_embedding or InputEmbedding)(spec)
+        make_mixer, make_mlp = make_mixer or Attention, make_mlp or build_mlp
         self.layers = nn.ModuleList(Block(spec, layer, make_mixer, make_mlp) for layer in range(spec.num_layers))
         self.norm = make_norm(spec) if spec.has_final_norm else None
         self.bias = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,33 +10,11 @@ from torch import Tensor, nn
 
 from cenote.layers.boundary_layers import BoundaryLayer, BoundaryMLP, CandidateLayer, LabelLayer
 from cenote.layers.span_head import EntityHead
-from cenote.protocol.spans import ScoredSpan, SpanHeadSpec
+from cenote.layers.spec import BoundaryHeadSpec
+from cenote.protocol.spans import ScoredSpan
 
 QUOTA_PRIORITY = 5000.0  # of the candidates that each label may choose: above every score
 FILM_SIZE = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundaryHeadSpec(SpanHeadSpec):
-    """Sizes of the layers, and which pairs of boundaries become candidates."""
-
-    boundary_size: int
-    candidate_size: int
-    content_size: int | None  # of the mean of a candidate's words; None: it is not read
-    mlp_size: int
-    num_attention_layers: int  # of boundaries
-    num_attention_heads: int
-    attention_window: int  # boundaries to each side; 0: all
-    num_mlp_layers: int
-    num_candidate_layers: int
-    num_label_layers: int
-    num_candidate_heads: int  # of both
-    scores_inside: bool  # the words of a candidate have scores too
-    num_starts: int  # boundaries that candidates may start at, and as many that they may end at
-    max_candidates: int
-    min_candidates: int  # of each label
-    abstention_threshold: float | None  # labels with a higher probability of no entity have none; None: not predicted
-    temperature: float
 
 
 class BoundaryEncoder(nn.Module):

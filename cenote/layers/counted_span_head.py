@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec
+from cenote.layers.boundary_head import BoundaryHead
 from cenote.layers.span_head import EntityHead, SpanHead, WordHead
+from cenote.layers.spec import BoundaryHeadSpec
 from cenote.protocol.spans import COUNTING_LAYERS, ScoredSpan, SpanHeadSpec
 
 MAX_COUNT = 20

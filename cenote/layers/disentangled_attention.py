@@ -104,11 +104,11 @@ class EmbeddingWithConv(InputEmbedding):
     """Embeddings followed by the first layer, to whose output a convolution over the embeddings is added."""
 
     def __init__(
-        self, spec: BackboneSpec, *, make_mixer: MixerFactory, kernel_size: int, groups: int, activation: str
+        self, spec: BackboneSpec, *, make_mixer: MixerFactory | None, kernel_size: int, groups: int, activation: str
     ) -> None:
         super().__init__(spec)
         size = spec.hidden_size
-        self.layer = Block(spec, 0, make_mixer, build_mlp)
+        self.layer = Block(spec, 0, make_mixer or Attention, build_mlp)
         self.convolution = nn.Conv1d(size, size, kernel_size, padding=(kernel_size - 1) // 2, groups=groups)
         self.convolved_norm = make_norm(spec)
         self.activation = ACTIVATIONS[resolve_activation(activation)]

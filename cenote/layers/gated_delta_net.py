@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,19 +11,10 @@ from cenote.layers.convolution import ShortConvolution
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
 from cenote.layers.rotary import PositionInfo
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.spec import BackboneSpec, GatedDeltaNetSpec
 from cenote.packed_batch import PackedBatch
 
 L2_NORM_EPS = 1e-6  # added to the squared norm of queries and keys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaNetSpec:
-    num_key_heads: int
-    num_value_heads: int  # a multiple of num_key_heads: adjacent heads share a query and key head
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel_size: int  # in tokens
 
 
 class GatedDeltaNet(nn.Module):

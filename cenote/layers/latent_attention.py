@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,20 +10,8 @@ from cenote.kernels.attention import attend
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
 from cenote.layers.rotary import PositionInfo, apply_rotary
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.spec import BackboneSpec, LatentAttentionSpec
 from cenote.packed_batch import PackedBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionSpec:
-    """Head dimensions and ranks, with the names of config.json."""
-
-    qk_nope_head_dim: int  # dimensions of queries and keys without rotary embedding
-    qk_rope_head_dim: int
-    v_head_dim: int
-    kv_lora_rank: int  # size of the latent vector of keys and values
-    q_lora_rank: int | None  # size of the latent vector of queries; None: queries are projected from the hidden state
-    bias: bool
 
 
 class LatentAttention(nn.Module):

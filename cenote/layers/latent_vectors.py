@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.norm import LayerNorm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec:
-    num_latents: int
-    num_heads: int
-    head_dim: int
+from cenote.layers.spec import BackboneSpec, LatentSpec
 
 
 class LatentLayer(nn.Module):
@@ -51,3 +46,14 @@ class LatentLayer(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), self.num_heads, -1).transpose(0, 1)
+
+
+class LatentBackbone(Backbone):
+    """A backbone with a latent attention layer after its final norm."""
+
+    def __init__(self, latents: LatentSpec, spec: BackboneSpec, *factories: Any) -> None:
+        super().__init__(spec, *factories)
+        self.latents = LatentLayer(spec.hidden_size, latents)
+
+    def run_layers(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.latents(super().run_layers(*args, **kwargs))  # type: ignore[no-any-return]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,18 +11,8 @@ from cenote.layers.convolution import ShortConvolution
 from cenote.layers.linear import Linear
 from cenote.layers.norm import make_norm
 from cenote.layers.rotary import PositionInfo
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.spec import BackboneSpec, MambaSpec
 from cenote.packed_batch import PackedBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaSpec:
-    channels: int
-    state_size: int  # per channel
-    dt_rank: int  # rank of the projection to dt
-    conv_kernel_size: int  # in tokens
-    bias: bool
-    conv_bias: bool
 
 
 class Mamba(nn.Module):

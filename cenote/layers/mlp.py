@@ -17,7 +17,7 @@ class MLP(nn.Module):
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
         self.up = Linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias, activation=spec.activation)
-        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.has_down_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.up(x))  # type: ignore[no-any-return]
@@ -29,7 +29,7 @@ class GatedMLP(nn.Module):
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
         self.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
-        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.has_down_bias)
         self.activation = resolve_activation(spec.activation)
         self.activation_fn = ACTIVATIONS[self.activation]
 

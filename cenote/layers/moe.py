@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +12,7 @@ from cenote.kernels.activations import ACTIVATIONS
 from cenote.layers.activation_names import resolve_activation
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
-from cenote.layers.spec import BackboneSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoESpec:
-    """Sizes of the experts and options of the router."""
-
-    num_experts: int
-    top_k: int  # experts per token
-    intermediate_size: int
-    is_gated: bool = True  # act(gate) * up; `up` holds both, gate first
-    bias: bool = False  # in both layers of every expert
-    out_bias: bool = False  # one bias added to the sum over experts
-
-    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
-    norm_topk_prob: bool = False  # normalize the weights of the selected experts to a sum of 1
-    routed_scaling_factor: float = 1.0  # multiplies the expert weights
-    router_bias: bool = False
-    has_correction_bias: bool = False  # a bias that affects the selection of experts but not their weights
-    num_groups: int = 1  # groups of experts of equal size; experts are selected from the top_k_groups best ones
-    top_k_groups: int = 1
-
-    shared_intermediate_size: int = 0  # of the shared expert that every token uses; 0: none
-    has_shared_gate: bool = False  # weight the shared expert by a sigmoid of the token
+from cenote.layers.spec import BackboneSpec, MoESpec
 
 
 class ExpertRouter(nn.Module):
@@ -101,17 +76,29 @@ class Experts(nn.Module):
         return self.activation(gate) * up
 
 
-ExpertsFactory = Callable[[MoESpec, int, str], Experts]
+class ClampedExperts(Experts):
+    """Experts with clamped SwiGLU, as in gpt-oss."""
+
+    def __init__(self, spec: MoESpec, hidden_size: int, activation: str) -> None:
+        super().__init__(spec, hidden_size, activation)
+        assert spec.swiglu_limit is not None
+        self.alpha, self.limit = spec.swiglu_alpha, spec.swiglu_limit
+
+    def activate(self, up: Tensor) -> Tensor:
+        gate, up = up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
 
 
 class MixtureOfExperts(nn.Module):
     """Weighted sum of the selected experts of each token, plus the shared expert if there is one."""
 
-    def __init__(self, spec: BackboneSpec, moe_spec: MoESpec, make_experts: ExpertsFactory = Experts) -> None:
+    def __init__(self, spec: BackboneSpec, moe_spec: MoESpec) -> None:
         super().__init__()
         self.top_k = moe_spec.top_k
         self.router = ExpertRouter(moe_spec, spec.hidden_size)
-        self.experts = make_experts(moe_spec, spec.hidden_size, spec.activation)
+        experts_class = Experts if moe_spec.swiglu_limit is None else ClampedExperts
+        self.experts = experts_class(moe_spec, spec.hidden_size, spec.activation)
         self.bias = nn.Parameter(torch.empty(spec.hidden_size)) if moe_spec.out_bias else None
         shared = (
             replace(spec, intermediate_size=moe_spec.shared_intermediate_size)

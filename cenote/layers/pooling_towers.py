@@ -5,54 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower, build_mlp
+from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower, build_mlp
 from cenote.layers.linear import Linear
-from cenote.layers.norm import Norm, make_norm
+from cenote.layers.norm import make_norm
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.vision import PatchEmbedding, pack_patches, patch_grids, patch_positions
+from cenote.layers.vision import pack_patches, patch_grids, patch_positions
 from cenote.packed_batch import PackedBatch, PackedImages
-
-
-class FixedPatchEmbedding(PatchEmbedding):
-    """Patch embedding for images of one size, with learned positions."""
-
-    def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
-        super().__init__(spec, patch_dim)
-        self.positions = EmbeddingTable(spec.num_learned_positions, spec.hidden_size)
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        return super().forward(batch) + self.positions(batch.positions)  # type: ignore[no-any-return]
-
-
-class InterpolatedPatchEmbedding(FixedPatchEmbedding):
-    """Patch embedding for images of any size: the square position table is interpolated to each grid."""
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        assert batch.mrope_positions is not None, "patches need mrope_positions: their row and column"
-        # the row and column of the last patch of every image give the size of its grid
-        last = batch.mrope_positions[:, batch.cu_seqlens[1:] - 1].T.tolist()
-        side = int(self.positions.num_embeddings**0.5)
-        square = self.positions.weight.float().T.reshape(1, -1, side, side)
-        grids = [(row + 1, column + 1) for row, column in last]
-        interpolated = {grid: _interpolate_positions(square, grid) for grid in set(grids)}
-        patches = PatchEmbedding.forward(self, batch)
-        return patches + torch.cat([interpolated[grid] for grid in grids]).to(patches.dtype)
-
-
-class ClsPatchEmbedding(PatchEmbedding):
-    """Patch embedding for images of one size with a CLS token before the patches."""
-
-    def __init__(self, spec: BackboneSpec, patch_dim: int, *, bias: bool = False, has_norm: bool = True) -> None:
-        super().__init__(spec, patch_dim, bias=bias)
-        self.first = nn.Parameter(torch.empty(spec.hidden_size))
-        self.positions = EmbeddingTable(spec.num_learned_positions, spec.hidden_size)
-        self.norm = make_norm(spec) if has_norm else Norm()
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        patches = super().forward(batch)
-        patches = patches.reshape(batch.num_seqs, -1, patches.shape[-1])
-        rows = torch.cat((self.first.expand(batch.num_seqs, 1, -1), patches), dim=1).flatten(0, 1)
-        return self.norm.add_and_norm(rows, self.positions(batch.positions), return_residual=False)[1]
 
 
 class ClsTokenTower(VisionTower):
@@ -137,8 +95,3 @@ def pack_cls_patches(images: PackedImages) -> PackedBatch:
     positions = nn.functional.pad(patch_positions(grids[:1]), (1, 0)).repeat(1, len(grids))
     lengths = [rows * columns + 1 for rows, columns in grids]
     return pack_patches(images.patches, lengths, positions.to(images.patches.device))
-
-
-def _interpolate_positions(square: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resize the position table to a grid: [rows * columns, hidden]."""
-    return nn.functional.interpolate(square, size=grid, mode="bilinear", antialias=True)[0].flatten(1).T

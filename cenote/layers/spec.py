@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cenote.protocol.spans import SpanHeadSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -56,15 +58,18 @@ class BackboneSpec:
     window: int | None = None  # largest distance in a local layer, inclusive
     relative_bias: RelativeBiasSpec | None = None
     scale: float | None = None  # of the attention scores; 1 / sqrt(head size) when unset
+    divides_scale_by_layer: bool = False  # by 1 in the first layer, by 2 in the second, and so on
     softcap: float | None = None  # soft limit of the attention scores (tanh)
     qk_norm: Literal["head", "width"] | None = None  # per head, or over the width of all heads
     qkv_bias: bool = False
     out_bias: bool = False
+    has_sinks: bool = False  # one logit per head that takes part in the softmax
 
     # mlp
     activation: str = "gelu"
     is_gated_mlp: bool = False  # act(gate) * up; `up` holds both, gate first
     mlp_bias: bool = False
+    down_bias: bool | None = None  # of the second projection, `down`; mlp_bias when unset
 
     # norms
     norm: Literal["layer", "rms"] = "layer"
@@ -105,6 +110,78 @@ class BackboneSpec:
     def is_local(self, layer: int) -> bool:
         return bool(self.local_layers) and self.local_layers[layer]
 
+    def attention_scale(self, layer: int) -> float:
+        """Return the factor of the attention scores of a layer."""
+        scale = self.head_size**-0.5 if self.scale is None else self.scale
+        return scale / (layer + 1) if self.divides_scale_by_layer else scale
+
+    @property
+    def has_down_bias(self) -> bool:
+        return self.mlp_bias if self.down_bias is None else self.down_bias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """Sizes of the experts and options of the router."""
+
+    num_experts: int
+    top_k: int  # experts per token
+    intermediate_size: int
+    is_gated: bool = True  # act(gate) * up; `up` holds both, gate first
+    swiglu_limit: float | None = None  # gate and up are clamped to it; None: they are not
+    swiglu_alpha: float = 1.702  # of the clamped ones, (up + 1) * gate * sigmoid(alpha * gate)
+    bias: bool = False  # in both layers of every expert
+    out_bias: bool = False  # one bias added to the sum over experts
+
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk_prob: bool = False  # normalize the weights of the selected experts to a sum of 1
+    routed_scaling_factor: float = 1.0  # multiplies the expert weights
+    router_bias: bool = False
+    has_correction_bias: bool = False  # a bias that affects the selection of experts but not their weights
+    num_groups: int = 1  # groups of experts of equal size; experts are selected from the top_k_groups best ones
+    top_k_groups: int = 1
+
+    shared_intermediate_size: int = 0  # of the shared expert that every token uses; 0: none
+    has_shared_gate: bool = False  # weight the shared expert by a sigmoid of the token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Head dimensions and ranks, with the names of config.json."""
+
+    qk_nope_head_dim: int  # dimensions of queries and keys without rotary embedding
+    qk_rope_head_dim: int
+    v_head_dim: int
+    kv_lora_rank: int  # size of the latent vector of keys and values
+    q_lora_rank: int | None  # size of the latent vector of queries; None: queries are projected from the hidden state
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    channels: int
+    state_size: int  # per channel
+    dt_rank: int  # rank of the projection to dt
+    conv_kernel_size: int  # in tokens
+    bias: bool
+    conv_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNetSpec:
+    num_key_heads: int
+    num_value_heads: int  # a multiple of num_key_heads: adjacent heads share a query and key head
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_size: int  # in tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    num_latents: int
+    num_heads: int
+    head_dim: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatingSpec:
@@ -135,3 +212,26 @@ class HeadSpec:
     softcap: float | None = None  # soft limit of the logits (tanh)
     gating: GatingSpec | None = None
     step_tag_id: int | None = None  # process reward models: the token whose rows are the step scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryHeadSpec(SpanHeadSpec):
+    """Sizes of the layers, and which pairs of boundaries become candidates."""
+
+    boundary_size: int
+    candidate_size: int
+    content_size: int | None  # of the mean of a candidate's words; None: it is not read
+    mlp_size: int
+    num_attention_layers: int  # of boundaries
+    num_attention_heads: int
+    attention_window: int  # boundaries to each side; 0: all
+    num_mlp_layers: int
+    num_candidate_layers: int
+    num_label_layers: int
+    num_candidate_heads: int  # of both
+    scores_inside: bool  # the words of a candidate have scores too
+    num_starts: int  # boundaries that candidates may start at, and as many that they may end at
+    max_candidates: int
+    min_candidates: int  # of each label
+    abstention_threshold: float | None  # labels with a higher probability of no entity have none; None: not predicted
+    temperature: float

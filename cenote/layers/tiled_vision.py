@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower
 from cenote.layers.linear import Linear
+from cenote.layers.norm import LayerNorm
 from cenote.layers.vision import Grid, pack_patches, patch_grids
 from cenote.packed_batch import PackedImages
 
@@ -66,3 +67,50 @@ def encode_patches(encoder: Backbone, images: PackedImages) -> Tensor:
     lengths = [rows * columns + 1 for rows, columns in patch_grids(images)]
     states: Tensor = encoder(pack_patches(images.patches, lengths))
     return states.view(len(lengths), -1, states.shape[-1])[:, 1:].flatten(0, 1)
+
+
+class LlavaNextTower(VisionTower):
+    """Encode the tiles of an image with CLIP; a learned row ends every line of patches."""
+
+    def __init__(self, encoder: Backbone, out_size: int, *, activation: str, bias: bool) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = VisionProjector(encoder.spec.hidden_size, out_size, activation=activation, bias=bias)
+        self.new_line = nn.Parameter(torch.empty(out_size))
+
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        rows = self.projector(encode_patches(self.encoder, images))
+        return VisionFeatures(arrange_rows(rows, self.new_line[None], images))
+
+
+class Phi3VisionTower(VisionTower):
+    """Encode tiles with CLIP and merge squares of patches into one row each, with learned rows between them."""
+
+    def __init__(self, encoder: Backbone, out_size: int, merge_size: int) -> None:
+        super().__init__()
+        width = encoder.spec.hidden_size * merge_size**2
+        self.merge_size = merge_size
+        self.encoder = encoder
+        self.between = nn.Parameter(torch.empty(2, width))  # after each row, and between tiles and global image
+        self.projector = VisionProjector(width, out_size)
+
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        squares = merge_patches(encode_patches(self.encoder, images), patch_grids(images)[0], self.merge_size)
+        return VisionFeatures(self.projector(arrange_rows(squares, self.between, images, self.merge_size)))
+
+
+class NemotronVisionTower(VisionTower):
+    """Encode tiles with SigLIP and merge squares of patches into one row each."""
+
+    def __init__(self, encoder: Backbone, out_size: int, merge_size: int) -> None:
+        super().__init__()
+        width = encoder.spec.hidden_size * merge_size**2
+        self.merge_size = merge_size
+        self.encoder = encoder
+        self.norm = LayerNorm(width, 1e-5)
+        self.projector = VisionProjector(width, out_size)
+
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        states = self.encoder(pack_patches(images.patches, [rows * columns for rows, columns in grids]))
+        return VisionFeatures(self.projector(self.norm(merge_patches(states, grids[0], self.merge_size))))

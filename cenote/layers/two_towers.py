@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, compress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cenote.errors import Unsupported
-from cenote.layers.backbone import Backbone, EmbeddingFactory, MixerFactory, MLPFactory
+from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch, PackedImages
@@ -24,14 +25,11 @@ class TwoTowers(Backbone):
     def __init__(
         self,
         spec: BackboneSpec,
-        make_embedding: EmbeddingFactory,
-        make_mixer: MixerFactory,
-        make_mlp: MLPFactory,
-        *,
+        *factories: Any,
         out_size: int | None = None,
         bias: bool = False,
     ) -> None:
-        super().__init__(spec, make_embedding, make_mixer, make_mlp)
+        super().__init__(spec, *factories)
         self.projection = nn.Identity() if out_size is None else Linear(spec.hidden_size, out_size, bias=bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -49,9 +47,7 @@ class TwoTowers(Backbone):
 class ImageEncoder(Backbone):
     """A vision tower without a text model; `spec` describes the encoder of the tower."""
 
-    def __init__(
-        self, spec: BackboneSpec, make_embedding: EmbeddingFactory, make_mixer: MixerFactory, make_mlp: MLPFactory
-    ) -> None:
+    def __init__(self, spec: BackboneSpec, *factories: Any) -> None:
         super().__init__(replace(spec, num_layers=0, rope=None, has_final_norm=False), lambda spec: nn.Identity())
         self.spec = spec
 

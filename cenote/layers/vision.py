@@ -46,16 +46,6 @@ class PatchMerger(nn.Module):
         return self.down(self.up(rows if self.norm is None else self.norm(rows)))  # type: ignore[no-any-return]
 
 
-def conv_to_linear(stored: Tensor) -> Tensor:
-    """Convert the weight of a patch convolution to that of a linear layer; a bias is returned unchanged."""
-    return stored.flatten(1) if stored.dim() > 1 else stored
-
-
-def conv3d_to_linear(stored: Tensor) -> Tensor:
-    """Convert the weight of a 3-D patch convolution, summed over frames: those of a still image are equal."""
-    return stored.float().sum(2).flatten(1) if stored.dim() > 1 else stored
-
-
 def patch_grids(images: PackedImages) -> list[Grid]:
     """Return the grid of every tile of every image, in the order of the patches."""
     return [grid for image in images.images for grid in image.patch_grids]

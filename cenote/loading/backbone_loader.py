@@ -13,8 +13,7 @@ from torch import nn
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.quantized_linear import WeightQuantizer
-from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone, InputEmbedding, VisionTower, build_mlp
+from cenote.layers.backbone import Backbone, VisionTower
 from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.span_head import EntityHead
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
@@ -38,11 +37,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def build_backbone(description: ModelDescription) -> Backbone:
     architecture = description.architecture
     return _build(
-        lambda: architecture.backbone_class(
-            architecture.backbone,
-            architecture.make_embedding or InputEmbedding,
-            architecture.make_mixer or Attention,
-            architecture.make_mlp or build_mlp,
+        lambda: (architecture.backbone_class or Backbone)(
+            architecture.backbone, architecture.make_embedding, architecture.make_mixer, architecture.make_mlp
         ),
         description.config.source,
     )

@@ -50,7 +50,7 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
             checkpoint=layout.checkpoint,
             config=layout.config,
             entry=family.entry,
-            architecture=replace(architecture, backbone=replace(architecture.backbone, max_positions=max_length.value)),
+            architecture=architecture.with_max_positions(max_length.value),
             kind=family.kind,
             plan=plan,
             model_tasks=tasks,

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from tokenizers import Tokenizer
-from torch import nn
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Backbone
-from cenote.layers.linear import Linear
-from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 from cenote.models.text_format import PairLengths, TextFormat
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 from cenote.protocol.spans import SpanHeadSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cenote.layers.backbone import Backbone
+
+Params = ParamSpec("Params")
+Made = TypeVar("Made", covariant=True)
 
 
 class MissingKey(LoadError, AttributeError):
@@ -108,6 +112,27 @@ class QueryFormat:
     suffix_tokens: tuple[str, ...]  # from the vocabulary; each has an embedding that is scored like those of the text
 
 
+@dataclass(frozen=True, slots=True)
+class TorchFactory(Generic[Params, Made]):
+    """A function that makes modules no spec describes: it imports them, and with them torch, when it is called."""
+
+    kind: str  # what they are, in words for a user
+    make: Callable[Params, Made]
+    beyond: int  # positions: a backbone of no more has the plain modules instead
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Made:
+        return self.make(*args, **kwargs)
+
+
+def makes(kind: str, *, beyond: int = 0) -> Callable[[Callable[Params, Made]], TorchFactory[Params, Made]]:
+    """Declare what the modules are that a function makes, e.g. "mixture of experts"."""
+
+    def declare(make: Callable[Params, Made]) -> TorchFactory[Params, Made]:
+        return TorchFactory(kind, make, beyond)
+
+    return declare
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """Description of a model: backbone, weight tables, default pooling and heads."""
@@ -154,15 +179,30 @@ class Architecture:
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair
     padded_length: int | None = None  # texts are padded to this length, since the model was trained that way
     vision: VisionSpec | None = None  # None: text only
-    backbone_class: Callable[..., Backbone] = Backbone  # custom if text and images are combined differently
     projected_size: int | None = None  # size of the backbone output if it is not hidden_size
-    make_embedding: Callable[[BackboneSpec], nn.Module] | None = None  # family-specific modules; None: standard
-    make_mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
-    make_mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
+    # modules that no spec describes; None: the plain ones
+    backbone_class: TorchFactory[..., Backbone] | None = None  # takes the spec and the three factories below
+    make_embedding: TorchFactory[[BackboneSpec], nn.Module] | None = None
+    make_mixer: TorchFactory[[BackboneSpec, int], nn.Module] | None = None
+    make_mlp: TorchFactory[[BackboneSpec, int], nn.Module] | None = None
 
     @property
     def output_size(self) -> int:
         return self.projected_size or self.backbone.hidden_size
+
+    @property
+    def needs_torch(self) -> str | None:
+        """Return what only the torch runtime computes, in words for a user; None for a plain transformer of specs."""
+        factories = (self.backbone_class, self.make_embedding, self.make_mixer, self.make_mlp)
+        kinds = [factory.kind for factory in factories if factory is not None]
+        kinds += ["vision tower"] if self.vision is not None else []
+        kinds += ["entity head"] if self.span_head is not None else []
+        return ", ".join(dict.fromkeys(kinds)) or None
+
+    def with_max_positions(self, max_positions: int) -> Architecture:
+        """Return the architecture for inputs of up to so many tokens."""
+        mixer = self.make_mixer if self.make_mixer is not None and max_positions > self.make_mixer.beyond else None
+        return replace(self, backbone=replace(self.backbone, max_positions=max_positions), make_mixer=mixer)
 
     @property
     def is_static(self) -> bool:
@@ -197,13 +237,6 @@ def make_dense_head(dense: str, classifier: str, *, full_head_per_token: bool = 
         spec=HeadSpec(pooling="CLS", has_dense=True, full_head_per_token=full_head_per_token),
         weights={"head.dense": dense, "head.classifier": classifier},
     )
-
-
-def make_down_bias_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
-    """Return a gated MLP with a bias on its down projection only."""
-    mlp = GatedMLP(replace(spec, mlp_bias=False))
-    mlp.down = Linear(spec.intermediate_size, spec.hidden_size, bias=True)
-    return mlp
 
 
 def rope_from_config(

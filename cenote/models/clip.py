@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cenote.layers.backbone import Backbone
-from cenote.layers.pooling_towers import ClsPatchEmbedding, ClsTokenTower
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.two_towers import TwoTowers
-from cenote.layers.vision import conv_to_linear
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, TorchFactory, makes
 from cenote.models.image_spec import ImageSpec
 from cenote.models.vision_spec import VisionSpec
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, conv_to_linear
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import Backbone, VisionTower
 
 # defaults of keys that config.json may leave out
 TEXT_DEFAULTS = {
@@ -52,6 +50,12 @@ def clip(config: HFConfig) -> Architecture:
         tower_config(config, "vision_config", VISION_DEFAULTS),
     )
     size, side = config.get("projection_dim", 512), vision.image_size
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.pooling_towers import ClsTokenTower
+
+        return ClsTokenTower(clip_encoder(vision), size)
+
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=text.vocab_size,
@@ -69,14 +73,26 @@ def clip(config: HFConfig) -> Architecture:
         prefixes=("",),
         unused_weights=("logit_scale",),
         projected_size=size,
-        backbone_class=partial(TwoTowers, out_size=size, bias=False),
+        backbone_class=two_towers(out_size=size),
         vision=VisionSpec(
-            make_tower=lambda: ClsTokenTower(clip_encoder(vision), size),
+            make_tower=make_tower,
             weights={**clip_weights(), "projection": "visual_projection"},
             num_layers=vision.num_hidden_layers,
             image_spec=single_image_spec("CLIP", vision.patch_size, center_crop_options(side)),
         ),
     )
+
+
+def two_towers(*, out_size: int | None = None, bias: bool = False) -> TorchFactory[..., Backbone]:
+    """Return the backbone of texts and images in one space; `out_size` is that of a projection of text states."""
+
+    @makes("vision tower")
+    def backbone(*arguments: Any) -> Backbone:
+        from cenote.layers.two_towers import TwoTowers
+
+        return TwoTowers(*arguments, out_size=out_size, bias=bias)
+
+    return backbone
 
 
 def single_image_spec(
@@ -109,6 +125,8 @@ def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm:
 
     `num_layers` and `final_norm=False` stop at an intermediate layer, for models that use its hidden states.
     """
+    from cenote.layers.patch_encoders import make_cls_encoder
+
     per_side = config.image_size // config.patch_size
     spec = BackboneSpec(
         vocab_size=1,
@@ -116,7 +134,7 @@ def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm:
         has_final_norm=final_norm,
         **(common_spec_fields(config) | ({} if num_layers is None else {"num_layers": num_layers})),
     )
-    return Backbone(spec, partial(ClsPatchEmbedding, patch_dim=config.num_channels * config.patch_size**2))
+    return make_cls_encoder(spec, config.num_channels * config.patch_size**2)
 
 
 def clip_weights(stored_prefix: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:

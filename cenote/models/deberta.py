@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+import numpy as np
 
-from cenote.layers.attention import Attention
-from cenote.layers.backbone import MixerFactory
-from cenote.layers.disentangled_attention import DisentangledAttention, EmbeddingWithConv, RelativeDistances
-from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.layers.spec import BackboneSpec, HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, TorchFactory, makes
 from cenote.models.bert import bert
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SELF_ATTENTION = "encoder.layer.*.attention.self"
 MICROSOFT_MASKED_HEAD = {
@@ -47,8 +47,9 @@ def deberta_v2(config: HFConfig) -> Architecture:
 def deberta(config: HFConfig) -> Architecture:
     """DeBERTa-v1: queries, keys and values in one matrix, interleaved by head; keys have no bias."""
 
-    def split_qkv(weight: Tensor) -> Tensor:
-        return weight.view(config.num_attention_heads, 3, -1, weight.shape[1]).transpose(0, 1).flatten(0, 2)
+    def split_qkv(weight: Array) -> Array:
+        heads = weight.reshape(config.num_attention_heads, 3, -1, weight.shape[1])
+        return heads.swapaxes(0, 1).reshape(-1, weight.shape[1])
 
     return _deberta(
         config,
@@ -56,7 +57,7 @@ def deberta(config: HFConfig) -> Architecture:
             "layers.*.mixer.qkv.weight": DerivedWeight((f"{SELF_ATTENTION}.in_proj.weight",), split_qkv),
             "layers.*.mixer.qkv.bias": DerivedWeight(
                 (f"{SELF_ATTENTION}.q_bias", f"{SELF_ATTENTION}.v_bias"),
-                lambda query, value: _concat(query, torch.zeros_like(query), value),
+                lambda query, value: _concat(query, np.zeros_like(query), value),
             ),
         },
         position_key=[f"{SELF_ATTENTION}.pos_proj.weight"],
@@ -64,8 +65,8 @@ def deberta(config: HFConfig) -> Architecture:
     )
 
 
-def _concat(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
+def _concat(*parts: Array) -> Array:
+    return np.concatenate(parts)
 
 
 def _deberta(
@@ -115,11 +116,9 @@ def _deberta(
             alternative_weights=(*base.masked_head.alternative_weights, MICROSOFT_MASKED_HEAD),
         ),
     )
-    mixer: MixerFactory = Attention
     if is_relative:
-        mixer = partial(DisentangledAttention, distances=_relative_distances(config), pos_att_types=kinds)
-        architecture = replace(architecture, make_mixer=mixer)
-    return _with_convolution(architecture, mixer, config) if config.get("conv_kernel_size", 0) else architecture
+        architecture = replace(architecture, make_mixer=_disentangled_attention(config, kinds))
+    return _with_convolution(architecture, config) if config.get("conv_kernel_size", 0) else architecture
 
 
 def _project_tables(weights: WeightTable) -> WeightTable:
@@ -129,25 +128,41 @@ def _project_tables(weights: WeightTable) -> WeightTable:
         stored = weights[name]
         assert isinstance(stored, str), "a table is one matrix"
         sources = (f"{stored}.weight", "embeddings.embed_proj.weight")
-        projected[f"{name}.weight"] = DerivedWeight(sources, lambda table, matrix: table.float() @ matrix.float().T)
+        projected[f"{name}.weight"] = DerivedWeight(sources, _project)
     return projected
 
 
-def _relative_distances(config: HFConfig) -> RelativeDistances:
+def _project(table: Array, matrix: Array) -> Array:
+    return to_float32(table) @ to_float32(matrix).T
+
+
+def _disentangled_attention(config: HFConfig, kinds: Sequence[str]) -> TorchFactory[[BackboneSpec, int], nn.Module]:
     max_distance = max(config.get("max_relative_positions", -1), 0) or config.max_position_embeddings
-    return RelativeDistances(max_distance, max(config.get("position_buckets", -1), 0))
+    num_buckets = max(config.get("position_buckets", -1), 0)
+
+    @makes("disentangled attention")
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.disentangled_attention import DisentangledAttention, RelativeDistances
+
+        distances = RelativeDistances(max_distance, num_buckets)
+        return DisentangledAttention(spec, layer, distances=distances, pos_att_types=kinds)
+
+    return mixer
 
 
-def _project_positions(norm_eps: float | None, scale: float, table: Tensor, *rest: Tensor) -> Tensor:
+def _project_positions(norm_eps: float | None, scale: float, table: Array, *rest: Array) -> Array:
     """Project and scale the relative position embeddings; independent of the input, so computed at load time."""
-    params = [part.float() for part in rest]
-    table = table.float()
+    table, *params = (to_float32(part) for part in (table, *rest))
     if norm_eps is not None:
-        table = F.layer_norm(table, table.shape[-1:], params.pop(0), params.pop(0), norm_eps)
-    return F.linear(table, *params) * scale
+        centred = table - table.mean(axis=-1, keepdims=True)
+        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        table = centred / np.sqrt(variance + norm_eps) * params.pop(0) + params.pop(0)
+    matrix, *bias = params
+    projected = table @ matrix.T
+    return (projected + bias[0] if bias else projected) * scale
 
 
-def _with_convolution(architecture: Architecture, mixer: MixerFactory, config: HFConfig) -> Architecture:
+def _with_convolution(architecture: Architecture, config: HFConfig) -> Architecture:
     """Add the convolution of the v2 xlarge models; it follows the first layer, so both become part of the embedding."""
 
     def for_layer(number: int, stored: str | list[str] | DerivedWeight) -> str | list[str] | DerivedWeight:
@@ -163,15 +178,22 @@ def _with_convolution(architecture: Architecture, mixer: MixerFactory, config: H
         for number in range(config.num_hidden_layers) if "*" in name else ():
             module = f"layers.{number - 1}" if number else "embed.layer"
             weights[name.replace("layers.*", module)] = for_layer(number, stored)
+
+    @makes("convolution after the first layer")
+    def embedding(spec: BackboneSpec) -> nn.Module:
+        from cenote.layers.disentangled_attention import EmbeddingWithConv
+
+        return EmbeddingWithConv(
+            spec,
+            make_mixer=architecture.make_mixer,
+            kernel_size=config.conv_kernel_size,
+            groups=config.get("conv_groups", 1),
+            activation=config.get("conv_act", "tanh"),
+        )
+
     return replace(
         architecture,
         backbone=replace(architecture.backbone, num_layers=config.num_hidden_layers - 1),
         weights={**architecture.weights, **weights},
-        make_embedding=partial(
-            EmbeddingWithConv,
-            make_mixer=mixer,
-            kernel_size=config.conv_kernel_size,
-            groups=config.get("conv_groups", 1),
-            activation=config.get("conv_act", "tanh"),
-        ),
+        make_embedding=embedding,
     )

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from cenote.layers.attention import Attention
-from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, makes
 from cenote.models.llama import llama
 from cenote.models.weight_table import DerivedWeight
 
-
-class ZeroBranch(nn.Module):
-    """Return zeros, in place of a pruned attention or MLP branch."""
-
-    def forward(self, x: Tensor, *_: object) -> Tensor:
-        return torch.zeros_like(x)
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def decilm(config: HFConfig) -> Architecture:
@@ -33,17 +27,25 @@ def decilm(config: HFConfig) -> Architecture:
     base = llama(HFConfig({**config.values, "intermediate_size": max(widths)}, config.source))
     pruned = {
         # the checkpoint has no norm for a pruned branch
-        f"layers.{layer}.{norm}": DerivedWeight(("norm",), torch.ones_like)
+        f"layers.{layer}.{norm}": DerivedWeight(("norm",), np.ones_like)
         for layer in layers
         for norm, branch in (("mixer_norm", "attention"), ("mlp_norm", "ffn"))
         if blocks[layer][branch].get("no_op")
     }
 
+    @makes("layers of different sizes")
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.attention import Attention
+        from cenote.layers.backbone import ZeroBranch
+
         is_pruned = f"layers.{layer}.mixer_norm" in pruned
         return ZeroBranch() if is_pruned else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
 
+    @makes("layers of different sizes")
     def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.backbone import ZeroBranch
+        from cenote.layers.mlp import GatedMLP
+
         is_pruned = f"layers.{layer}.mlp_norm" in pruned
         return ZeroBranch() if is_pruned else GatedMLP(replace(spec, intermediate_size=widths[layer]))
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from cenote.layers.latent_attention import LatentAttention, LatentAttentionSpec
-from cenote.layers.moe import MoESpec
-from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.layers.spec import BackboneSpec, LatentAttentionSpec, MoESpec
+from cenote.models.architecture import Architecture, HFConfig, makes, rope_from_config
 from cenote.models.llama import bidirectional, llama
 from cenote.models.moe import with_moe
 from cenote.models.weight_table import WeightTable
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def deepseek_v3(config: HFConfig) -> Architecture:
@@ -64,12 +67,19 @@ def deepseek_v3(config: HFConfig) -> Architecture:
         q_lora_rank=config.get("q_lora_rank"),
         bias=config.get("attention_bias", False),
     )
+
+    @makes("multi-head latent attention")
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.latent_attention import LatentAttention
+
+        return LatentAttention(spec, sizes)
+
     architecture = replace(
         base,
         backbone=spec,
         weights={name: stored for name, stored in base.weights.items() if name != "layers.*.mixer.qkv"}
         | dict(attention_weights),
-        make_mixer=lambda spec, layer: LatentAttention(spec, sizes),
+        make_mixer=mixer,
         # the layer above the last is for multi-token prediction
         unused_weights=(*base.unused_weights, f"layers.{spec.num_layers}.*"),
     )

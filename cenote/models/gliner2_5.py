@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.boundary_head import BoundaryHeadSpec
+from cenote.layers.spec import BoundaryHeadSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.gliner2 import PROMPT, gliner2
 from cenote.models.weight_table import WeightTable

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
-from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 from cenote.models.weight_table import transposed_weight
 
 
 def gpt2(config: HFConfig) -> Architecture:
-    head_dim = config.n_embd // config.n_head
-
-    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
-        scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
-        divisor = layer + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
-        return Attention(replace(spec, scale=scale / divisor), layer)
-
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=config.vocab_size,
@@ -29,6 +19,8 @@ def gpt2(config: HFConfig) -> Architecture:
             num_heads=config.n_head,
             num_learned_positions=config.n_positions,
             causal=config.get("is_causal", True),
+            scale=None if config.get("scale_attn_weights", True) else 1.0,
+            divides_scale_by_layer=config.get("scale_attn_by_inverse_layer_idx", False),
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
@@ -52,7 +44,6 @@ def gpt2(config: HFConfig) -> Architecture:
         sequence_head=make_linear_head("score", bias=None),
         token_head=make_linear_head("classifier"),
         pairs_with_separator=False,
-        make_mixer=mixer,
     )
 
 

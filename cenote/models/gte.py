@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.errors import LoadError
-from cenote.models.architecture import Architecture, HFConfig, make_down_bias_mlp, rope_from_config
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.bert import bert, make_masked_head, with_rotary
 from cenote.models.checkpoint_names import GATED_MLP_NAMES
 from cenote.models.weight_table import DerivedWeight, swap_gate_first
@@ -29,7 +29,7 @@ def gte(config: HFConfig) -> Architecture:
     ]
     return replace(
         base,
-        backbone=replace(base.backbone, is_gated_mlp=True),
+        backbone=replace(base.backbone, is_gated_mlp=True, mlp_bias=False, down_bias=True),
         weights=GATED_MLP_NAMES,
         alternative_weights=(
             {
@@ -49,5 +49,4 @@ def gte(config: HFConfig) -> Architecture:
             heads[0],
             alternative_weights=(*heads[0].alternative_weights, heads[1].weights, *heads[1].alternative_weights),
         ),
-        make_mlp=make_down_bias_mlp,
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.tiled_vision import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.image_spec import ImageSpec, with_page_prompt
 from cenote.models.llama import llama
-from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
+from cenote.models.siglip import VISION_DEFAULTS, projected_siglip, siglip_weights
 from cenote.models.vision_spec import VisionSpec
 
 IMAGE_TOKEN = "<image>"
@@ -28,7 +27,7 @@ def idefics3(config: HFConfig) -> Architecture:
         prefixes=tuple(f"{prefix}text_model." for prefix in MODEL_PREFIXES),
         unused_weights=(*base.unused_weights, "*lm_head.*"),
         vision=VisionSpec(
-            make_tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=False, merge_size=factor),
+            make_tower=lambda: projected_siglip(vision, size, merge_size=factor),
             weights={
                 **siglip_weights(),
                 "projection": "connector.modality_projection.proj",

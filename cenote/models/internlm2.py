@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.llama import llama
 from cenote.models.weight_table import DerivedWeight
+from cenote.utils.arrays import Array
 
 
 def internlm2(config: HFConfig) -> Architecture:
     base = llama(config)
     spec = base.backbone
 
-    def split_qkv(stored: Tensor) -> Tensor:
+    def split_qkv(stored: Array) -> Array:
         """Reorder rows grouped by KV head (queries, key, value) to all queries, all keys, all values."""
         groups = stored.reshape(spec.num_key_value_heads, -1, spec.head_size, *stored.shape[1:])
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
-        return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
+        return np.concatenate([part.reshape(-1, *stored.shape[1:]) for part in parts])
 
     return replace(
         base,

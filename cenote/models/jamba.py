@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from cenote.errors import LoadError
-from cenote.layers.attention import Attention
-from cenote.layers.mamba import Mamba, MambaSpec
-from cenote.layers.moe import MoESpec
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.layers.spec import BackboneSpec, MambaSpec, MoESpec
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, makes
 from cenote.models.moe import with_moe
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def jamba(config: HFConfig) -> Architecture:
@@ -30,7 +29,11 @@ def jamba(config: HFConfig) -> Architecture:
         conv_bias=config.get("mamba_conv_bias", True),
     )
 
+    @makes("state-space layers")
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.attention import Attention
+        from cenote.layers.mamba import Mamba
+
         attends = layer % config.get("attn_layer_period", 8) == config.get("attn_layer_offset", 4)
         return Attention(spec, layer) if attends else Mamba(spec, mamba)
 

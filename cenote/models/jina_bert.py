@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from cenote.layers.attention import Attention
-from cenote.layers.norm import make_norm
-from cenote.layers.rotary import PositionInfo
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
-from cenote.models.architecture import Architecture, HFConfig, make_down_bias_mlp
+from cenote.models.architecture import Architecture, HFConfig, makes
 from cenote.models.bert import bert
 from cenote.models.weight_table import DerivedWeight, swap_gate_first
-from cenote.packed_batch import PackedBatch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 GATE_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
@@ -26,6 +24,8 @@ def jina_bert(config: HFConfig) -> Architecture:
         num_learned_positions=0 if alibi else base.backbone.num_learned_positions,
         relative_bias=RelativeBiasSpec() if alibi else None,
         is_gated_mlp=kind in GATE_ACTIVATIONS,
+        mlp_bias=kind not in GATE_ACTIVATIONS,
+        down_bias=True,
         activation=GATE_ACTIVATIONS.get(kind, base.backbone.activation),
     )
     # ForMaskedLM checkpoints are embedding models without an LM head
@@ -35,7 +35,6 @@ def jina_bert(config: HFConfig) -> Architecture:
     layer = "encoder.layer.*.mlp"
     architecture = replace(
         architecture,
-        make_mlp=make_down_bias_mlp,
         weights={
             **base.weights,
             "layers.*.mlp.up": f"{layer}.gated_layers",
@@ -53,7 +52,7 @@ def _with_qk_norm(base: Architecture) -> Architecture:
     return replace(
         base,
         backbone=replace(base.backbone, qk_norm="width"),
-        make_mixer=AttentionWithOutputNorm,
+        make_mixer=_attention_with_output_norm,
         weights={
             **base.weights,
             "layers.*.mixer.query_norm": f"{layer}.attention.self.layer_norm_q",
@@ -67,12 +66,8 @@ def _with_qk_norm(base: Architecture) -> Architecture:
     )
 
 
-class AttentionWithOutputNorm(Attention):
-    """Add the input and normalise inside the attention; the block then adds the input again."""
+@makes("norm after the attention residual")
+def _attention_with_output_norm(spec: BackboneSpec, layer: int) -> nn.Module:
+    from cenote.layers.attention_variants import AttentionWithOutputNorm
 
-    def __init__(self, spec: BackboneSpec, layer: int) -> None:
-        super().__init__(spec, layer)
-        self.out_norm = make_norm(spec)
-
-    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
-        return self.out_norm(x + super().forward(x, batch, position_info))  # type: ignore[no-any-return]
+    return AttentionWithOutputNorm(spec, layer)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.two_towers import TwoTowers
 from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.clip import two_towers
 from cenote.models.eva import check_values
 from cenote.models.jina_clip_text import MAX_LENGTH, jina_clip_text
 from cenote.models.jina_clip_vision import VISION_DEFAULTS, jina_clip_vision
@@ -30,6 +30,6 @@ def jina_clip(config: HFConfig) -> Architecture:
         default_adapters=(),
         prompts=text.get("hf_model_config_kwargs", {}).get("task_instructions") or {},
         max_length=MAX_LENGTH,
-        backbone_class=TwoTowers,
+        backbone_class=two_towers(),
         vision=jina_clip_vision(vision, base.backbone.hidden_size),
     )

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from torch import Tensor
-
 from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.checkpoint_names import FLASH_LAYERS, FLASH_LORA_NAMES, FLASH_NAMES, FLASH_NORMS, FLASH_TABLES
 from cenote.models.eva import check_values
 from cenote.models.jina_bert import jina_bert
 from cenote.models.jina_v3 import jina_v3, stored_adapters_from_config
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.utils.arrays import Array
 
 MAX_LENGTH = 8192  # of both
 # config.json names the repository of the text encoder; the sizes are those of its config.json there
@@ -80,8 +79,8 @@ def _merged_weights(config: HFConfig, task: str | None) -> WeightTable:
         )
     index, scaling = adapters.tasks.index(task), adapters.scaling
 
-    def merge(original: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        return original.float() + up[index].float() @ down[index].float() * scaling
+    def merge(original: Array, down: Array, up: Array) -> Array:
+        return to_float32(original) + to_float32(up[index]) @ to_float32(down[index]) * scaling
 
     matrices = {
         name: DerivedWeight((f"{down.rpartition('.0.')[0]}.original", down, up), merge)

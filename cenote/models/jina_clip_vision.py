@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from cenote.layers.attention import NormedAttention
-from cenote.layers.backbone import Backbone
-from cenote.layers.mlp import NormedGatedMLP
-from cenote.layers.pooling_towers import ClsPatchEmbedding, ClsTokenTower
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import HFConfig
 from cenote.models.clip import center_crop_options, single_image_spec
 from cenote.models.eva import check_values, image_rope
 from cenote.models.vision_spec import VisionSpec
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, conv_to_linear
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 NORM_EPS = 1e-6  # of the image encoder; not in config.json
 # values of both published models; the code of the authors does something else for others
@@ -51,11 +49,18 @@ def jina_clip_vision(config: HFConfig, text_size: int) -> VisionSpec:
     """Return the image encoder; its vectors have the size of the text encoder's."""
     check_values(config, FIXED_VISION_VALUES | {"embed_dim": config.width, "width": text_size})
     spec = _image_encoder_spec(config)
-    embedding = partial(ClsPatchEmbedding, patch_dim=3 * config.patch_size**2, bias=True, has_norm=False)
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.patch_encoders import make_eva_encoder
+        from cenote.layers.pooling_towers import ClsTokenTower
+
+        patch_dim = 3 * config.patch_size**2
+        return ClsTokenTower(
+            make_eva_encoder(spec, patch_dim, patch_bias=True, mlp_norm_eps=NORM_EPS, norms_attention=True)
+        )
+
     return VisionSpec(
-        make_tower=lambda: ClsTokenTower(
-            Backbone(spec, embedding, NormedAttention, lambda spec, _: NormedGatedMLP(spec, NORM_EPS))
-        ),
+        make_tower=make_tower,
         weights=VISION_WEIGHTS,
         num_layers=spec.num_layers,
         prefixes=("vision_model.",),
@@ -86,12 +91,12 @@ def _image_encoder_spec(config: HFConfig) -> BackboneSpec:
     )
 
 
-def _without_key_bias(query: Tensor, value: Tensor) -> Tensor:
-    return torch.cat((query, torch.zeros_like(query), value))
+def _without_key_bias(query: Array, value: Array) -> Array:
+    return np.concatenate((query, np.zeros_like(query), value))
 
 
 VISION_WEIGHTS: WeightTable = {
-    "encoder.embed.first": DerivedWeight(("cls_token",), torch.flatten),
+    "encoder.embed.first": DerivedWeight(("cls_token",), np.ravel),
     "encoder.embed.patches": DerivedWeight(("patch_embed.proj",), conv_to_linear),
     "encoder.embed.positions.weight": DerivedWeight(("pos_embed",), lambda stored: stored[0]),
     "encoder.layers.*.mixer.qkv.weight": [f"blocks.*.attn.{part}_proj.weight" for part in "qkv"],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from cenote.layers.attention import Attention
-from cenote.layers.convolution import GatedConvolution
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, makes, rope_from_config
 from cenote.models.llama import bidirectional
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def lfm2(config: HFConfig) -> Architecture:
@@ -23,7 +23,11 @@ def _lfm2(config: HFConfig, *, causal_convolutions: bool) -> Architecture:
     kinds = config.get("layer_types") or ["full" if n in attends else "conv" for n in range(config.num_hidden_layers)]
     width, bias = config.get("conv_L_cache", 3), config.get("conv_bias", False)
 
+    @makes("short convolutions")
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.attention import Attention
+        from cenote.layers.convolution import GatedConvolution
+
         if kinds[layer] == "conv":
             return GatedConvolution(replace(spec, causal=causal_convolutions), width, bias=bias)
         return Attention(spec, layer)

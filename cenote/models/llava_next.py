@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import VisionFeatures, VisionTower
-from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_patches
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
 from cenote.models.image_spec import ImageSpec
 from cenote.models.llama import llama, mistral
 from cenote.models.vision_spec import VisionSpec
-from cenote.packed_batch import PackedImages
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 # defaults of text_config keys that config.json may leave out
 LLAMA_DEFAULTS = {
@@ -36,12 +33,23 @@ def llava_next(config: HFConfig) -> Architecture:
     _check_config(config)
     depth = num_vision_layers(config.get("vision_feature_layer", -2), vision)
     side = vision.image_size
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.tiled_vision import LlavaNextTower
+
+        return LlavaNextTower(
+            clip_encoder(vision, num_layers=depth, final_norm=False),
+            text.backbone.hidden_size,
+            activation=config.get("projector_hidden_act", "gelu"),
+            bias=config.get("multimodal_projector_bias", True),
+        )
+
     return replace(
         text,
         prefixes=("language_model.model.", "model.language_model.", "language_model."),
         unused_weights=(*text.unused_weights, "*.lm_head.*", *unused_layers_above(depth, vision, "*vision_tower.*")),
         vision=VisionSpec(
-            make_tower=lambda: LlavaNextTower(config, vision, text.backbone.hidden_size, depth),
+            make_tower=make_tower,
             weights=_vision_weights("vision_tower.vision_model."),
             alternative_weights=(_vision_weights("vision_tower."),),
             prefixes=("", "model."),
@@ -60,19 +68,6 @@ def llava_next(config: HFConfig) -> Architecture:
             ),
         ),
     )
-
-
-class LlavaNextTower(VisionTower):
-    def __init__(self, config: HFConfig, vision: HFConfig, out_size: int, num_layers: int) -> None:
-        super().__init__()
-        activation, bias = config.get("projector_hidden_act", "gelu"), config.get("multimodal_projector_bias", True)
-        self.encoder = clip_encoder(vision, num_layers=num_layers, final_norm=False)
-        self.projector = VisionProjector(vision.hidden_size, out_size, activation=activation, bias=bias)
-        self.new_line = nn.Parameter(torch.empty(out_size))
-
-    def forward(self, images: PackedImages) -> VisionFeatures:
-        rows = self.projector(encode_patches(self.encoder, images))
-        return VisionFeatures(arrange_rows(rows, self.new_line[None], images))
 
 
 def num_vision_layers(feature_layer: int, vision: HFConfig) -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
-from cenote.layers.attention import Attention
-from cenote.layers.rotary import PositionInfo
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, makes
 from cenote.models.llama import bidirectional, mistral, pooling_from_config
-from cenote.packed_batch import PackedBatch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # of Transformers, for configs without rope_parameters
 ROPE = {
@@ -34,32 +32,17 @@ def ministral3(config: HFConfig) -> Architecture:
     rope = config.rope_parameters
     beta, trained = rope.get("llama_4_scaling_beta") or 0.0, rope.get("original_max_position_embeddings") or 0
 
+    @makes("queries scaled by position", beyond=trained)  # the scale is 1 up to the trained length
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
-        # the scale is 1 up to the trained length
-        if beta and trained and spec.max_positions > trained:
-            return PositionScaledAttention(spec, layer, beta, trained)
-        return Attention(spec, layer)
+        from cenote.layers.attention_variants import PositionScaledAttention
+
+        return PositionScaledAttention(spec, layer, beta, trained)
 
     base = mistral(config)
     pooling = pooling_from_config(config, default="last" if base.backbone.causal else "avg")
-    return replace(base, make_mixer=mixer, pooling=pooling)
+    return replace(base, make_mixer=mixer if beta and trained else None, pooling=pooling)
 
 
 def bidirectional_ministral3(config: HFConfig) -> Architecture:
     """The name of earlier Nemotron checkpoints."""
     return bidirectional(ministral3(HFConfig({**config.values, "is_causal": False}, config.source)))
-
-
-class PositionScaledAttention(Attention):
-    """Attention whose queries grow with their position: 1 + beta * log(1 + floor(position / trained length))."""
-
-    def __init__(self, spec: BackboneSpec, layer: int, beta: float, trained_length: int) -> None:
-        super().__init__(spec, layer)
-        self.beta, self.trained_length = beta, trained_length
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, position_info: PositionInfo
-    ) -> Tensor:
-        steps = (batch.positions // self.trained_length).float()
-        scale = (1 + self.beta * torch.log1p(steps)).to(query.dtype)
-        return super().attend(query * scale[:, None, None], key, value, batch, position_info)

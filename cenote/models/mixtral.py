@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.moe import MoESpec
+from cenote.layers.spec import MoESpec
 from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.llama import mistral
 from cenote.models.moe import with_moe

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.tiled_vision import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection
 from cenote.models.image_spec import ImageSpec
 from cenote.models.modernbert import modernbert
-from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
+from cenote.models.siglip import VISION_DEFAULTS, projected_siglip, siglip_weights
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
@@ -58,7 +57,7 @@ def modernvbert(config: HFConfig) -> Architecture:
         token_head=None,
         masked_head=None,
         vision=VisionSpec(
-            make_tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=False, merge_size=factor),
+            make_tower=lambda: projected_siglip(vision, size, merge_size=factor),
             weights=_vision_weights("vision_model.", "connector.modality_projection"),
             alternative_weights=(
                 _vision_weights("vision_model.vision_model.", "connector.modality_projection"),

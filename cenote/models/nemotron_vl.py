@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import VisionFeatures, VisionTower
-from cenote.layers.norm import LayerNorm
-from cenote.layers.tiled_vision import VisionProjector, merge_patches
-from cenote.layers.vision import pack_patches, patch_grids
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.image_spec import ImageSpec
 from cenote.models.llama import bidirectional_llama
 from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
-from cenote.packed_batch import PackedImages
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 # the checkpoint's template is that of its base language model and has no query and document roles
 CHAT_TEMPLATE = (
@@ -33,13 +32,19 @@ def nemotron_vl(config: HFConfig) -> Architecture:
     _check_config(config, vision)
     side = config.get("force_image_size", vision.image_size)
     block = round(1 / config.get("downsample_ratio", 0.5))
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.tiled_vision import NemotronVisionTower
+
+        return NemotronVisionTower(siglip_encoder(vision), text.backbone.hidden_size, block)
+
     return replace(
         text,
         prefixes=("language_model.", "model.language_model.", "language_model.model."),
         unused_weights=(*text.unused_weights, "*vision_model.head.*"),
         score_template="nemotron_vl_rerank",
         vision=VisionSpec(
-            make_tower=lambda: NemotronVisionTower(vision, text.backbone.hidden_size, block),
+            make_tower=make_tower,
             weights=_vision_weights("vision_model.vision_model."),
             alternative_weights=(_vision_weights("vision_model."),),
             prefixes=("", "model."),
@@ -62,23 +67,6 @@ def nemotron_vl(config: HFConfig) -> Architecture:
             ),
         ),
     )
-
-
-class NemotronVisionTower(VisionTower):
-    """Encode tiles with SigLIP and merge squares of patches into one row each."""
-
-    def __init__(self, vision: HFConfig, out_size: int, merge_size: int) -> None:
-        super().__init__()
-        width = vision.hidden_size * merge_size**2
-        self.merge_size = merge_size
-        self.encoder = siglip_encoder(vision)
-        self.norm = LayerNorm(width, 1e-5)
-        self.projector = VisionProjector(width, out_size)
-
-    def forward(self, images: PackedImages) -> VisionFeatures:
-        grids = patch_grids(images)
-        states = self.encoder(pack_patches(images.patches, [rows * columns for rows, columns in grids]))
-        return VisionFeatures(self.projector(self.norm(merge_patches(states, grids[0], self.merge_size))))
 
 
 def _vision_weights(stored_prefix: str) -> WeightTable:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
-from cenote.layers.backbone import build_mlp
-from cenote.layers.moe import MixtureOfExperts, MoESpec
-from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.layers.spec import BackboneSpec, MoESpec, RopeSpec
 from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_config
 from cenote.models.bert import bert, make_masked_head, with_rotary
 from cenote.models.checkpoint_names import FLASH_NAMES, GATED_MLP_NAMES
+from cenote.models.moe import make_experts
 from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.utils.arrays import Array
 
 # its config.json uses the keys of GPT-2
 CONFIG_KEYS = {
@@ -35,15 +33,7 @@ def nomic_bert(config: HFConfig) -> Architecture:
     config = HFConfig({**config.values, **own}, config.source)
     base = with_rotary(bert(config), config, rope_spec(config))
     every, experts = config.get("moe_every_n_layers", 0), config.get("num_experts", 0)
-
-    def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
-        if not every or layer % every != 1:
-            return build_mlp(spec, layer)
-        size, top_k = spec.intermediate_size, config.moe_top_k
-        return MixtureOfExperts(
-            spec, MoESpec(num_experts=experts, top_k=top_k, intermediate_size=size, is_gated=False, out_bias=True)
-        )
-
+    moe_layers = [layer for layer in range(config.num_hidden_layers) if every and layer % every == 1]
     return replace(
         base,
         backbone=replace(
@@ -57,7 +47,17 @@ def nomic_bert(config: HFConfig) -> Architecture:
         alternative_weights=(published_names(gated=name in GATE_ACTIVATIONS, num_experts=experts),),
         prefixes=("nomic_bert.", "bert.", "model.", ""),
         masked_head=make_vocabulary_head(base.backbone, bias=config.get("mlp_fc1_bias", True)),
-        make_mlp=mlp,
+        make_mlp=make_experts(_moe_spec(config, experts), moe_layers) if moe_layers else None,
+    )
+
+
+def _moe_spec(config: HFConfig, num_experts: int) -> MoESpec:
+    return MoESpec(
+        num_experts=num_experts,
+        top_k=config.moe_top_k,
+        intermediate_size=config.intermediate_size,
+        is_gated=False,
+        out_bias=True,
     )
 
 
@@ -79,14 +79,16 @@ def published_names(*, gated: bool, num_experts: int) -> WeightTable:
         **{name: stored.replace(".mixer.", ".attn.") for name, stored in FLASH_NAMES.items()},
         "layers.*.mlp.up": [f"{layer}.fc12", f"{layer}.fc11"] if gated else f"{layer}.fc1",
         "layers.*.mlp.router": f"{layer}.router.layer",
-        "layers.*.mlp.experts.up": DerivedWeight(
-            (f"{layer}.experts.mlp.w1",), lambda w: w.unflatten(0, (num_experts, -1))
-        ),
+        "layers.*.mlp.experts.up": DerivedWeight((f"{layer}.experts.mlp.w1",), lambda w: _by_expert(w, num_experts)),
         "layers.*.mlp.experts.down": DerivedWeight(
-            (f"{layer}.experts.mlp.w2",), lambda w: w.unflatten(0, (num_experts, -1)).mT
+            (f"{layer}.experts.mlp.w2",), lambda w: _by_expert(w, num_experts).swapaxes(1, 2)
         ),
         "layers.*.mlp.bias": f"{layer}.experts.bias",
     }
+
+
+def _by_expert(stored: Array, num_experts: int) -> Array:
+    return stored.reshape(num_experts, -1, *stored.shape[1:])
 
 
 def make_vocabulary_head(spec: BackboneSpec, *, bias: bool) -> Head:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone
-from cenote.layers.mlp import NormedGatedMLP
-from cenote.layers.pooling_towers import ClsPatchEmbedding, PooledResidualTower
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.two_towers import ImageEncoder
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, makes
 from cenote.models.clip import single_image_spec
 from cenote.models.eva import check_values, image_rope
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import Backbone, VisionTower
 
 # values of both published models; the code of the authors does something else for others
 FIXED_VALUES = {
@@ -55,16 +53,23 @@ def nomic_vision(config: HFConfig) -> Architecture:
         mlp_bias=config.mlp_fc1_bias,
     )
     patch_dim = config.get("num_channels", 3) * config.patch_size**2
-    embedding = partial(ClsPatchEmbedding, patch_dim=patch_dim, bias=config.patch_embed_bias, has_norm=False)
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.patch_encoders import make_eva_encoder
+        from cenote.layers.pooling_towers import PooledResidualTower
+
+        bias = config.patch_embed_bias
+        return PooledResidualTower(
+            make_eva_encoder(spec, patch_dim, patch_bias=bias, mlp_norm_eps=MLP_NORM_EPS, norms_attention=False)
+        )
+
     return Architecture(
         backbone=spec,
         weights={},
         prefixes=("",),
-        backbone_class=ImageEncoder,
+        backbone_class=_image_encoder,
         vision=VisionSpec(
-            make_tower=lambda: PooledResidualTower(
-                Backbone(spec, embedding, Attention, lambda spec, _: NormedGatedMLP(spec, MLP_NORM_EPS))
-            ),
+            make_tower=make_tower,
             weights=WEIGHTS,
             num_layers=spec.num_layers,
             image_spec=single_image_spec(
@@ -77,8 +82,15 @@ def nomic_vision(config: HFConfig) -> Architecture:
     )
 
 
+@makes("vision tower")
+def _image_encoder(*arguments: Any) -> Backbone:
+    from cenote.layers.two_towers import ImageEncoder
+
+    return ImageEncoder(*arguments)
+
+
 WEIGHTS: WeightTable = {
-    "encoder.embed.first": DerivedWeight(("embeddings.cls_token",), torch.flatten),
+    "encoder.embed.first": DerivedWeight(("embeddings.cls_token",), np.ravel),
     "encoder.embed.patches": "embeddings.proj",
     "encoder.embed.positions.weight": DerivedWeight(("embeddings.pos_embed",), lambda stored: stored[0]),
     "encoder.layers.*.mixer.qkv": "layers.*.attn.Wqkv",
@@ -88,7 +100,7 @@ WEIGHTS: WeightTable = {
     "encoder.layers.*.mlp.norm": "layers.*.mlp.norm",
     "encoder.layers.*.mlp.down": "layers.*.mlp.fc2",
     "encoder.layers.*.mlp_norm": "layers.*.norm2",
-    "pool.probe": DerivedWeight(("selector.attn.latent",), torch.flatten),
+    "pool.probe": DerivedWeight(("selector.attn.latent",), np.ravel),
     "pool.query": "selector.attn.Wq",
     "pool.key_value": "selector.attn.Wkv",
     "pool.out": "selector.attn.out_proj",

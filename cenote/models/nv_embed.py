@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from cenote.layers.backbone import Backbone
-from cenote.layers.latent_vectors import LatentLayer, LatentSpec
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.layers.spec import LatentSpec
+from cenote.models.architecture import Architecture, HFConfig, makes
 from cenote.models.llama import bidirectional, mistral
 from cenote.models.weight_table import DerivedWeight, swap_gate_first
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import Backbone
 
 LATENTS = "latent_attention_model"
 ATTENTION, MLP = f"{LATENTS}.cross_attend_blocks.0", f"{LATENTS}.cross_attend_blocks.1"
@@ -27,6 +25,13 @@ def nv_embed(config: HFConfig) -> Architecture:
         num_heads=sizes.get("num_cross_heads", 8),
         head_dim=sizes.get("cross_dim_head", 4096),
     )
+
+    @makes("attention to latent vectors")
+    def backbone(*arguments: Any) -> Backbone:
+        from cenote.layers.latent_vectors import LatentBackbone
+
+        return LatentBackbone(latents, *arguments)
+
     base = bidirectional(mistral(config))
     return replace(
         base,
@@ -44,21 +49,10 @@ def nv_embed(config: HFConfig) -> Architecture:
             "latents.down": f"{MLP}.fn.net.2",
         },
         prefixes=("",),
-        backbone_class=partial(LatentBackbone, latents),
+        backbone_class=backbone,
         appends_eos=bool(config.get("add_eos", True)),
     )
 
 
 def _prefixed(stored: Any) -> Any:
     return [f"embedding_model.{name}" for name in stored] if isinstance(stored, list) else f"embedding_model.{stored}"
-
-
-class LatentBackbone(Backbone):
-    """A backbone with a latent attention layer after its final norm."""
-
-    def __init__(self, latents: LatentSpec, spec: BackboneSpec, *factories: Any) -> None:
-        super().__init__(spec, *factories)
-        self.latents = LatentLayer(spec.hidden_size, latents)
-
-    def run_layers(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.latents(super().run_layers(*args, **kwargs))  # type: ignore[no-any-return]

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.models.architecture import Architecture, HFConfig, makes, rope_from_config
 from cenote.models.llama import llama, local_layer_pattern, local_rope_from_config
 
-
-class ClippedAttention(Attention):
-    """Attention that clamps queries, keys and values to [-limit, limit] (`clip_qkv`)."""
-
-    def __init__(self, spec: BackboneSpec, layer: int, limit: float) -> None:
-        super().__init__(spec, layer)
-        self.limit = limit
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (part.clamp(-self.limit, self.limit) for part in super().project(x))
-        return query, key, value
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def olmo(config: HFConfig) -> Architecture:
-    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
-        limit = config.get("clip_qkv")
-        return Attention(spec, layer) if limit is None else ClippedAttention(spec, layer, limit)
+    base, limit = llama(config), config.get("clip_qkv")
 
-    base = llama(config)
+    @makes("clipped attention")
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.attention_variants import ClippedAttention
+
+        return ClippedAttention(spec, layer, limit)
+
     return replace(
         base,
         backbone=replace(base.backbone, norm="layer", norm_affine=False, norm_eps=1e-5),
         weights={name: stored for name, stored in base.weights.items() if "norm" not in name},
-        make_mixer=mixer,
+        make_mixer=None if limit is None else mixer,
     )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.tiled_vision import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.gemma import gemma, gemma2
 from cenote.models.image_spec import ImageSpec, page_chat_template
 from cenote.models.llama import bidirectional
-from cenote.models.siglip import PIXEL_NORMALIZATION, VISION_DEFAULTS, siglip_encoder, siglip_weights
+from cenote.models.siglip import PIXEL_NORMALIZATION, VISION_DEFAULTS, projected_siglip, siglip_weights
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
@@ -54,7 +53,7 @@ def paligemma(config: HFConfig) -> Architecture:
         prefixes=TEXT_PREFIXES,
         unused_weights=(*base.unused_weights, "*lm_head.*", "*vision_model.head.*", "*vision_tower.head.*"),
         vision=VisionSpec(
-            make_tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=True),
+            make_tower=lambda: projected_siglip(vision, size, bias=True),
             weights=_vision_weights("vision_tower.vision_model."),
             alternative_weights=(_vision_weights("vision_tower."),),
             num_layers=vision.num_hidden_layers,

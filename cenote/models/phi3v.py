@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import VisionFeatures, VisionTower
-from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_patches, merge_patches
-from cenote.layers.vision import patch_grids
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
 from cenote.models.image_spec import ImageSpec
@@ -18,7 +15,10 @@ from cenote.models.llava_next import num_vision_layers, unused_layers_above
 from cenote.models.phi3 import phi3
 from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import DerivedWeight
-from cenote.packed_batch import PackedImages
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 # CLIP ViT-L/14 at 336 pixels; config.json gives its name without the sizes
 CLIP_LARGE_DEFAULTS = VISION_DEFAULTS | {
@@ -45,6 +45,13 @@ def phi3v(config: HFConfig) -> Architecture:
     text, vision = phi3(config), config.sub_config("img_processor", **CLIP_LARGE_DEFAULTS)
     _check_config(config, vision)
     depth, prefix = num_vision_layers(vision.layer_idx, vision), "img_processor.vision_model."
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.tiled_vision import Phi3VisionTower
+
+        encoder = clip_encoder(vision, num_layers=depth, final_norm=False)
+        return Phi3VisionTower(encoder, text.backbone.hidden_size, MERGE_SIZE)
+
     return replace(
         text,
         alternative_weights=({**text.weights, "embed.tokens": "vision_embed_tokens.wte"},),
@@ -55,7 +62,7 @@ def phi3v(config: HFConfig) -> Architecture:
             *unused_layers_above(depth, vision, f"*{prefix}"),
         ),
         vision=VisionSpec(
-            make_tower=lambda: Phi3VisionTower(vision, text.backbone.hidden_size, depth),
+            make_tower=make_tower,
             weights={
                 **clip_weights(prefix, final_norm=False),
                 "between": DerivedWeight(("sub_GN", "glb_GN"), _stack),
@@ -77,21 +84,8 @@ def phi3v(config: HFConfig) -> Architecture:
     )
 
 
-class Phi3VisionTower(VisionTower):
-    def __init__(self, vision: HFConfig, out_size: int, num_layers: int) -> None:
-        super().__init__()
-        width = vision.hidden_size * MERGE_SIZE**2
-        self.encoder = clip_encoder(vision, num_layers=num_layers, final_norm=False)
-        self.between = nn.Parameter(torch.empty(2, width))  # after each row, and between tiles and global image
-        self.projector = VisionProjector(width, out_size)
-
-    def forward(self, images: PackedImages) -> VisionFeatures:
-        squares = merge_patches(encode_patches(self.encoder, images), patch_grids(images)[0], MERGE_SIZE)
-        return VisionFeatures(self.projector(arrange_rows(squares, self.between, images, MERGE_SIZE)))
-
-
-def _stack(*stored: Tensor) -> Tensor:
-    return torch.stack([row.flatten() for row in stored])
+def _stack(*stored: Array) -> Array:
+    return np.stack([row.ravel() for row in stored])
 
 
 def _check_config(config: HFConfig, vision: HFConfig) -> None:

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
-import torch
-from torch import Tensor, nn
-
-from cenote.layers.attention import Attention
-from cenote.layers.moe import Experts, MixtureOfExperts, MoESpec
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.spec import MoESpec
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config
 from cenote.models.llama import llama
+from cenote.models.moe import make_experts
 from cenote.models.weight_table import DerivedWeight, derives_parts
+from cenote.utils.arrays import Array
 
 ROPE_DEFAULTS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
-
-
-class ClampedExperts(Experts):
-    """Experts with clamped SwiGLU, as in gpt-oss."""
-
-    def __init__(self, spec: MoESpec, hidden_size: int, activation: str, *, alpha: float, limit: float) -> None:
-        super().__init__(spec, hidden_size, activation)
-        self.alpha, self.limit = alpha, limit
-
-    def activate(self, up: Tensor) -> Tensor:
-        gate, up = up.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
 
 
 def privacy_filter(config: HFConfig) -> Architecture:
@@ -42,8 +25,9 @@ def privacy_filter(config: HFConfig) -> Architecture:
         bias=True,
         router_bias=True,
         norm_topk_prob=True,
+        swiglu_limit=config.get("swiglu_limit", 7.0),
+        swiglu_alpha=config.get("swiglu_alpha", 1.702),
     )
-    clamped = partial(ClampedExperts, alpha=config.get("swiglu_alpha", 1.702), limit=config.get("swiglu_limit", 7.0))
     experts_path = "layers.*.mlp.experts"
     return replace(
         base,
@@ -55,6 +39,7 @@ def privacy_filter(config: HFConfig) -> Architecture:
             window=config.sliding_window,
             qkv_bias=bias,
             out_bias=bias,
+            has_sinks=True,
             norm_eps=config.get("rms_norm_eps", 1e-5),
         ),
         weights={
@@ -66,19 +51,12 @@ def privacy_filter(config: HFConfig) -> Architecture:
             "layers.*.mlp.experts.down": DerivedWeight((f"{experts_path}.down_proj",), _transpose),
             "layers.*.mlp.experts.down_bias": f"{experts_path}.down_proj_bias",
         },
-        make_mixer=_attention_with_sinks,
-        make_mlp=lambda spec, layer: MixtureOfExperts(spec, experts, clamped),
+        make_mlp=make_experts(experts, range(config.num_hidden_layers)),
         sequence_head=None,
         token_head=make_linear_head("score"),
     )
 
 
-def _attention_with_sinks(spec: BackboneSpec, layer: int) -> nn.Module:
-    attention = Attention(spec, layer)
-    attention.sinks = nn.Parameter(torch.empty(spec.num_heads))
-    return attention
-
-
 @derives_parts({1: 2, 2: 1})
-def _transpose(stored: Tensor) -> Tensor:
-    return stored.transpose(1, 2)
+def _transpose(stored: Array) -> Array:
+    return stored.swapaxes(1, 2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.armorm import armorm
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.utils.arrays import Array
 
 NORM_EPS = 1e-5  # of torch.nn.BatchNorm1d
 
@@ -35,7 +35,7 @@ def _gate_weights(num_layers: int) -> WeightTable:
     first = "gating.layers.0.weight"
     table: dict[str, DerivedWeight | str] = {
         "head.gate.0.weight": first,
-        "head.gate.0.bias": DerivedWeight((first,), lambda weight: torch.zeros(len(weight))),
+        "head.gate.0.bias": DerivedWeight((first,), lambda weight: np.zeros(len(weight), np.float32)),
     }
     for layer in range(1, num_layers + 1):
         linear, norm = f"gating.layers.{3 * layer}", f"gating.layers.{3 * layer - 1}"
@@ -47,21 +47,22 @@ def _gate_weights(num_layers: int) -> WeightTable:
     return table
 
 
-def _mean_of_rows(num_quantiles: int) -> Callable[[Tensor], Tensor]:
-    def mean(weight: Tensor) -> Tensor:
+def _mean_of_rows(num_quantiles: int) -> Callable[[Array], Array]:
+    def mean(weight: Array) -> Array:
         if len(weight) % num_quantiles:
             return weight  # its shape is reported as that of other parameters
-        return weight.float().reshape(-1, num_quantiles, weight.shape[1]).mean(dim=1)
+        means: Array = to_float32(weight).reshape(-1, num_quantiles, weight.shape[1]).mean(axis=1)
+        return means
 
     return mean
 
 
-def _fold_scale(weight: Tensor, scale: Tensor, variance: Tensor) -> Tensor:
-    return weight.float() * (scale.float() * (variance.float() + NORM_EPS).rsqrt())
+def _fold_scale(weight: Array, scale: Array, variance: Array) -> Array:
+    return to_float32(weight) * (to_float32(scale) / np.sqrt(to_float32(variance) + NORM_EPS))
 
 
 def _fold_shift(
-    weight: Tensor, scale: Tensor, variance: Tensor, shift: Tensor, mean: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    folded = weight.float() @ shift.float() - _fold_scale(weight, scale, variance) @ mean.float()
-    return folded if bias is None else folded + bias.float()
+    weight: Array, scale: Array, variance: Array, shift: Array, mean: Array, bias: Array | None = None
+) -> Array:
+    folded: Array = to_float32(weight) @ to_float32(shift) - _fold_scale(weight, scale, variance) @ to_float32(mean)
+    return folded if bias is None else folded + to_float32(bias)

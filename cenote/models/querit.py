@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.qwen import qwen3
 from cenote.models.weight_table import DerivedWeight
+from cenote.utils.arrays import Array
 
 
 def querit(config: HFConfig) -> Architecture:
@@ -31,6 +30,6 @@ def querit(config: HFConfig) -> Architecture:
     )
 
 
-def half_margin(stored: Tensor) -> Tensor:
+def half_margin(stored: Array) -> Array:
     """Return one row for two: the score is P(relevant) - P(irrelevant), which is tanh of half the margin of logits."""
     return (stored[1:] - stored[:1]) / 2

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.layers.vision import (
-    PatchEmbedding,
-    PatchMerger,
-    conv3d_to_linear,
-    pack_patches,
-    patch_grids,
-    patch_positions,
-)
 from cenote.models.architecture import Architecture, Head, HFConfig, StoredProjection
 from cenote.models.image_spec import ImageSpec
 from cenote.models.qwen import qwen2
 from cenote.models.vision_spec import VisionSpec
-from cenote.models.weight_table import DerivedWeight, WeightTable
-from cenote.packed_batch import PackedImages
+from cenote.models.weight_table import DerivedWeight, WeightTable, conv3d_to_linear
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 # prefixes of current checkpoints, of older ones, and of models that wrap Qwen2-VL
 BASE_TEXT_PREFIXES = ("model.language_model.", "language_model.", "model.")
@@ -48,22 +42,6 @@ TOWER_WEIGHTS: WeightTable = {
 }
 
 
-class QwenVisionTower(VisionTower):
-    """Vision tower with full attention over the patches of an image."""
-
-    def __init__(self, spec: BackboneSpec, patch_dim: int, merge_size: int, out_size: int) -> None:
-        super().__init__()
-        self.merge_size = merge_size
-        self.blocks = Backbone(spec, lambda spec: PatchEmbedding(spec, patch_dim, bias=False))
-        self.merger = PatchMerger(spec.hidden_size, merge_size, out_size)
-
-    def forward(self, images: PackedImages) -> VisionFeatures:
-        grids = patch_grids(images)
-        positions = patch_positions(grids, self.merge_size).to(images.patches.device)
-        batch = pack_patches(images.patches, [rows * columns for rows, columns in grids], positions)
-        return VisionFeatures(self.merger(self.blocks(batch)))
-
-
 def qwen2_vl(config: HFConfig) -> Architecture:
     vision = config.sub_config("vision_config", depth=32, embed_dim=1280, hidden_size=3584, mlp_ratio=4, num_heads=16)
     vision = vision.with_defaults(**PATCH_DEFAULTS)
@@ -81,11 +59,17 @@ def qwen2_vl(config: HFConfig) -> Architecture:
         activation=vision.get("hidden_act", "quick_gelu"),
         norm_eps=NORM_EPS,
     )
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.qwen_vision import QwenVisionTower
+
+        return QwenVisionTower(spec, patch_dim(vision), vision.spatial_merge_size, vision.hidden_size)
+
     mlp: WeightTable = {"blocks.layers.*.mlp.up": "blocks.*.mlp.fc1", "blocks.layers.*.mlp.down": "blocks.*.mlp.fc2"}
     return replace(
         text_architecture(config),
         vision=VisionSpec(
-            make_tower=lambda: QwenVisionTower(spec, patch_dim(vision), vision.spatial_merge_size, vision.hidden_size),
+            make_tower=make_tower,
             weights={**TOWER_WEIGHTS, **mlp},
             num_layers=spec.num_layers,
             image_spec=image_spec(config, vision),

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from cenote.errors import LoadError
-from cenote.layers.attention import Attention
-from cenote.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetSpec
-from cenote.layers.linear import Linear
-from cenote.layers.rotary import PositionInfo, apply_rotary
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.layers.spec import BackboneSpec, GatedDeltaNetSpec
+from cenote.models.architecture import Architecture, HFConfig, makes, rope_from_config
 from cenote.models.qwen import qwen3
 from cenote.models.qwen3_vl import (
     TEXT_PREFIXES,
@@ -23,7 +18,9 @@ from cenote.models.qwen3_vl import (
     qwen3_vision_spec,
 )
 from cenote.models.weight_table import WeightTable
-from cenote.packed_batch import PackedBatch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ATTENTION_CONTRACT = "retrieval_attention_contract"
 CAUSAL_BY_CONTRACT = {"causal": True, "bidirectional": False}
@@ -69,7 +66,11 @@ def qwen3_5(config: HFConfig) -> Architecture:
         conv_kernel_size=config.linear_conv_kernel_dim,
     )
 
+    @makes("linear attention")
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.attention_variants import GatedAttention
+        from cenote.layers.gated_delta_net import GatedDeltaNet
+
         return GatedDeltaNet(spec, delta) if kinds[layer] == "linear_attention" else GatedAttention(spec, layer)
 
     has_vision = "vision_config" in config
@@ -114,25 +115,3 @@ def _vision_config(config: HFConfig) -> HFConfig:
     """Return the config of the Qwen3-VL tower without deepstack layers."""
     vision = config.sub_config("vision_config", **VISION_DEFAULTS)
     return HFConfig({**vision.values, "deepstack_visual_indexes": ()}, vision.source)
-
-
-class GatedAttention(Attention):
-    """Attention with an output gate per head; `qkv` stores the gate of a head after its query."""
-
-    def __init__(self, spec: BackboneSpec, layer: int) -> None:
-        super().__init__(spec, layer)
-        queries, keys, values = self.qkv_sizes
-        self.projection_sizes = [2 * queries, keys, values]
-        self.qkv = Linear(spec.hidden_size, sum(self.projection_sizes), bias=spec.qkv_bias)
-
-    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
-        assert self.query_norm is not None and self.key_norm is not None and position_info.cos_sin is not None
-        query, key, value = self.qkv(x).split(self.projection_sizes, dim=-1)
-        query, gate = query.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
-        key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in (key, value))
-        query, key = (
-            apply_rotary(self.query_norm(query), position_info.cos_sin),
-            apply_rotary(self.key_norm(key), position_info.cos_sin),
-        )
-        attended = self.attend(query, key, value, batch, position_info) * gate.sigmoid()
-        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]

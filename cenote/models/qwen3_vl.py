@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
-from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower
-from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.layers.vision import Grid, PatchMerger, conv3d_to_linear, pack_patches, patch_grids, patch_positions
 from cenote.models.architecture import Architecture, HFConfig, StoredProjection, rope_from_config
 from cenote.models.image_spec import ImageSpec
 from cenote.models.qwen import qwen3
 from cenote.models.vision_spec import VisionSpec
-from cenote.models.weight_table import DerivedWeight, WeightTable
-from cenote.packed_batch import PackedImages
+from cenote.models.weight_table import DerivedWeight, WeightTable, conv3d_to_linear
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import VisionTower
 
 NORM_EPS = 1e-6
 PIXEL_HALF = (0.5, 0.5, 0.5)
@@ -96,8 +93,17 @@ def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
     for number in range(len(deepstack_layers)):
         merger = f"deeper.{number}"
         weights = {**weights, **_merger_weights(merger, f"deepstack_merger_list.{number}", norm=f"{merger}.norm")}
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.qwen_vision import Qwen3VisionTower
+
+        patch_dim = vision.in_channels * vision.patch_size**2
+        return Qwen3VisionTower(
+            _tower_spec(vision), patch_dim, vision.spatial_merge_size, vision.out_hidden_size, deepstack_layers
+        )
+
     return VisionSpec(
-        make_tower=lambda: Qwen3VisionTower(vision),
+        make_tower=make_tower,
         weights=weights,
         num_layers=vision.depth,
         image_spec=ImageSpec(
@@ -114,6 +120,25 @@ def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
     )
 
 
+def _tower_spec(vision: HFConfig) -> BackboneSpec:
+    quarter = vision.hidden_size // vision.num_heads // 4
+    return BackboneSpec(
+        vocab_size=1,
+        hidden_size=vision.hidden_size,
+        intermediate_size=vision.intermediate_size,
+        num_layers=vision.depth,
+        num_heads=vision.num_heads,
+        num_learned_positions=vision.num_position_embeddings,
+        max_positions=MAX_PATCHES_PER_SIDE,
+        rope=RopeSpec(mrope_axes=(0,) * quarter + (1,) * quarter, shared_frequencies=True),
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation=vision.hidden_act,
+        norm_eps=NORM_EPS,
+    )
+
+
 def _merger_weights(prefix: str, stored_prefix: str, *, norm: str) -> WeightTable:
     """Return the weight table of a merger; the main merger's norm is the final norm of the blocks."""
     return {
@@ -121,64 +146,3 @@ def _merger_weights(prefix: str, stored_prefix: str, *, norm: str) -> WeightTabl
         f"{prefix}.up": f"{stored_prefix}.linear_fc1",
         f"{prefix}.down": f"{stored_prefix}.linear_fc2",
     }
-
-
-class Qwen3VisionTower(VisionTower):
-    def __init__(self, config: HFConfig) -> None:
-        super().__init__()
-        size, quarter = config.hidden_size, config.hidden_size // config.num_heads // 4
-        self.merge_size = config.spatial_merge_size
-        self.deepstack_layers = tuple(config.deepstack_visual_indexes)
-        self.patches = Linear(config.in_channels * config.patch_size**2, size, bias=True)
-        self.positions = EmbeddingTable(config.num_position_embeddings, size)
-        spec = BackboneSpec(
-            vocab_size=1,
-            hidden_size=size,
-            intermediate_size=config.intermediate_size,
-            num_layers=config.depth,
-            num_heads=config.num_heads,
-            max_positions=MAX_PATCHES_PER_SIDE,
-            rope=RopeSpec(mrope_axes=(0,) * quarter + (1,) * quarter, shared_frequencies=True),
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
-            activation=config.hidden_act,
-            norm_eps=NORM_EPS,
-        )
-        self.blocks = Backbone(spec, lambda _: nn.Identity())
-        self.merger = PatchMerger(size, self.merge_size, config.out_hidden_size)
-        self.deeper = nn.ModuleList(
-            PatchMerger(size, self.merge_size, config.out_hidden_size, NORM_EPS) for _ in self.deepstack_layers
-        )
-
-    def forward(self, images: PackedImages) -> VisionFeatures:
-        grids = patch_grids(images)
-        positions = patch_positions(grids, self.merge_size)
-        x = self.patches(images.patches)
-        x = x + interpolate_positions(self.positions.weight, positions, grids).to(x.dtype)
-        batch = pack_patches(x, [rows * columns for rows, columns in grids], positions.to(x.device))
-        deepstack_states: list[Tensor] = []
-
-        def collect_deepstack(number: int, x: Tensor, branch: Tensor | None) -> Tensor:
-            if number in self.deepstack_layers:
-                deepstack_states.append(x if branch is None else x + branch)
-            return x
-
-        last = self.blocks.run_layers(x, batch, layer_hook=collect_deepstack)
-        deepstack = tuple(merger(states) for merger, states in zip(self.deeper, deepstack_states, strict=True))
-        return VisionFeatures(self.merger(last), deepstack)
-
-
-def interpolate_positions(table: Tensor, positions: Tensor, grids: Sequence[Grid]) -> Tensor:
-    """Interpolate a square table of learned positions bilinearly (aligned corners) to the positions of each grid."""
-    side = int(len(table) ** 0.5)
-    counts = torch.tensor([rows * columns for rows, columns in grids])
-    spans = (torch.tensor(grids) - 1).clamp(min=1).repeat_interleave(counts, dim=0).T
-    exact = positions * (side - 1) / spans
-    low = exact.floor().long()
-    high, fraction = (low + 1).clamp(max=side - 1), (exact - low).to(table.device)
-    total = torch.zeros(len(fraction[0]), table.shape[1], device=table.device)
-    for row, row_weight in ((low[0], 1 - fraction[0]), (high[0], fraction[0])):
-        for column, column_weight in ((low[1], 1 - fraction[1]), (high[1], fraction[1])):
-            total += table[(row * side + column).to(table.device)] * (row_weight * column_weight)[:, None]
-    return total

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.qwen3_vl import qwen3_vl
 from cenote.models.qwen_moe import moe_spec_from_config, with_moe_layers
 from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.utils.arrays import Array
 
 # defaults of missing keys that differ from Qwen3-VL
 TEXT_DEFAULTS = {"head_dim": None, "num_key_value_heads": 16, "num_experts_per_tok": 4, "intermediate_size": 5632}
@@ -29,8 +28,8 @@ def _transpose_experts(table: WeightTable, rows: dict[str, int]) -> WeightTable:
     """Transpose fused experts, which published checkpoints store as [experts, in, out]."""
 
     def derived(name: str, rows: int) -> DerivedWeight:
-        def transpose(stored: Tensor) -> Tensor:
-            return stored if stored.shape[1] == rows else stored.transpose(1, 2)
+        def transpose(stored: Array) -> Array:
+            return stored if stored.shape[1] == rows else stored.swapaxes(1, 2)
 
         return DerivedWeight((name,), transpose)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.moe import MoESpec
+from cenote.layers.spec import MoESpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.moe import with_moe
 from cenote.models.qwen import qwen2, qwen3

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from cenote.layers.backbone import Backbone
-from cenote.layers.pooling_towers import AttentionPoolingTower, FixedPatchEmbedding, InterpolatedPatchEmbedding
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.two_towers import TwoTowers
-from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import block_weights, common_spec_fields, single_image_spec
+from cenote.models.clip import block_weights, common_spec_fields, single_image_spec, two_towers
 from cenote.models.image_spec import ImageSpec
 from cenote.models.vision_spec import VisionSpec
-from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable, conv_to_linear
+from cenote.utils.arrays import Array
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import Backbone, VisionTower
 
 # defaults of keys that config.json may leave out
 TEXT_DEFAULTS = {
@@ -50,7 +50,7 @@ def siglip(config: HFConfig) -> Architecture:
     side = vision.image_size
     options = {"image_size": side, "size": {"height": side, "width": side}, **PIXEL_NORMALIZATION}
     images = single_image_spec("SigLIP", vision.patch_size, options)
-    return _siglip(config, vision, lambda: siglip_encoder(vision), conv_to_linear, images)
+    return _siglip(config, vision, None, conv_to_linear, images)
 
 
 def siglip2(config: HFConfig) -> Architecture:
@@ -58,21 +58,24 @@ def siglip2(config: HFConfig) -> Architecture:
     vision = config.sub_config("vision_config", num_patches=256, **VISION_DEFAULTS)
     images = single_image_spec("SigLIP", vision.patch_size, PIXEL_NORMALIZATION, "naflex")
     channels_first = partial(_channels_first, channels=vision.num_channels)
-    encoder = partial(
-        siglip_encoder, vision, num_patches=vision.num_patches, patch_embedding=InterpolatedPatchEmbedding
-    )
-    return _siglip(config, vision, encoder, channels_first, images)
+    return _siglip(config, vision, vision.num_patches, channels_first, images)
 
 
 def _siglip(
     config: HFConfig,
     vision: HFConfig,
-    encoder: Callable[[], Backbone],
-    patch_weight: Callable[[Tensor], Tensor],
+    num_patches: int | None,
+    patch_weight: Callable[[Array], Array],
     images: ImageSpec,
 ) -> Architecture:
     text = config.sub_config("text_config", **TEXT_DEFAULTS)
     size = text.get("projection_size", text.hidden_size)
+
+    def make_tower() -> VisionTower:
+        from cenote.layers.pooling_towers import AttentionPoolingTower
+
+        return AttentionPoolingTower(siglip_encoder(vision, num_patches=num_patches))
+
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=text.vocab_size, num_learned_positions=text.max_position_embeddings, **common_spec_fields(text)
@@ -88,9 +91,9 @@ def _siglip(
         padded_length=text.max_position_embeddings,  # padding is attended to, and the last position is pooled
         unused_weights=("logit_scale", "logit_bias"),
         projected_size=size,
-        backbone_class=partial(TwoTowers, out_size=size, bias=True),
+        backbone_class=two_towers(out_size=size, bias=True),
         vision=VisionSpec(
-            make_tower=lambda: AttentionPoolingTower(encoder()),
+            make_tower=make_tower,
             weights={
                 **siglip_weights(),
                 "encoder.embed.patches": DerivedWeight(("vision_model.embeddings.patch_embedding",), patch_weight),
@@ -102,16 +105,24 @@ def _siglip(
     )
 
 
-def siglip_encoder(
-    config: HFConfig,
-    *,
-    num_patches: int | None = None,
-    patch_embedding: Callable[..., nn.Module] = FixedPatchEmbedding,
-) -> Backbone:
-    """Build the vision transformer; each image or tile is a sequence of patches."""
+def siglip_encoder(config: HFConfig, *, num_patches: int | None = None) -> Backbone:
+    """Build the vision transformer; each image or tile is a sequence of patches.
+
+    With `num_patches`, the table of that many positions is interpolated to images of any size.
+    """
+    from cenote.layers.patch_encoders import make_patch_encoder
+
     num_positions = num_patches or (config.image_size // config.patch_size) ** 2
     spec = BackboneSpec(vocab_size=1, num_learned_positions=num_positions, **common_spec_fields(config))
-    return Backbone(spec, partial(patch_embedding, patch_dim=config.num_channels * config.patch_size**2))
+    patch_dim = config.num_channels * config.patch_size**2
+    return make_patch_encoder(spec, patch_dim, interpolates_positions=num_patches is not None)
+
+
+def projected_siglip(config: HFConfig, size: int, *, bias: bool = False, merge_size: int = 1) -> VisionTower:
+    """Build the vision transformer with a linear layer after it; squares of `merge_size` patches become one row."""
+    from cenote.layers.tiled_vision import ProjectedTower
+
+    return ProjectedTower(siglip_encoder(config), size, bias=bias, merge_size=merge_size)
 
 
 def siglip_weights(stored_prefix: str = "vision_model.") -> WeightTable:
@@ -127,7 +138,7 @@ def siglip_weights(stored_prefix: str = "vision_model.") -> WeightTable:
 def pooling_weights() -> WeightTable:
     """Return the weight table of the attention pooling head, whose QKV matrices are stored as one."""
     table: dict[str, str | list[str] | DerivedWeight] = {
-        "pool.probe": DerivedWeight(("vision_model.head.probe",), torch.flatten),
+        "pool.probe": DerivedWeight(("vision_model.head.probe",), np.ravel),
         "pool.out": "vision_model.head.attention.out_proj",
         "pool.norm": "vision_model.head.layernorm",
         "pool.mlp.up": "vision_model.head.mlp.fc1",
@@ -142,8 +153,8 @@ def pooling_weights() -> WeightTable:
     return table
 
 
-def _channels_first(stored: Tensor, channels: int) -> Tensor:
+def _channels_first(stored: Array, channels: int) -> Array:
     """Reorder the columns of a patch projection from channels-last to channels-first."""
-    if stored.dim() == 1:
+    if stored.ndim == 1:
         return stored
-    return stored.reshape(len(stored), -1, channels).transpose(1, 2).flatten(1)
+    return stored.reshape(len(stored), -1, channels).swapaxes(1, 2).reshape(len(stored), -1)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.weight_table import DerivedWeight
+from cenote.models.weight_table import DerivedWeight, to_float32
+from cenote.utils.arrays import Array
 
 
 def static_embedding(config: HFConfig) -> Architecture:
     """Return the mean of a table's rows; model2vec may store rows that tokens share, and a weight per token."""
 
-    def select(rows: Tensor, mapping: Tensor) -> Tensor:
-        return rows[mapping.long()]
+    def select(rows: Array, mapping: Array) -> Array:
+        return rows[mapping.astype(np.int64)]
 
-    def weigh(rows: Tensor, weights: Tensor) -> Tensor:
-        return rows.float() * weights.float()[:, None]
+    def weigh(rows: Array, weights: Array) -> Array:
+        return to_float32(rows) * to_float32(weights)[:, None]
 
-    def select_and_weigh(rows: Tensor, mapping: Tensor, weights: Tensor) -> Tensor:
+    def select_and_weigh(rows: Array, mapping: Array, weights: Array) -> Array:
         return weigh(select(rows, mapping), weights)
 
     table = "embed.tokens.weight"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from cenote.layers.decoder_step import DecoderStepBackbone
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
-from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, makes
+
+if TYPE_CHECKING:
+    from cenote.layers.backbone import Backbone
 
 
 def t5(config: HFConfig) -> Architecture:
@@ -75,12 +77,19 @@ def _with_decoder_step(encoder: Architecture, config: HFConfig) -> Architecture:
             f"{name}.mlp.down": f"{block}.2.DenseReluDense.wo",
             f"{name}.mlp_norm": f"{block}.2.layer_norm",
         }
+
+    @makes("decoder beside the encoder")
+    def backbone(*arguments: Any) -> Backbone:
+        from cenote.layers.decoder_step import DecoderStepBackbone
+
+        return DecoderStepBackbone(start, num_layers, scale, *arguments)
+
     return replace(
         encoder,
         pooling="LAST",
         weights=weights,
         alternative_weights=({**weights, "embed.tokens": "encoder.embed_tokens"},),
-        backbone_class=partial(DecoderStepBackbone, start, num_layers, scale),
+        backbone_class=backbone,
         sequence_head=make_linear_head("lm_head", bias=False, pooling="LAST"),
         pairs_with_separator=False,
     )

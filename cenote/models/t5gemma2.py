@@ -6,14 +6,19 @@ Rerankers (KaLM-Reranker-V1) score by the logits of the decoder's last token. Th
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from cenote.errors import LoadError
-from cenote.layers.encoder_decoder import EmbeddingWithImageEnd, EncoderDecoder, UnevenWindowAttention
-from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, makes
 from cenote.models.gemma import gemma3
 from cenote.models.text_format import PairLengths
 from cenote.models.weight_table import WeightTable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cenote.layers.backbone import Backbone
 
 NOT_READ = ("lm_head.*", "encoder.vision_tower.*", "encoder.multi_modal_projector.*")
 PROMPT_TOKENS = 512  # room for the instruction and the template, beside the longest query and document
@@ -30,6 +35,26 @@ def t5gemma2(config: HFConfig) -> Architecture:
         for prefix in ("encoder.text_model.", "encoder.")
     )
     window = text.sliding_window or 0  # split between both sides: if it is even, one token less before the query
+    image_end = vision.get("eoi_token_index", 256_000)
+
+    @makes("embedding of the end of an image")
+    def embedding(spec: BackboneSpec) -> nn.Module:
+        from cenote.layers.encoder_decoder import EmbeddingWithImageEnd
+
+        return EmbeddingWithImageEnd(image_end, spec)
+
+    @makes("uneven attention window")
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        from cenote.layers.encoder_decoder import UnevenWindowAttention
+
+        return UnevenWindowAttention((window - 1) // 2, spec, layer)
+
+    @makes("decoder beside the encoder")
+    def backbone(*arguments: Any) -> Backbone:
+        from cenote.layers.encoder_decoder import EncoderDecoder
+
+        return EncoderDecoder(decoder.backbone, config.values.get("encoder_chunk_size", 4), *arguments)
+
     base = replace(
         encoder,
         pooling="MEAN",
@@ -39,8 +64,8 @@ def t5gemma2(config: HFConfig) -> Architecture:
         unused_weights=(*NOT_READ, "decoder.*"),
         sequence_head=None,
         token_head=None,
-        make_embedding=partial(EmbeddingWithImageEnd, vision.get("eoi_token_index", 256_000)),
-        make_mixer=partial(UnevenWindowAttention, (window - 1) // 2),
+        make_embedding=embedding,
+        make_mixer=mixer,
     )
     own = {
         f"decoder.{path}": name
@@ -55,7 +80,7 @@ def t5gemma2(config: HFConfig) -> Architecture:
         weights={**tables[0], **own},
         alternative_weights=tuple({**table, **own} for table in tables[1:]),
         unused_weights=(*NOT_READ, "decoder.embed_tokens.*"),  # tied to the encoder's
-        backbone_class=partial(EncoderDecoder, decoder.backbone, config.values.get("encoder_chunk_size", 4)),
+        backbone_class=backbone,
         sequence_head=make_linear_head("lm_head", bias=False, pooling="LAST"),
         pair_lengths=lengths,
         required_tokens=("<bos>", "<start_of_turn>", "<end_of_turn>"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.layers.spec import RopeSpec
-from cenote.models.architecture import Architecture, HFConfig, make_down_bias_mlp
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import llama
 from cenote.models.weight_table import DerivedWeight
+from cenote.utils.arrays import Array
 
 
 def telechat2(config: HFConfig) -> Architecture:
@@ -24,14 +24,15 @@ def telechat2(config: HFConfig) -> Architecture:
     base = llama(HFConfig({**config.values, **names}, config.source))
     spec = base.backbone
 
-    def split_qkv(query: Tensor, pairs: Tensor) -> Tensor:
+    def split_qkv(query: Array, pairs: Array) -> Array:
         """Reorder keys and values interleaved by head to all queries, all keys, all values."""
         heads = pairs.reshape(spec.num_key_value_heads, 2, spec.head_size, -1)
-        return torch.cat((query, heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1)))
+        keys, values = (heads[:, part].reshape(-1, heads.shape[-1]) for part in (0, 1))
+        return np.concatenate((query, keys, values))
 
     return replace(
         base,
-        backbone=replace(spec, out_bias=True, rope=_rope_spec(config, spec.head_size)),
+        backbone=replace(spec, out_bias=True, mlp_bias=False, down_bias=True, rope=_rope_spec(config, spec.head_size)),
         weights={
             "embed.tokens": "word_embeddings",
             "layers.*.mixer.qkv": DerivedWeight(
@@ -45,7 +46,6 @@ def telechat2(config: HFConfig) -> Architecture:
             "norm": "ln_f",
         },
         prefixes=("transformer.", "model.", ""),
-        make_mlp=make_down_bias_mlp,
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-from torch.nn import functional as F
+import numpy as np
 
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.image_spec import with_page_prompt
 from cenote.models.modernvbert import PROMPT_END, PROMPT_START, modernvbert
 from cenote.models.static_embedding import token_weights
-from cenote.models.weight_table import DerivedWeight
+from cenote.models.weight_table import DerivedWeight, to_float32
+from cenote.utils.arrays import Array
 
 # [UNK], [CLS], [SEP], [PAD], [MASK]: the authors' code sets their weights to zero
 SPECIAL_TOKEN_IDS = (50280, 50281, 50282, 50283, 50284)
@@ -27,8 +27,8 @@ def v_splade(config: HFConfig) -> Architecture:
     base = modernvbert(HFConfig({**config.values, "text_config": text.values}, config.source))
     assert base.vision is not None, "ModernVBERT reads images"
 
-    def scale(stored: Tensor) -> Tensor:
-        return _without_special_tokens(stored.float() * text.hidden_size**-0.25)
+    def scale(stored: Array) -> Array:
+        return _without_special_tokens(to_float32(stored) * text.hidden_size**-0.25)
 
     return replace(
         base,
@@ -56,9 +56,10 @@ def v_splade_query(config: HFConfig) -> Architecture:
     """Return the weights of query tokens: the softplus of a projection of embeddings; additional tokens have none."""
     num_additional = config.get("additional_vocab_size", 0)
 
-    def compute(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        weights = F.softplus(embeddings.float() @ weight.float().T + bias.float())
-        return F.pad(_without_special_tokens(weights), (0, 0, 0, num_additional))
+    def compute(embeddings: Array, weight: Array, bias: Array) -> Array:
+        logits = to_float32(embeddings) @ to_float32(weight).T + to_float32(bias)
+        weights = _without_special_tokens(np.logaddexp(logits, np.float32(0)))  # softplus
+        return np.pad(weights, ((0, num_additional), (0, 0)))
 
     names = (f"{QUERY_ENCODER}.{name}" for name in ("embeddings.weight", "projection.weight", "projection.bias"))
     return replace(
@@ -68,6 +69,6 @@ def v_splade_query(config: HFConfig) -> Architecture:
     )
 
 
-def _without_special_tokens(rows: Tensor) -> Tensor:
+def _without_special_tokens(rows: Array) -> Array:
     rows[[row for row in SPECIAL_TOKEN_IDS if row < len(rows)]] = 0
     return rows

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from cenote.utils.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,10 @@ class DerivedWeight:
     """A parameter computed from checkpoint tensors, e.g. transposed, reordered or stacked."""
 
     source_names: tuple[str, ...]
-    derive: Callable[..., Tensor]  # takes the tensors of `source_names`, returns the parameter
+    derive: Callable[..., Array]  # takes the tensors of `source_names`, returns the parameter
 
 
-Derive = TypeVar("Derive", bound=Callable[..., Tensor])
+Derive = TypeVar("Derive", bound=Callable[..., Array])
 
 # parameter or module name -> name in the checkpoint; `*` is the layer number, a list is concatenated along dim 0
 WeightTable: TypeAlias = Mapping[str, "str | list[str] | DerivedWeight"]
@@ -44,10 +45,26 @@ def derives_parts(source_dims: Mapping[int, int]) -> Callable[[Derive], Derive]:
 
 
 @derives_parts({0: 1, 1: 0})
-def transpose(stored: Tensor) -> Tensor:
-    return stored.T if stored.dim() == 2 else stored
+def transpose(stored: Array) -> Array:
+    return stored.T if stored.ndim == 2 else stored
 
 
-def swap_gate_first(stored: Tensor) -> Tensor:
+def swap_gate_first(stored: Array) -> Array:
     """Swap the halves of a fused MLP projection stored as [up, gate]."""
-    return torch.cat(stored.chunk(2)[::-1])
+    half = len(stored) // 2
+    return np.concatenate((stored[half:], stored[:half]))
+
+
+def conv_to_linear(stored: Array) -> Array:
+    """Convert the weight of a patch convolution to that of a linear layer; a bias is returned unchanged."""
+    return stored.reshape(len(stored), -1) if stored.ndim > 1 else stored
+
+
+def conv3d_to_linear(stored: Array) -> Array:
+    """Convert the weight of a 3-D patch convolution, summed over frames: those of a still image are equal."""
+    return to_float32(stored).sum(axis=2).reshape(len(stored), -1) if stored.ndim > 1 else stored
+
+
+def to_float32(stored: Array) -> Array:
+    """Return the values in float32, in which parameters are computed; those of float32 as they are."""
+    return np.asarray(stored, dtype=np.float32)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cenote.layers.boundary_head import BoundaryHead, BoundaryHeadSpec, sum_inside
+from cenote.layers.boundary_head import BoundaryHead, sum_inside
 from cenote.layers.boundary_layers import relate as relate_all
+from cenote.layers.spec import BoundaryHeadSpec
 from tests.models.gliner2_5 import Plain, relate
 
 SIZE = 32

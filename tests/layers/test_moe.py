@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote.layers.moe import MixtureOfExperts, MoESpec
-from cenote.layers.spec import BackboneSpec
+from cenote.layers.moe import MixtureOfExperts
+from cenote.layers.spec import BackboneSpec, MoESpec
 from tests.cpu import needs_bfloat16
 from tests.tiny import randomize
 

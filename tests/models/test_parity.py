@@ -189,6 +189,11 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "residuals in full": ("GraniteModel", FACTORS, {"residual_scale": 1.0}),
     "products in full": ("GraniteModel", FACTORS, {"scale": None}),
     "sees what follows, with learned positions": ("GPT2Model", {}, {"causal": False}),
+    "every layer as strong as the first": (
+        "GPT2Model",
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"divides_scale_by_layer": False},
+    ),
     "no window of OLMo 3": ("Olmo3Model", {}, {"local_layers": ()}),
     "relative positions with another max_distance": (
         "MPNetModel",

@@ -9,7 +9,7 @@ import pytest
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
 
 from cenote import LLM
-from cenote.models.qwen2_5_vl import window_order
+from cenote.layers.qwen_vision import window_order
 from tests.factories import LLMFactory
 from tests.models.qwen_vl import (
     TOWER,
