@@ -60,7 +60,7 @@ def load_parallel_model(config: EngineConfig) -> LoadedModel:
             ranks.close()
         raise
     if isinstance(splade := model.pooler.heads.splade, ParallelSpladeHead):
-        splade.before_forward = lambda seq_indices: ranks.send(RunSplade(seq_indices))
+        splade.before_forward = lambda seq_indices: ranks.send(RunSplade(list(seq_indices)))
     _log(model, ranks)
     return replace(model, backbone=ParallelBackbone(model.backbone, ranks).eval(), ranks=ranks)
 

@@ -15,6 +15,8 @@ from cenote.layers.latent_attention import LatentAttention
 from cenote.layers.moe import ExpertRouter, Experts, MixtureOfExperts
 from cenote.loading.loaded_model import LoadedModel
 from cenote.models.architecture import Architecture
+from cenote.pooling.heads import SpladeHead, TokenWeights
+from cenote.pooling.layers import Layer
 from cenote.protocol.params import Task
 
 
@@ -170,13 +172,12 @@ def _count_distances(module: DisentangledAttention) -> int:
 def _iter_head_matmuls(model: LoadedModel, task: Task) -> Iterator[MatMul]:
     """Return the head layers that run on every token; layers on pooled vectors are negligible."""
     heads = model.pooler.heads
-    used: nn.Module | None = None
+    used: Layer | SpladeHead | TokenWeights | None = None
     if heads.splade is not None and task in ("embed", "sparse_embed"):
         used = heads.splade
     elif task == "token_embed":
         used = heads.token_projector
     elif task == "token_classify":
         used = heads.classifier
-    for module in used.modules() if used is not None else ():
-        if isinstance(module, nn.Linear):
-            yield MatMul(module.in_features, module.out_features, part="head")
+    for layer in [] if used is None else used.linears():
+        yield MatMul(layer.in_features, layer.out_features, part="head")

@@ -14,13 +14,8 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, activation: str | None = None) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.activation = None if activation is None else resolve_activation(activation)
-        # the product without the activation, where a head has a faster kernel and its weights are still read
-        self.packed: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            out: Tensor = self.packed(x)
-            return out if self.activation is None else ACTIVATIONS[self.activation](out)
         if (small := few_rows.linear(x, self.weight, self.bias, self.activation)) is not None:
             return small
         if self.activation is None:

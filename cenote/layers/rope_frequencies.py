@@ -10,12 +10,12 @@ import numpy as np
 
 from cenote.errors import LoadError
 from cenote.layers.spec import RopeSpec
+from cenote.utils.arrays import Array
 
-FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ratio = TypeVar("Ratio", bound=Any)  # an array of NumPy or torch
 
 
-def compute_angle_tables(spec: RopeSpec, rotary_dim: int, max_positions: int) -> tuple[FloatArray, FloatArray]:
+def compute_angle_tables(spec: RopeSpec, rotary_dim: int, max_positions: int) -> tuple[Array, Array]:
     """Return cosine and sine by position, [positions, rotary_dim / 2] each, in float32."""
     num_axes = max(spec.mrope_axes) + 1 if spec.shared_frequencies else 1
     inv_freq, attention_factor = compute_inv_freq(spec, rotary_dim // num_axes, max_positions)
@@ -24,13 +24,14 @@ def compute_angle_tables(spec: RopeSpec, rotary_dim: int, max_positions: int) ->
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
-def compute_inv_freq(spec: RopeSpec, dim: int, max_positions: int) -> tuple[FloatArray, float]:
+def compute_inv_freq(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Array, float]:
     """Return radians per position for every pair of dimensions, in float32, and the factor on cosine and sine."""
     scaling = spec.scaling or {}
     rope_type = _rope_type(spec)
     # float64 until the end: rounded once, the frequencies do not depend on the implementation of `pow`
     unscaled = spec.theta ** -(np.arange(0, dim, 2) / dim)
-    inv_freq, attention_factor = unscaled, 1.0
+    inv_freq: Array = unscaled
+    attention_factor = 1.0
     if rope_type == "linear":
         inv_freq = unscaled / scaling["factor"]
     elif rope_type == "llama3":
@@ -61,7 +62,8 @@ def original_max_positions(spec: RopeSpec, max_positions: int) -> int | None:
 def dynamic_theta(spec: RopeSpec, dim: int, ratio: Ratio) -> Ratio:
     """Return theta for sequences `ratio` times as long as the trained length."""
     factor: float = (spec.scaling or {})["factor"]
-    return spec.theta * (factor * ratio - (factor - 1)) ** (dim / (dim - 2))  # type: ignore[no-any-return]
+    theta: Ratio = spec.theta * (factor * ratio - (factor - 1)) ** (dim / (dim - 2))
+    return theta
 
 
 def _rope_type(spec: RopeSpec) -> str:
@@ -69,7 +71,7 @@ def _rope_type(spec: RopeSpec) -> str:
     return scaling.get("rope_type") or scaling.get("type") or "default"
 
 
-def _llama3_inv_freq(inv_freq: FloatArray, scaling: Mapping[str, Any]) -> FloatArray:
+def _llama3_inv_freq(inv_freq: Array, scaling: Mapping[str, Any]) -> Array:
     """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     rotations = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)  # over the trained length
@@ -78,8 +80,8 @@ def _llama3_inv_freq(inv_freq: FloatArray, scaling: Mapping[str, Any]) -> FloatA
 
 
 def _yarn_inv_freq(
-    inv_freq: FloatArray, theta: float, dim: int, scaling: Mapping[str, Any], max_positions: int
-) -> tuple[FloatArray, float]:
+    inv_freq: Array, theta: float, dim: int, scaling: Mapping[str, Any], max_positions: int
+) -> tuple[Array, float]:
     trained = scaling.get("original_max_position_embeddings") or max_positions
     factor = scaling.get("factor") or (scaling.get("max_position_embeddings") or max_positions) / trained
 
@@ -106,25 +108,26 @@ def _yarn_inv_freq(
     return inv_freq / factor * (1 - keep) + inv_freq * keep, float(attention_factor)
 
 
-def _dynamic_inv_freq(inv_freq: FloatArray, spec: RopeSpec, dim: int, max_positions: int) -> FloatArray:
+def _dynamic_inv_freq(inv_freq: Array, spec: RopeSpec, dim: int, max_positions: int) -> Array:
     """Return the frequencies for max_positions if the config gives the trained length; they apply to all sequences."""
     trained = (spec.scaling or {}).get("max_trained_positions")
     if trained is None or max_positions <= trained:
         return inv_freq  # sequences beyond the trained length are scaled one by one
     theta: float = dynamic_theta(spec, dim, max_positions / trained)
-    return theta ** -(np.arange(0, dim, 2) / dim)  # type: ignore[no-any-return]
+    return theta ** -(np.arange(0, dim, 2) / dim)
 
 
-def _ntk_inv_freq(inv_freq: FloatArray, scaling: Mapping[str, Any]) -> FloatArray:
+def _ntk_inv_freq(inv_freq: Array, scaling: Mapping[str, Any]) -> Array:
     """Divide lower frequencies by more, the lowest by the whole factor."""
     power = 1.0 if scaling.get("mixed_b") is None else scaling["mixed_b"]
     fraction = np.arange(1, len(inv_freq) + 1) / len(inv_freq)
-    return inv_freq / scaling["factor"] ** fraction**power  # type: ignore[no-any-return]
+    divisor: Array = scaling["factor"] ** fraction**power
+    return inv_freq / divisor
 
 
 def _longrope_inv_freq(
-    inv_freq: FloatArray, scaling: Mapping[str, Any], max_positions: int
-) -> tuple[FloatArray, float]:
+    inv_freq: Array, scaling: Mapping[str, Any], max_positions: int
+) -> tuple[Array, float]:
     """Divide by learned factors: the short set up to the trained length, the long set above it.
 
     max_positions decides, not the length of a text: a text has one embedding, whatever it is compared with.

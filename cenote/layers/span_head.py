@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cenote.protocol.requests import Operand
 from cenote.protocol.spans import ScoredSpan, SpanHeadSpec, SpanPlaces
 
 
@@ -23,11 +24,11 @@ class EntityHead(nn.Module, ABC):
         if spec.num_rnn_layers:
             self.rnn = nn.LSTM(size, size // 2, spec.num_rnn_layers, bidirectional=True, batch_first=True)
 
-    def find_span_rows(self, states: Tensor, operand: Tensor) -> Tensor:
+    def find_span_rows(self, states: Tensor, operand: Operand) -> Tensor:
         """Return a row (first, last, label, score) for each span that may be an entity."""
         if not bool(torch.isfinite(states).all()):
             return states.new_full((1, 4), float("nan"))  # fails the input, as NaN in other results does
-        places = SpanPlaces.from_operand(operand.numpy())
+        places = SpanPlaces.from_operand(operand)
         device = next(self.parameters()).device
         word_rows, label_rows = (torch.tensor(rows, device=device) for rows in (places.word_rows, places.label_rows))
         spans = self.find_spans(states.to(device, torch.float32), word_rows, label_rows, places.threshold)

@@ -12,9 +12,9 @@ from cenote.utils.arrays import Array
 def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Array, Array | None]:
     """Return weight [out, in] and bias [out] in their stored dtype."""
     weights = open_weights(checkpoint, dense.folder)
-    weight = _read_tensor(weights, "weight", (dense.out_features, dense.in_features))
+    weight = _read_array(weights, "weight", (dense.out_features, dense.in_features))
     if dense.bias:
-        return weight, _read_tensor(weights, "bias", (dense.out_features,))
+        return weight, _read_array(weights, "bias", (dense.out_features,))
     if any(name.endswith("bias") for name in weights.names()):
         raise LoadError(f"{weights.source} has a bias, but {dense.folder}/config.json has bias: false")
     return weight, None
@@ -24,23 +24,23 @@ def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Array | None:
     """Return the residual projection [out, in]; None if there is none or sizes are equal."""
     if not dense.has_residual or dense.in_features == dense.out_features:
         return None
-    return _read_tensor(
+    return _read_array(
         open_weights(checkpoint, dense.folder), "residual.weight", (dense.out_features, dense.in_features)
     )
 
 
 def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Array, Array]:
     weights = open_weights(checkpoint, norm.folder)
-    return _read_tensor(weights, "weight", (norm.size,)), _read_tensor(weights, "bias", (norm.size,))
+    return _read_array(weights, "weight", (norm.size,)), _read_array(weights, "bias", (norm.size,))
 
 
-def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Array:
+def _read_array(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Array:
     for name in (leaf, f"linear.{leaf}", f"dense.{leaf}", f"norm.{leaf}"):
         if name in weights:
-            tensor = weights.get(name)
-            if tensor.shape != shape:
-                found = list(tensor.shape)
+            array = weights.get(name)
+            if array.shape != shape:
+                found = list(array.shape)
                 raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json requires {list(shape)}")
-            return tensor
+            return array
     has = ", ".join(weights.names()[:5]) or "nothing"
     raise LoadError(f"{weights.source}: no {leaf}, linear.{leaf} or dense.{leaf}; found {has}")

@@ -16,6 +16,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.heads import load_heads
 from cenote.loading.tensor_parallel import split_heads
 from cenote.loading.tokenizer_files import empty_tokenizer_files
+from cenote.loading.torch_head_layers import TorchHeadLayers
 from cenote.pooling.heads import SpladeHead
 
 
@@ -41,9 +42,10 @@ def load_rank(options: EngineConfig, group: ParallelGroup) -> RankModel:
     load_backbone(backbone, description, weight_loader, split, quantizer)
     splade = None
     if description.kind.value == "sparse":
-        heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files()), group)
+        layers = TorchHeadLayers(device)
+        heads = split_heads(load_heads(description, weight_loader, empty_tokenizer_files(), layers), group)
         assert isinstance(heads.splade, SpladeHead), "static weights are refused"
-        splade = heads.splade.eval()
+        splade = heads.splade
     if group.rank:
         split.drop_biases()
     backbone.prepare_buffers(device, dtype)

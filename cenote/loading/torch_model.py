@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.kernels.cpu.library import warn_without_library
@@ -28,7 +26,7 @@ from cenote.loading.backbone_loader import (
     open_weights,
     use_deterministic_algorithms,
 )
-from cenote.loading.heads import load_heads, load_projector
+from cenote.loading.heads import load_heads, load_projector, with_output_sizes
 from cenote.loading.linear_formats import packs_int8
 from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.lora import LoRALoader, load_adapters
@@ -39,12 +37,15 @@ from cenote.loading.processor_files import read_processor_files
 from cenote.loading.sample_texts import make_sample
 from cenote.loading.tensor_model import load_tensor_model
 from cenote.loading.tokenizer_files import TokenizerFiles
+from cenote.loading.torch_head_layers import TorchHeadLayers
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.image_spec import ProcessorFiles
 from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.heads import Heads
 from cenote.pooling.pooler import Pooler
+from cenote.pooling.torch_layers import TorchLayers
+from cenote.pooling.torch_ops import TorchOps
 
 if TYPE_CHECKING:
     from cenote.layers.tensor_parallel import SplitLayers
@@ -93,9 +94,10 @@ def load_torch_model(
         None if is_packed else description.quantization.value, device, is_required=options.quantization is not None
     )
     load_backbone(backbone, description, weight_loader, split, quantizer)
-    heads = load_heads(description, weight_loader, tokenizer)
+    head_layers = TorchHeadLayers(device)
+    heads = load_heads(description, weight_loader, tokenizer, head_layers)
     span_head = load_span_head(description, weight_loader)
-    description = _with_output_sizes(description, heads)
+    description = with_output_sizes(description, heads)
     layers = frozenset(path for path, _ in find_lora_layers(backbone))
     lora_loader = LoRALoader(weight_loader, architecture, layers, dtype, device)
     if architecture.task_adapters is not None:
@@ -126,12 +128,12 @@ def load_torch_model(
         pack_heads(heads, "float32" if products is None else products.format)
         weight_loader.forget_layers()
         is_batch_invariant = description.deterministic and prepare_deterministic(model)
-    pooler = Pooler(description.plan, heads, to_torch_dtype(description.head_dtype.value), span_head)
+    pooler = Pooler(description.plan, heads, head_layers.ops, description.head_dtype.value, span_head)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(
         description,
         model.eval(),
-        pooler.eval(),
+        pooler,
         tokenizer,
         adapters,
         processor,
@@ -151,16 +153,6 @@ def _pack_sample(backbone: Backbone, tokenizer: TokenizerFiles) -> PackedBatch |
     return None if ids is None else pack_sequences(ids)
 
 
-def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:
-    """Return the description with the embedding size of the stored projection, which is known only after loading."""
-    layers = heads.token_projector
-    if description.architecture.projection is None or not isinstance(layers, nn.Sequential):
-        return description
-    size = getattr(layers[-1], "out_features", description.plan.matryoshka.full_size)
-    matryoshka = replace(description.plan.matryoshka, full_size=size)
-    return replace(description, plan=replace(description.plan, matryoshka=matryoshka))
-
-
 def _load_transformers_model(description: ModelDescription, tokenizer: TokenizerFiles) -> LoadedModel:
     device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
     encoding = tokenizer.tokenizer.encode("a")
@@ -173,9 +165,10 @@ def _load_transformers_model(description: ModelDescription, tokenizer: Tokenizer
         device,
         LastToken(encoding.ids[-1], encoding.type_ids[-1]) if has_last_token else None,
     )
-    projector = load_projector(description, None)
-    pooler = Pooler(description.plan, Heads(projector, projector), to_torch_dtype(description.head_dtype.value))
-    return LoadedModel(description, backbone, pooler.eval(), tokenizer)
+    layers = TorchLayers(device)
+    projector = load_projector(description, None, layers)
+    pooler = Pooler(description.plan, Heads(projector, projector), layers.ops, description.head_dtype.value)
+    return LoadedModel(description, backbone, pooler, tokenizer)
 
 
 def _load_tensor_model(options: EngineConfig, description: ModelDescription, tokenizer: TokenizerFiles) -> LoadedModel:
@@ -185,5 +178,5 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription, tok
     plugin = resolve_plugin_name(options, config)
     assert plugin is not None, "the plugin provides the architecture"
     model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
-    pooler = Pooler(description.plan, Heads(), to_torch_dtype(description.head_dtype.value))
+    pooler = Pooler(description.plan, Heads(), TorchOps(), description.head_dtype.value)
     return LoadedModel(description, model, pooler, tokenizer)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cenote.packed_batch import PackedBatch
+from cenote.pooling.ops import ArrayOps, Batch, Rows
 
 
 def split_chunks(
-    hidden: Tensor, batch: PackedBatch, seq_indices: Sequence[int], chunk_size: int | None
-) -> tuple[Tensor, PackedBatch, list[int]]:
+    ops: ArrayOps, hidden: Rows, batch: Batch, seq_indices: Sequence[int], chunk_size: int | None
+) -> tuple[Rows, Batch, list[int]]:
     """Return the states of some sequences, a batch whose sequences are their chunks, and the chunks of each sequence.
 
     A chunk has `chunk_size` tokens, the last one those that are left; without a size, `row_mask` marks the first token
@@ -23,7 +22,7 @@ def split_chunks(
     seq_lens = [offsets[index + 1] - offsets[index] for index in seq_indices]
     if chunk_size is None:
         assert batch.row_mask is not None, "the renderer marks the chunks of every document"
-        mask = batch.row_mask.cpu().numpy()
+        mask = ops.to_host(batch.row_mask)
         starts = [np.flatnonzero(mask[offsets[index] : offsets[index + 1]]) for index in seq_indices]
     else:
         starts = [np.arange(0, length, min(chunk_size, length)) for length in seq_lens]
@@ -34,18 +33,18 @@ def split_chunks(
     token_ids = batch.token_ids
     if len(seq_indices) < batch.num_seqs:
         spans = [slice(offsets[index], offsets[index + 1]) for index in seq_indices]
-        hidden, token_ids = (torch.cat([values[span] for span in spans]) for values in (hidden, token_ids))
+        hidden, token_ids = (ops.concat([values[span] for span in spans]) for values in (hidden, token_ids))
     num_unpooled = None
     # a prompt before the first chunk, which keeps at least one token; it has rows in token-wise results
     if batch.num_unpooled is not None and chunk_size is None:
         first_chunks = np.cumsum([0, *counts[:-1]])
         per_chunk = np.zeros_like(lengths)
-        per_chunk[first_chunks] = batch.num_unpooled.cpu().numpy()[list(seq_indices)]
-        num_unpooled = torch.from_numpy(np.minimum(per_chunk, lengths - 1)).to(batch.device)
-    chunks = PackedBatch(
+        per_chunk[first_chunks] = ops.to_host(batch.num_unpooled)[list(seq_indices)]
+        num_unpooled = ops.from_host(np.minimum(per_chunk, lengths - 1), token_ids)
+    chunks: Batch = PackedBatch(
         token_ids=token_ids,
-        positions=torch.from_numpy(positions).to(batch.device),
-        cu_seqlens=torch.from_numpy(cu_seqlens).to(batch.device),
+        positions=ops.from_host(positions, token_ids),
+        cu_seqlens=ops.from_host(cu_seqlens, token_ids),
         seq_lens_cpu=tuple(lengths.tolist()),
         num_unpooled=num_unpooled,
     )

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 from cenote.config.engine import EngineConfig
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder
-from cenote.layers.linear import Linear
 from cenote.layers.packed_linear import PackedLinearModule
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import SpladeHead
+from cenote.pooling.pooler import Pooler
+from cenote.pooling.torch_layers import HeadLinear
 from tests.kernels.levels import LEVELS, needs_level, use_level
 from tests.models.parity import TOLERANCE, loaded, run
 from tests.tiny import compute_hidden_states, save_tiny, tiny_bert_classifier, tiny_splade
@@ -62,7 +62,7 @@ def test_a_family_runs_in_one_call_and_equals_transformers(family: str, tmp_path
     assert_close(run(backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
-def load_pooler(folder: Path, **options: Any) -> nn.Module:
+def load_pooler(folder: Path, **options: Any) -> Pooler:
     return load_model(EngineConfig.from_kwargs(str(folder), device="cpu", **options)).pooler
 
 
@@ -71,7 +71,7 @@ def test_the_layers_of_a_cross_encoder_head_are_packed(tmp_path: Path) -> None:
 
     pooler = load_pooler(tmp_path, dtype="float32")
 
-    layers = [layer for layer in pooler.modules() if isinstance(layer, Linear)]
+    layers = [layer for layer in pooler.heads.linears() if isinstance(layer, HeadLinear)]
     assert len(layers) == 2 and all(isinstance(layer.packed, PackedLinearModule) for layer in layers)
     states = torch.randn(5, 32)
     for layer in layers:
@@ -85,12 +85,13 @@ def test_the_layers_of_a_cross_encoder_head_are_packed(tmp_path: Path) -> None:
 def test_the_vocabulary_of_splade_is_packed(dtype: str, tmp_path: Path) -> None:
     tiny_splade(tmp_path)
     head = load_pooler(tmp_path, dtype=dtype).heads.splade
-    assert isinstance(head, SpladeHead) and isinstance(head.packed_vocabulary, PackedLinearModule)
+    assert isinstance(head, SpladeHead) and isinstance(head.vocabulary, HeadLinear)
+    assert isinstance(head.vocabulary.packed, PackedLinearModule)
     batch = pack_sequences([[5, 6, 7], [8]])
-    states = torch.randn(4, 32).to(head.head.classifier.weight.dtype)
+    states = torch.randn(4, 32).to(head.vocabulary.weight.dtype)
 
     found = head(states, batch, [0, 1])
 
-    head.packed_vocabulary = None
+    head.vocabulary.packed = None
     tolerance = 2e-2 if states.dtype is torch.bfloat16 else 1e-5 if dtype == "float32" else 5e-3
     assert_close(found, head(states, batch, [0, 1]), atol=tolerance, rtol=0)

@@ -24,6 +24,7 @@ from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, NumericalError, Unsupported
 from cenote.outputs import RequestError
 from cenote.pooling import sparse
+from cenote.pooling.heads import SpladeHead
 from tests.layouts.builders import models_2026
 from tests.models.parity import assert_same, opened
 from tests.tiny import (
@@ -268,12 +269,15 @@ def test_any_model_supports_several_tasks_per_request(tmp_path: Path) -> None:
 # SPLADE
 
 
-def test_a_combined_request_runs_the_head_over_the_vocabulary_once(tmp_path: Path) -> None:
+def test_a_combined_request_runs_the_head_over_the_vocabulary_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_splade(tmp_path)
 
     with opened(tmp_path) as llm:
         calls = list[int]()
-        llm.engine.model.pooler.heads.splade.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
+        compute = SpladeHead.__call__
+        monkeypatch.setattr(SpladeHead, "__call__", lambda *arguments: calls.append(1) or compute(*arguments))
         with counted(llm) as sizes:
             combined = encoded(llm, "embed&sparse_embed")
         assert len(calls) == len(sizes)
@@ -337,9 +341,9 @@ def test_logits_are_computed_in_chunks(strategy: str, tmp_path: Path, monkeypatc
     with opened(tmp_path) as llm:
         whole = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
         widest = list[int]()
-        llm.engine.model.pooler.heads.splade.head.norm.register_forward_hook(  # type: ignore[union-attr]
-            lambda _, arguments, rows: widest.append(len(rows))
-        )
+        splade = llm.engine.model.pooler.heads.splade
+        assert isinstance(splade, SpladeHead) and isinstance(splade.head.norm, nn.Module)
+        splade.head.norm.register_forward_hook(lambda _, arguments, rows: widest.append(len(rows)))
         monkeypatch.setattr(sparse, "MAX_LOGITS", 160 * 15)
         pieces = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
 

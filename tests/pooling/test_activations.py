@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from cenote import LLM
 from cenote.errors import LoadError
 from cenote.pooling.activation_names import resolve_classification_activation
-from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize
+from cenote.pooling.activations import activate_logits
+from cenote.pooling.torch_ops import TorchOps
 from tests.tiny import SEQUENCES, change_config, compute_logits, tiny_bert_classifier
 
 TORCH = "torch.nn.modules."
@@ -55,11 +56,11 @@ TABLE: list[tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = [
 
 @pytest.mark.parametrize(("config", "expected"), TABLE)
 def test_the_config_names_the_activation(config: dict[str, Any], expected: Callable[[Tensor], Tensor]) -> None:
-    activation = CLASSIFICATION_ACTIVATIONS[resolve_classification_activation(config).value]
+    activation = resolve_classification_activation(config).value
 
     for width in WIDTHS:
         x = torch.randn(3, width, generator=torch.Generator().manual_seed(width)) * 3
-        assert_close(activation(x), expected(x))
+        assert_close(activate_logits(TorchOps(), x, activation), expected(x))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_zero_labels_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 def test_normalised_vectors_have_length_one_and_zero_stays_zero() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-6, 0.0]])
 
-    assert_close(normalize(rows), torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0]]))
+    assert_close(TorchOps().normalize(rows), torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0]]))
 
 
 @pytest.mark.parametrize(

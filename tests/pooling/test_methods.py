@@ -13,7 +13,9 @@ from torch.testing import assert_close
 
 from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.methods import POOLING_METHODS
+from cenote.pooling.torch_ops import TorchOps
 
+OPS = TorchOps()
 LENGTHS = [5, 1, 3, 3, 9, 1, 5]
 NUM_UNPOOLED = [2, 0, 2, 0, 8, 0, 4]  # leading tokens of a prompt; at least one token of each sequence is pooled
 
@@ -58,7 +60,7 @@ def test_every_pooling_method_has_a_reference() -> None:
 def test_a_packed_batch_is_pooled_sequence_by_sequence(name: str) -> None:
     hidden, batch = make_states()
 
-    pooled = POOLING_METHODS[name](hidden, batch)
+    pooled = POOLING_METHODS[name](OPS, hidden, batch)
 
     assert_close(pooled, torch.stack([REFERENCE_METHODS[name](rows, 0) for rows in hidden.split(LENGTHS)]))
 
@@ -67,7 +69,7 @@ def test_a_packed_batch_is_pooled_sequence_by_sequence(name: str) -> None:
 def test_unpooled_prompt_tokens_are_excluded(name: str) -> None:
     hidden, batch = make_states()
 
-    pooled = POOLING_METHODS[name](hidden, replace(batch, num_unpooled=torch.tensor(NUM_UNPOOLED)))
+    pooled = POOLING_METHODS[name](OPS, hidden, replace(batch, num_unpooled=torch.tensor(NUM_UNPOOLED)))
 
     expected = [
         REFERENCE_METHODS[name](rows, skip) for rows, skip in zip(hidden.split(LENGTHS), NUM_UNPOOLED, strict=True)
@@ -94,7 +96,7 @@ def test_a_method_matches_sentence_transformers(name: str, prompt_length: int | 
 
     expected = theirs(features | ({} if prompt_length is None else {"prompt_length": prompt_length}))
 
-    assert_close(POOLING_METHODS[name](hidden, batch), expected["sentence_embedding"])
+    assert_close(POOLING_METHODS[name](OPS, hidden, batch), expected["sentence_embedding"])
 
 
 @pytest.mark.parametrize("name", ["MEAN", "MEAN_SQRT_LEN", "WEIGHTEDMEAN"])
@@ -102,7 +104,7 @@ def test_sums_are_taken_in_float32(name: str) -> None:
     batch = pack_sequences([[7] * 4000])
     hidden = torch.randn(4000, 8, generator=torch.Generator().manual_seed(3)) + 1
 
-    pooled = POOLING_METHODS[name](hidden.bfloat16(), batch)
+    pooled = POOLING_METHODS[name](OPS, hidden.bfloat16(), batch)
 
     assert pooled.dtype == torch.float32
     assert_close(pooled[0], REFERENCE_METHODS[name](hidden.bfloat16().double(), 0).float(), rtol=1e-4, atol=1e-4)

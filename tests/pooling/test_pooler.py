@@ -20,6 +20,7 @@ from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import resolve_plan
 from cenote.pooling.pooler import Pooler, PoolingSpec
+from cenote.pooling.torch_ops import TorchOps
 from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import PoolingOptions
 from tests.cpu import needs_bfloat16
@@ -63,7 +64,7 @@ def make_pooler(**config: Any) -> Pooler:
         tasks=("embed", "token_embed"),
         matryoshka=Matryoshka(is_supported=True, sizes=(), full_size=6),
     )
-    return Pooler(plan, Heads(), torch.float32)
+    return Pooler(plan, Heads(), TorchOps(), "float32")
 
 
 def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def test_only_scores_of_documents_leave_the_device(colbert: LLM, monkeypatch: py
     shapes: list[tuple[int, ...]] = []
     to_batch_output = torch_executor.to_batch_output
 
-    def record_shapes(groups: list[PooledGroup], finite_masks: list[Tensor]) -> BatchOutput:
+    def record_shapes(groups: list[PooledGroup]) -> BatchOutput:
         shapes.extend(tuple(group.rows.shape) for group in groups)
-        return to_batch_output(groups, finite_masks)
+        return to_batch_output(groups)
 
     monkeypatch.setattr(torch_executor, "to_batch_output", record_shapes)
     score_late(colbert, QUERY, DOCUMENTS)

@@ -274,7 +274,8 @@ class CapturedGraph:
             rows = self.static_output[:num_seqs]
             num_mask_bytes = num_seqs  # whether each row is finite is copied with them
             return rows.clone() if uses_side_stream(rows.nbytes + num_mask_bytes) else rows
-        return self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)
+        finished: Tensor = self.pooler.finish(self.static_raw[:num_seqs].clone(), self.task, options)
+        return finished
 
     def _replay(self, inputs: TokenizedInputs, staging: Tensor, columns: Sequence[Int64Array]) -> None:
         """Copy the inputs to the device by way of `staging`, which consists of these columns, and replay the graph."""

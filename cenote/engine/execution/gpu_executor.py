@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cenote.engine.execution.batch_output import to_batch_output
 from cenote.engine.execution.cuda_graphs import CapturedGraph, CudaGraphCache
 from cenote.engine.execution.deterministic import DeterministicRunner
 from cenote.engine.execution.device_to_host import DeviceToHostCopier
-from cenote.engine.execution.torch_executor import TorchExecutor, find_finite_rows, rows_are_finite, to_batch_output
+from cenote.engine.execution.torch_executor import TorchExecutor, to_array
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
@@ -71,8 +72,8 @@ class GPUExecutor(TorchExecutor):
         def wait_for_copies() -> BatchOutput:
             done.synchronize()
             rows = copies[: len(groups)]  # in pinned memory, which is scarce
-            masks = [find_finite_rows(tensor) for tensor in rows] if check_on_host else copies[len(groups) :]
-            host_groups = [group._replace(rows=tensor) for group, tensor in zip(groups, rows, strict=True)]
+            host_groups = [group._replace(rows=to_array(tensor)) for group, tensor in zip(groups, rows, strict=True)]
+            masks = None if check_on_host else [mask.numpy() for mask in copies[len(groups) :]]
             return to_batch_output(host_groups, masks)
 
         return wait_for_copies
@@ -87,6 +88,12 @@ class GPUExecutor(TorchExecutor):
 
         def wait() -> BatchOutput:
             rows = wait_for_rows()
-            return to_batch_output([PooledGroup(spec, seq_indices, rows)], [find_finite_rows(rows)])
+            return to_batch_output([PooledGroup(spec, seq_indices, to_array(rows))])
 
         return wait
+
+
+def rows_are_finite(rows: Tensor) -> Tensor:
+    """Return for each row whether all its values are finite; rows may be scalars."""
+    is_finite = torch.isfinite(rows)
+    return is_finite.all(dim=-1) if rows.ndim > 1 else is_finite

@@ -1,4 +1,4 @@
-"""Build a PackedBatch from tokenized inputs on the host and copy it to the device at once."""
+"""Copy the columns of a PackedBatch to the device at once, and pack its images."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cenote.engine.execution.packed_columns import build_columns
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.packed_batch import PackedBatch, PackedImages
 from cenote.protocol.images import InputImages, PixelNormalization, ProcessedImage
-
-Column = np.ndarray[Any, Any]
+from cenote.utils.arrays import Array
 
 # in elements of 8 bytes: kernels load fastest from 128-byte aligned addresses, and Triton specializes on alignment
 ALIGNMENT = 16
@@ -27,46 +27,26 @@ def pack_inputs(
     *,
     is_deterministic: bool = False,
 ) -> PackedBatch:
-    offsets, is_plain = inputs.cu_seqlens, inputs.is_plain
-    positions = np.arange(len(inputs.token_ids))
-    if len(inputs) > 1:
-        positions -= np.repeat(offsets[:-1], inputs.lengths)
-    columns: dict[str, Column] = {"token_ids": inputs.token_ids, "positions": positions, "cu_seqlens": offsets}
-    attended_lens: tuple[int, ...] | None = None
-    if not is_plain:
-        type1_start, num_unpooled, attended_len = (
-            inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len")
-        )
-        lengths = inputs.lengths
-        if (type1_start < lengths).any():  # otherwise all are of type 0
-            columns["token_type_ids"] = positions >= np.repeat(type1_start, lengths)
-        if num_unpooled.any():
-            columns["num_unpooled"] = num_unpooled
-        if (attended_len < lengths).any():
-            attended_lens = tuple(attended_len.tolist())
-    if inputs.row_mask is not None:
-        columns["row_mask"] = inputs.row_mask
-    if inputs.inputs_embeds is not None:
-        with_embeds = [index for index, rows in enumerate(inputs.inputs_embeds) if rows is not None]
-        segment_ids = np.repeat(np.arange(len(inputs)), inputs.lengths)
-        columns["inputs_embeds_rows"] = np.flatnonzero(np.isin(segment_ids, with_embeds))
+    columns, attended_lens = build_columns(inputs)
+    offsets = inputs.cu_seqlens
     tensors = _copy_to_device(columns, device)
     if inputs.row_mask is not None:
         tensors["row_mask"] = tensors["row_mask"].bool()
-    if inputs.images is not None and (axes := _build_mrope_positions(inputs.images, positions, offsets)) is not None:
+    images = inputs.images
+    if images is not None and (axes := _build_mrope_positions(images, columns["positions"], offsets)) is not None:
         tensors["mrope_positions"] = torch.from_numpy(axes).to(device)
     return PackedBatch(
         **tensors,  # type: ignore[arg-type]  # the keys are field names
         seq_lens_cpu=inputs.seq_lens,
         inputs_embeds=None if inputs.inputs_embeds is None else _concat_embeds(inputs.inputs_embeds, device),
-        images=None if inputs.images is None else _pack_images(inputs.images, offsets, device),
+        images=None if images is None else _pack_images(images, offsets, device),
         attended_lens_cpu=attended_lens,
         lora_names=lora_names,
         is_deterministic=is_deterministic,
     )
 
 
-def _copy_to_device(columns: dict[str, Column], device: torch.device) -> dict[str, Tensor]:
+def _copy_to_device(columns: dict[str, Array], device: torch.device) -> dict[str, Tensor]:
     """Return the arrays as int64 tensors on the device, using one copy for all."""
     if device.type == "cpu":
         return {name: torch.from_numpy(np.ascontiguousarray(column, np.int64)) for name, column in columns.items()}
@@ -76,7 +56,7 @@ def _copy_to_device(columns: dict[str, Column], device: torch.device) -> dict[st
     return {name: on_device[column_range] for name, column_range in ranges.items()}
 
 
-def concat_columns(columns: dict[str, Column], *, pin_memory: bool) -> tuple[Tensor, dict[str, slice]]:
+def concat_columns(columns: dict[str, Array], *, pin_memory: bool) -> tuple[Tensor, dict[str, slice]]:
     """Concatenate the arrays at aligned offsets; return the tensor and the range of each array."""
     ends = np.cumsum([-(-len(column) // ALIGNMENT) * ALIGNMENT for column in columns.values()]).tolist()
     host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=pin_memory)
@@ -91,7 +71,7 @@ def _concat_embeds(embeds: Many[Any], device: torch.device) -> Tensor:
     return torch.cat([torch.as_tensor(rows) for rows in embeds if rows is not None]).to(device)
 
 
-def _pack_images(inputs_images: Many[InputImages | None], offsets: Column, device: torch.device) -> PackedImages:
+def _pack_images(inputs_images: Many[InputImages | None], offsets: Array, device: torch.device) -> PackedImages:
     """Pack the images of a batch; an image that occurs several times is processed once."""
     unique = {image.cache_key: image for images in inputs_images if images is not None for image in images.images}
     ends = np.cumsum([image.num_embeds for image in unique.values()])
@@ -134,9 +114,7 @@ def normalize_patches(patches: Tensor, normalization: PixelNormalization | None)
     return values.mul_(normalization.rescale_factor).sub_(mean).div_(std).flatten(1)
 
 
-def _build_mrope_positions(
-    inputs_images: Many[InputImages | None], positions: Column, offsets: Column
-) -> Column | None:
+def _build_mrope_positions(inputs_images: Many[InputImages | None], positions: Array, offsets: Array) -> Array | None:
     """Return M-RoPE positions, [axes, tokens], equal on all axes for inputs without images; None if none has them."""
     with_positions = [
         (index, images.mrope_positions)

@@ -10,7 +10,7 @@ from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PooledGroup, Pooler, PoolingSpec
 
 # index of a sequence -> its states, and a batch of the sequence alone
-ComputeStates = Callable[[int], tuple[Any, PackedBatch]]
+ComputeStates = Callable[[int], tuple[Any, PackedBatch[Any]]]
 
 
 def pool_one_by_one(pooler: Pooler, batch: ScheduledBatch, compute_states: ComputeStates) -> list[PooledGroup]:

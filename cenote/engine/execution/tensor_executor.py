@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cenote.engine.execution.torch_executor import copy_to_array
+from cenote.engine.execution.batch_output import copy_rows
+from cenote.engine.execution.torch_executor import to_array
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch
@@ -29,7 +30,7 @@ class TensorExecutor:
         with torch.inference_mode():
             parts = [[item] for item in inputs] if self.one_by_one else [inputs]
             tensors = [output.cpu() for part in parts for output in self.model(part)]
-        outputs = [copy_to_array(tensor) for tensor in tensors]
+        outputs = [copy_rows(to_array(tensor)) for tensor in tensors]
         indices_by_spec: dict[PoolingSpec, list[int]] = {}
         for index, specs in enumerate(batch.specs):
             for spec in specs:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 def compute_maxsim_score(q_emb: Tensor, d_emb: Tensor) -> Tensor:
     """Return the sum of the best similarities of the query's vectors, in float32. [q, d], [n, d] -> []"""
-    from cenote.kernels.max_sim import max_sim  # imports torch, for who calls this
+    # imports torch, for who calls this
+    from cenote.pooling.max_sim import max_sim
+    from cenote.pooling.torch_ops import TorchOps
 
-    return max_sim(q_emb.float(), d_emb.float(), [len(d_emb)])[0]
+    score: Tensor = max_sim(TorchOps(), q_emb.float(), d_emb.float(), [len(d_emb)])[0]
+    return score
