@@ -11,6 +11,7 @@ from torch import nn
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
+from cenote.kernels.cpu.format_search import MatmulReport
 from cenote.kernels.cpu.library import warn_without_library
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import packs_int8
@@ -19,7 +20,7 @@ from cenote.layers.deterministic import prepare_deterministic
 from cenote.layers.int8 import Int8Quantizer
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
-from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
+from cenote.layers.matmul_format import prepare_matmuls
 from cenote.layers.pack_linears import prepack
 from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.post_load import make_quantizer
