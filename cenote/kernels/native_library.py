@@ -16,6 +16,7 @@ from cenote.kernels.cpu_features import cpu_features
 logger = logging.getLogger("cenote")
 
 NO_WINDOW = 1 << 40  # larger than any sequence
+SYSTEM_OPENMP = "libgomp.so.1"
 
 _pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -51,10 +52,9 @@ def open_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
     if path is None:
         return None
     try:
-        # The library finds the functions of OpenMP in the runtime that is opened first. It is the one of torch, also if
-        # torch is imported later: the threads of a second runtime would compete for the same cores.
-        if (openmp := _torch_openmp_path()) is not None:
-            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        # The library is not linked to an OpenMP runtime: it uses the one that is opened here. That is the one of torch,
+        # also if torch is imported later, since the threads of a second one would compete for the same cores.
+        ctypes.CDLL(str(_torch_openmp_path() or SYSTEM_OPENMP), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(path))
         for name, arguments in signatures.items():
             getattr(loaded, name).argtypes = arguments
@@ -70,12 +70,16 @@ def find_library_path() -> Path | None:
     return next((path for path in built if path.exists()), None)
 
 
+def find_torch_folder() -> Path | None:
+    """Return the folder of the package torch without importing it, None if it is not installed."""
+    spec = PathFinder.find_spec("torch")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
 def _torch_openmp_path() -> Path | None:
-    """Return the path of torch's OpenMP library; None without torch: the library then loads that of the system."""
-    spec = PathFinder.find_spec("torch")  # does not import it
-    if spec is None or spec.origin is None:
+    """Return the path of torch's OpenMP library, None if torch is not installed."""
+    if (folder := find_torch_folder()) is None:
         return None
-    folder = Path(spec.origin).parent
     lines = Path("/proc/self/maps").read_text().splitlines() if "torch" in sys.modules else []
     loaded = [Path(line.split(maxsplit=5)[5]) for line in lines if "libgomp" in line]
     # other packages may load a copy of their own

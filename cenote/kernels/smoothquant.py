@@ -7,10 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from cenote.kernels.cpu.quantize import make_calibration_tokens
 from cenote.packed_batch import PackedBatch, pack_sequences
-
-# enough to find outlier channels, which depend little on the text
-NUM_SEQUENCES, SEQUENCE_LENGTH = 16, 16
 
 
 def record_input_max(module: nn.Module, layers: Iterable[nn.Module]) -> dict[nn.Module, Tensor]:
@@ -36,9 +34,4 @@ def record_input_max(module: nn.Module, layers: Iterable[nn.Module]) -> dict[nn.
 def _calibration_batch(module: nn.Module) -> PackedBatch | None:
     """Return random tokens of the vocabulary; None for a module without an embedding table."""
     table = next((x for x in module.modules() if isinstance(x, nn.Embedding)), None)
-    if table is None:
-        return None
-    tokens = torch.randint(
-        0, table.num_embeddings, (NUM_SEQUENCES, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0)
-    )
-    return pack_sequences(tokens.tolist())
+    return None if table is None else pack_sequences(make_calibration_tokens(table.num_embeddings))

@@ -76,7 +76,8 @@ def _llama3_inv_freq(inv_freq: Array, scaling: Mapping[str, Any]) -> Array:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     rotations = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)  # over the trained length
     keep = ((rotations - low) / (high - low)).clip(0, 1)
-    return keep * inv_freq + (1 - keep) * inv_freq / scaling["factor"]
+    factor: float = scaling["factor"]
+    return keep * inv_freq + (1 - keep) * inv_freq / factor
 
 
 def _yarn_inv_freq(
@@ -125,9 +126,7 @@ def _ntk_inv_freq(inv_freq: Array, scaling: Mapping[str, Any]) -> Array:
     return inv_freq / divisor
 
 
-def _longrope_inv_freq(
-    inv_freq: Array, scaling: Mapping[str, Any], max_positions: int
-) -> tuple[Array, float]:
+def _longrope_inv_freq(inv_freq: Array, scaling: Mapping[str, Any], max_positions: int) -> tuple[Array, float]:
     """Divide by learned factors: the short set up to the trained length, the long set above it.
 
     max_positions decides, not the length of a text: a text has one embedding, whatever it is compared with.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
-from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.quantized_linear import WeightQuantizer
 from cenote.layers.backbone import Backbone, VisionTower
@@ -18,12 +17,9 @@ from cenote.layers.counted_span_head import make_entity_head
 from cenote.layers.span_head import EntityHead
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.checkpoint import first_line
-from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import NO_SHARDS, WeightLoader
-from cenote.loading.weights import CheckpointWeights
-from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import VisionSpec
 
 if TYPE_CHECKING:
@@ -42,16 +38,6 @@ def build_backbone(description: ModelDescription) -> Backbone:
         ),
         description.config.source,
     )
-
-
-def open_weights(
-    description: ModelDescription, options: EngineConfig, weights: CheckpointWeights | None = None
-) -> WeightLoader:
-    architecture = description.architecture
-    if weights is None:
-        adapter = _resolve_task_adapter(architecture, options)
-        weights = open_model_weights(description.checkpoint, adapter)
-    return WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
 
 
 def load_backbone(
@@ -83,17 +69,6 @@ def use_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     # all memory is written before it is read
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:
-    """Return the adapter of a task that is merged into the weights; None if the checkpoint has no such adapters."""
-    if (adapters := architecture.task_adapters) is None:
-        return None
-    task = options.default_adapter or adapters.tasks[0]
-    if task not in adapters.tasks:
-        raise LoadError(f"invalid default_adapter {task!r}; expected one of: {', '.join(adapters.tasks)}")
-    logger.info("the adapter of task %s is merged; default_adapter selects another of %s", task, adapters.tasks)
-    return TaskAdapter(adapters.folder, task)
 
 
 def _build(make: Callable[[], Module], source: str) -> Module:

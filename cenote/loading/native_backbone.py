@@ -55,6 +55,10 @@ class BackboneReader:
             linears[path] = packed[key]
         return NativeBackbone(self.spec, parameters, linears, self.level)
 
+    def read_weight(self, path: str) -> Array:
+        """Return the weight of a linear layer in float32."""
+        return self.stored[f"{path}.weight"].read(np.float32)
+
     def _pack(
         self,
         weight: StoredParameter,

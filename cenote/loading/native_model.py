@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from cenote.config.engine import EngineConfig
 from cenote.kernels.cpu.library import Format, load_amx_level, load_level
-from cenote.kernels.cpu.matmul_report import MatmulReport
 from cenote.loading.head_layers import NumpyHeadLayers
 from cenote.loading.heads import load_heads, with_output_sizes
 from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.model_weights import open_weights
 from cenote.loading.native_backbone import BackboneReader
-from cenote.loading.open_model import open_weights
+from cenote.loading.native_format import make_backbone
 from cenote.loading.packed_heads import pack_heads
 from cenote.loading.sample_texts import make_sample
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weights import CheckpointWeights
-from cenote.native.backbone import NativeBackbone
 from cenote.pooling.pooler import Pooler
 
 
@@ -33,7 +32,8 @@ def load_native_model(
     layers = NumpyHeadLayers()
     heads = load_heads(description, weight_loader, tokenizer, layers)
     weight_loader.check_complete(architecture.unused_weights)
-    backbone, report = _make_backbone(reader, description, tokenizer)
+    sample = make_sample(tokenizer, architecture.backbone.vocab_size)
+    backbone, report = make_backbone(reader, _choose_format(description), sample)
     pack_heads(heads, "float32" if report is None else report.format)
     description = with_output_sizes(description, heads)
     return LoadedModel(
@@ -44,3 +44,9 @@ def load_native_model(
         is_batch_invariant=True,
         products=report,
     )
+
+
+def _choose_format(description: ModelDescription) -> Format:
+    if description.quantization.value == "int8":
+        return "int8"
+    return description.matmul_dtype.value

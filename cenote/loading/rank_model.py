@@ -11,9 +11,10 @@ from cenote.layers.parallel_group import ParallelGroup
 from cenote.layers.post_load import make_quantizer
 from cenote.layers.tensor_parallel import SplitLayers
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
-from cenote.loading.backbone_loader import build_backbone, load_backbone, open_weights, use_deterministic_algorithms
+from cenote.loading.backbone_loader import build_backbone, load_backbone, use_deterministic_algorithms
 from cenote.loading.describe import describe_model
 from cenote.loading.heads import load_heads
+from cenote.loading.model_weights import open_weights
 from cenote.loading.tensor_parallel import split_heads
 from cenote.loading.tokenizer_files import empty_tokenizer_files
 from cenote.loading.torch_head_layers import TorchHeadLayers

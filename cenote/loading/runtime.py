@@ -9,8 +9,10 @@ from cenote.config.engine import EngineConfig, Runtime
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.kernels.cpu.library import load_amx_level, load_level
+from cenote.kernels.cpu_features import cpu_features
 from cenote.layers.spec import BackboneSpec
 from cenote.loading.family import Family
+from cenote.loading.linear_formats import packs_int8
 from cenote.loading.number_formats import NumberFormats
 from cenote.native.backbone import find_unsupported
 from cenote.pooling.plan import PoolingPlan
@@ -55,10 +57,8 @@ def _iter_requirements(options: EngineConfig, family: Family, formats: NumberFor
         yield "it has LoRA adapters"
     if architecture.padded_length is not None:
         yield "its texts are padded"
-    if options.deterministic:
-        yield "deterministic"
-    if formats.quantization.value is not None:
-        yield f"quantization={formats.quantization.value}"
+    if formats.quantization.value is not None and not packs_int8(formats.dtype.value, cpu_features()):
+        yield f"quantization={formats.quantization.value} with {formats.dtype.value} layers"
     if backbone.num_layers and find_level(backbone, formats) is None:
         yield "the C library was not built, or has no kernels for this CPU"
 

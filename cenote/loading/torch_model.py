@@ -23,7 +23,6 @@ from cenote.loading.backbone_loader import (
     build_backbone,
     load_backbone,
     load_span_head,
-    open_weights,
     use_deterministic_algorithms,
 )
 from cenote.loading.heads import load_heads, load_projector, with_output_sizes
@@ -31,6 +30,7 @@ from cenote.loading.linear_formats import packs_int8
 from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.lora import LoRALoader, load_adapters
 from cenote.loading.model_description import ModelDescription
+from cenote.loading.model_weights import open_weights
 from cenote.loading.packed_heads import pack_heads
 from cenote.loading.plugin_models import resolve_plugin_name
 from cenote.loading.processor_files import read_processor_files

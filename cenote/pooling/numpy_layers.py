@@ -17,6 +17,7 @@ from cenote.utils.dtypes import Dtype, to_numpy_dtype
 # weights in 16 bits are widened in parts, as NumPy multiplies only float32 quickly
 MAX_WIDENED_ROWS = 4096
 
+
 class NumpyLinear:
     """activation(x W' + b); see `LinearLayer`."""
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.kernels import native_library
+from cenote.kernels.cpu import format_search
 from cenote.kernels.quantized_linear import quantize_module
-from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.int8 import Int8Quantizer
@@ -125,7 +125,7 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
     check = Int8Check(backbone, backbone, quantizer, batch)
     plain = check.run(prepare_matmuls(backbone, backbone, CPU, None, torch.bfloat16, batch))
     assert plain.cosine is not None and str(plain).startswith("int8 products, amx kernels, cosine 0.99")
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-6)
+    monkeypatch.setitem(format_search.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     report = check.run(plain)
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import EngineConfig
+from cenote.kernels.cpu import format_search
+from cenote.kernels.cpu.format_search import MatmulReport
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
-from cenote.layers import matmul_format, post_load
-from cenote.layers.matmul_format import MatmulReport, describe_matmuls
+from cenote.layers import post_load
+from cenote.layers.matmul_format import describe_matmuls
 from cenote.loading.load import load_model
 from cenote.loading.loaded_model import LoadedModel
 from cenote.packed_batch import pack_sequences
@@ -72,7 +74,7 @@ def test_the_report_has_the_measured_cosine(folder: Path, enable_lora: bool) -> 
 def test_the_worst_layers_are_read_again_without_quantization(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized, plain = load_and_report(folder)
     assert plain.cosine is not None
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-7)
+    monkeypatch.setitem(format_search.MIN_COSINE, "int8", plain.cosine + 1e-7)
 
     model, report = load_and_report(folder)
 
@@ -87,7 +89,7 @@ def test_the_worst_layers_are_read_again_without_quantization(folder: Path, monk
 def test_a_model_that_never_comes_close_is_not_quantized(
     folder: Path, enable_lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", 1.1)
+    monkeypatch.setitem(format_search.MIN_COSINE, "int8", 1.1)
 
     model, report = load_and_report(folder, enable_lora=enable_lora)
 

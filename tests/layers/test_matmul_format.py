@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
+from cenote.kernels.cpu import format_search
+from cenote.kernels.cpu.format_search import MatmulReport
 from cenote.kernels.cpu.library import Format, supports_format, unquantized_format
-from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
-from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
+from cenote.layers.matmul_format import prepare_matmuls
 from cenote.layers.packed_linear import PackedLinearModule
 from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
@@ -50,13 +51,13 @@ def test_the_report_has_the_measured_cosine(quantization: Quantization | None, f
     backbone, report = prepare(quantization, torch.float16)
 
     assert set(formats(backbone)) == {report.format} == {format}
-    assert report.cosine is not None and matmul_format.MIN_COSINE[format] <= report.cosine < 1
+    assert report.cosine is not None and format_search.MIN_COSINE[format] <= report.cosine < 1
     assert f"{format} products, {report.level} kernels, cosine 0.99" in str(report)
 
 
 @needs_float16
 def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "float16", 1.0)
+    monkeypatch.setitem(format_search.MIN_COSINE, "float16", 1.0)
 
     backbone, report = prepare(None, torch.float16)
 
@@ -69,7 +70,7 @@ def test_a_model_that_differs_in_float16_is_computed_in_float32(monkeypatch: pyt
 def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plain = prepare("int8")
     assert plain.cosine is not None
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", plain.cosine + 1e-6)
+    monkeypatch.setitem(format_search.MIN_COSINE, "int8", plain.cosine + 1e-6)
 
     backbone, report = prepare("int8")
 
@@ -83,7 +84,7 @@ def test_the_worst_layers_of_an_int8_model_are_not_quantized(monkeypatch: pytest
 
 @needs_int8
 def test_an_int8_model_that_never_comes_close_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(matmul_format.MIN_COSINE, "int8", 1.0)
+    monkeypatch.setitem(format_search.MIN_COSINE, "int8", 1.0)
 
     backbone, report = prepare("int8")
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from cenote.kernels import native_library
 from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
-from cenote.kernels.native_library import find_library_path, open_library
+from cenote.kernels.native_library import find_library_path, find_torch_folder, open_library
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype
 
@@ -177,6 +177,11 @@ def warn_without_library() -> None:
         return
     if find_library_path() is None:
         problem = "was not built: there was no C compiler at install. Install one (Debian: gcc), then Cenote again"
+    elif find_torch_folder() is None:
+        problem = (
+            "cannot be loaded: it is of another version, or there is no GNU OpenMP. Install it (Debian: libgomp1), or "
+            "Cenote again"
+        )
     else:
         problem = (
             "cannot be loaded: it is of another version, or torch has no GNU OpenMP. Install torch and Cenote again"

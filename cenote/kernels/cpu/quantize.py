@@ -12,6 +12,10 @@ from cenote.utils.arrays import Array
 BLOCK_ELEMENTS = 1 << 16  # that are quantized at once: their float32 copies stay in the caches
 
 
+# of the random texts that find outlier channels, which depend little on the text
+NUM_SEQUENCES, SEQUENCE_LENGTH = 16, 16
+
+
 class QuantizedWeight(NamedTuple):
     values: Array  # [outputs, inputs], int8
     scales: Array  # [outputs], float32
@@ -38,6 +42,15 @@ def absolute_max(pieces: Iterable[Array]) -> Array:
     blocks = (piece[rows] for piece in pieces for rows in _split_rows(piece))
     largest: Array = np.maximum.reduce([np.abs(x.astype(np.float32, copy=False)).max(axis=0) for x in blocks])
     return largest
+
+
+def make_calibration_tokens(vocab_size: int) -> list[list[int]]:
+    """Return random token ids, always the same for a vocabulary."""
+    generator = np.random.MT19937()
+    generator._legacy_seeding(0)  # the numbers of torch's generator with this seed
+    tokens = generator.random_raw(NUM_SEQUENCES * SEQUENCE_LENGTH) % vocab_size
+    rows: list[list[int]] = tokens.reshape(NUM_SEQUENCES, SEQUENCE_LENGTH).tolist()
+    return rows
 
 
 def smooth_scales(weight_max: Array, input_max: Array) -> Array:

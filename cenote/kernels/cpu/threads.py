@@ -63,8 +63,9 @@ def _imported_torch() -> Any:
 
 @cache
 def _default_num_threads() -> int:
-    """Return what torch would decide: OMP_NUM_THREADS, otherwise the cores that this process may use."""
+    """Return what torch would decide: the cores that this process may use, at most OMP_NUM_THREADS."""
+    num_cores = sum(map(len, read_nodes()))
     with suppress(ValueError):
-        if (number := int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0])) > 0:
-            return number
-    return sum(map(len, read_nodes()))
+        if (limit := int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0])) > 0:
+            return min(limit, num_cores)
+    return num_cores
