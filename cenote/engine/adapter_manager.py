@@ -6,11 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from cenote.engine.engine_metrics import EngineMetrics
 from cenote.errors import BadRequest, LoadError, UnknownModel, Unsupported
 from cenote.loading.checkpoint import find_adapter
-from cenote.loading.lora import LoRARegistry
+
+if TYPE_CHECKING:
+    from cenote.loading.lora import LoRARegistry
 
 # how often it is checked whether requests still use an adapter that is unloaded
 POLL_S = 0.02

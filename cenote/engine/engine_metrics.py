@@ -8,11 +8,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cenote.engine.dedup import InflightDedup
-from cenote.engine.execution.prefix_sharing import PrefixSharing
 from cenote.engine.local_pending import LocalPending
 from cenote.engine.request_future import RequestFuture
 from cenote.engine.result_rows import BatchTimes
@@ -20,6 +20,9 @@ from cenote.engine.scheduler import Scheduler
 from cenote.engine.tokenized_batch import TokenizedBatch
 from cenote.errors import DeadlineExceeded, PoolingError
 from cenote.utils.metrics import BATCH_BUCKETS, LATENCY_BUCKETS, TOKEN_BUCKETS, MetricsRegistry
+
+if TYPE_CHECKING:
+    from cenote.engine.execution.prefix_sharing import PrefixSharing
 
 OUTCOMES = ("answered", "cancelled", "refused", "failed", "expired")
 

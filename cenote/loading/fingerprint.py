@@ -25,9 +25,9 @@ from typing import Any
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
+from cenote.loading.adapter_files import parse_lora_module
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
 from cenote.loading.layouts.static_embeddings import SIZE_SOURCE
-from cenote.loading.lora import parse_lora_module
 from cenote.loading.model_description import ModelDescription
 from cenote.loading.model_files import iter_digests, list_tokenizer_files, list_weight_files
 from cenote.loading.template_files import read_template_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from cenote.config.engine import EngineConfig, HubAccess
 from cenote.errors import LoadError
 from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
 from cenote.layers.torch_dtypes import to_tensor
+from cenote.loading.adapter_files import check_without_adapters, find_bundled, parse_lora_module
 from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
 from cenote.loading.merged_weights import POOLER
 from cenote.loading.peft_files import (
@@ -173,10 +173,7 @@ def load_adapters(
     """Load adapters stored in the checkpoint, bundled with it and named by options; None if LoRA is not enabled."""
     stored, folders = architecture.adapters, find_bundled(checkpoint)
     if not (stored or folders or options.lora_modules or options.enable_lora):
-        if options.default_adapter is not None:
-            raise LoadError(f"default_adapter {options.default_adapter!r}: {checkpoint.folder} has no adapters")
-        if architecture.default_adapters:
-            logger.warning("%s does not contain the adapters it was trained with", checkpoint.folder)
+        check_without_adapters(options, checkpoint, architecture)
         return None
     adapters = LoRAContext()
     if stored is not None:
@@ -208,23 +205,3 @@ def _default_adapter(
     if found != first:
         logger.warning("%s has no adapter %r; using %s, available: %s", checkpoint.folder, first, found, known)
     return found
-
-
-def parse_lora_module(module: str) -> tuple[str, str]:
-    """Parse name=path, or a JSON object with name and path."""
-    if module.lstrip().startswith("{"):
-        try:
-            entry = json.loads(module)
-            return str(entry["name"]), str(entry["path"])
-        except (ValueError, KeyError):
-            raise LoadError(f"invalid --lora-modules {module!r}; expected JSON with name and path") from None
-    name, equals, path = module.partition("=")
-    if not (name and equals and path):
-        raise LoadError(f"invalid --lora-modules {module!r}; expected name=path")
-    return name, path
-
-
-def find_bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
-    """Return the adapters in the `adapters` folder of a checkpoint, by name; other folders are training artefacts."""
-    files = sorted(checkpoint.folder.glob(f"adapters/*/{ADAPTER_CONFIG}"))
-    return {file.parent.name: Checkpoint(str(file.parent), file.parent) for file in files}

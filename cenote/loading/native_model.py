@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cenote.config.engine import EngineConfig
 from cenote.kernels.cpu.library import Format, load_amx_level, load_level
+from cenote.loading.adapter_files import check_without_adapters
 from cenote.loading.head_layers import NumpyHeadLayers
 from cenote.loading.heads import load_heads, with_output_sizes
 from cenote.loading.loaded_model import LoadedModel
@@ -26,6 +27,7 @@ def load_native_model(
 ) -> LoadedModel:
     """Load the weights, one linear layer at a time."""
     architecture = description.architecture
+    check_without_adapters(options, description.checkpoint, architecture)
     weight_loader = open_weights(description, options, weights)
     level = load_amx_level() if description.dtype.value == "bfloat16" else load_level()
     reader = BackboneReader(architecture.backbone, weight_loader, description.dtype.value, level)

@@ -11,6 +11,7 @@ from cenote.errors import LoadError
 from cenote.kernels.cpu.library import load_amx_level, load_level
 from cenote.kernels.cpu_features import cpu_features
 from cenote.layers.spec import BackboneSpec
+from cenote.loading.adapter_files import may_have_adapters
 from cenote.loading.family import Family
 from cenote.loading.linear_formats import packs_int8
 from cenote.loading.number_formats import NumberFormats
@@ -53,7 +54,7 @@ def _iter_requirements(options: EngineConfig, family: Family, formats: NumberFor
         yield "the Transformers library implements it"
     if (reason := architecture.needs_torch or find_unsupported(backbone)) is not None:
         yield reason
-    if options.enable_lora or architecture.adapters is not None or options.default_adapter is not None:
+    if may_have_adapters(options, family.layout.checkpoint, architecture):
         yield "it has LoRA adapters"
     if architecture.padded_length is not None:
         yield "its texts are padded"

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers.parallel_group import ParallelGroup
-from cenote.loading.lora import find_bundled
+from cenote.loading.adapter_files import may_have_adapters
 from cenote.loading.model_description import ModelDescription
 from cenote.pooling.heads import Heads, SpladeHead
 from cenote.pooling.parallel_splade import ParallelSpladeHead
@@ -27,8 +27,7 @@ class Refusal:
 
 
 def _has_adapters(description: ModelDescription, options: EngineConfig) -> bool:
-    asks = options.enable_lora or bool(options.lora_modules)
-    return asks or description.architecture.adapters is not None or bool(find_bundled(description.checkpoint))
+    return may_have_adapters(options, description.checkpoint, description.architecture)
 
 
 REFUSALS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import sys
 
 from cenote.errors import EngineStopped
 
@@ -13,7 +13,8 @@ CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    torch = sys.modules.get("torch")  # an error of torch comes from a process that has imported it
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and (
         CPU_OUT_OF_MEMORY in str(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
@@ -35,5 +36,6 @@ def check_device_is_usable(error: BaseException) -> None:
 
 def free_cached_memory() -> None:
     """Return memory that torch holds for later use to the device."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
