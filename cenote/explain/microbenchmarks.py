@@ -15,8 +15,8 @@ from cenote.errors import LoadError
 from cenote.explain.flops import AttentionShape, MatMul, ModelFlops
 from cenote.kernels.attention import attend
 from cenote.kernels.fp8 import Fp8Linear
-from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.linear import Linear
+from cenote.layers.post_load import process_weights_after_loading
 from cenote.packed_batch import PackedBatch
 
 BenchmarkFn = Callable[[], object]

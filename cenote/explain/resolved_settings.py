@@ -45,7 +45,7 @@ KERNEL_DESCRIPTIONS = {
 }
 # class in cenote.kernels, or torch.nn -> description
 LINEAR_DESCRIPTIONS = {
-    "PackedLinear": "native code, prepacked",
+    "PackedLinearModule": "native code, prepacked",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",
     "WeightOnlyLinear": "quantized weights, dequantized for each batch",

@@ -11,7 +11,7 @@ from cenote.errors import LoadError
 from cenote.kernels.gpu.triton_support import FP8_MAX, is_triton_available
 from cenote.kernels.quantized_linear import (
     QuantizedLinear,
-    QuantizedWeight,
+    QuantizedTensors,
     ReadPieces,
     WeightOnlyLinear,
     quantize_pieces,
@@ -33,7 +33,7 @@ MIN_OUT_FEATURES = 4096
 class Fp8Linear(QuantizedLinear):
     """y = activation(x W' + b); with an activation, y is returned in fp8 for the next layer."""
 
-    def __init__(self, linear: nn.Linear, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Linear, weight: QuantizedTensors, dtype: torch.dtype) -> None:
         super().__init__(linear, dtype)
         self.weight = weight.values
         self.scales = weight.scales[None]  # [1, outputs]

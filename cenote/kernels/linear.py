@@ -1,11 +1,10 @@
-"""Linear layers prepacked for the CPU, and the pass that replaces them in a loaded module."""
+"""Linear layers prepacked by oneDNN for the CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels.cpu.packed_linear import PackedLinear, find_amx_level
 from cenote.kernels.cpu_features import cpu_features
 
 # activations that oneDNN fuses: name -> oneDNN name and variant
@@ -26,34 +25,6 @@ class PrepackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], self.variant)
         return out
-
-
-def prepack(module: nn.Module) -> None:
-    """Replace the bfloat16 linear layers of a module on a CPU by prepacked ones."""
-    _prepack(module, {})
-
-
-def _prepack(module: nn.Module, packed: dict[object, nn.Module]) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            activation = getattr(child, "activation", None)
-            # layers that share weights share the packed layer
-            key = (child.weight.data_ptr(), child.weight.shape, activation)
-            if key not in packed:
-                packed[key] = _pack_linear(child, activation)
-            setattr(module, name, packed[key])
-        else:
-            _prepack(child, packed)
-
-
-def _pack_linear(linear: nn.Linear, activation: str | None) -> nn.Module:
-    weight = linear.weight
-    level = find_amx_level(linear.in_features, weight.dtype, weight.device, activation, "bfloat16")
-    if level is not None:
-        return PackedLinear(linear, activation, "bfloat16", level=level)
-    is_bf16_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    can_prepack = is_bf16_on_cpu and activation in ONEDNN_ACTIVATIONS and can_prepack_bfloat16()
-    return PrepackedLinear(linear, activation) if can_prepack else linear
 
 
 def can_prepack_bfloat16() -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cenote.kernels.cpu_features import cpu_features
 
@@ -52,8 +51,10 @@ def open_library(signatures: Mapping[str, tuple[Any, ...]]) -> Any:
     if path is None:
         return None
     try:
-        # use the OpenMP runtime of torch: the threads of a second one would compete for the same cores
-        ctypes.CDLL(_torch_openmp_path(), mode=ctypes.RTLD_GLOBAL)
+        # The library finds the functions of OpenMP in the runtime that is opened first. It is the one of torch, also if
+        # torch is imported later: the threads of a second runtime would compete for the same cores.
+        if (openmp := _torch_openmp_path()) is not None:
+            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(path))
         for name, arguments in signatures.items():
             getattr(loaded, name).argtypes = arguments
@@ -69,11 +70,18 @@ def find_library_path() -> Path | None:
     return next((path for path in built if path.exists()), None)
 
 
-def _torch_openmp_path() -> str:
-    """Return the path of the OpenMP library that torch has loaded into this process."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    paths = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
-    if not paths:
+def _torch_openmp_path() -> Path | None:
+    """Return the path of torch's OpenMP library; None without torch: the library then loads that of the system."""
+    spec = PathFinder.find_spec("torch")  # does not import it
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    lines = Path("/proc/self/maps").read_text().splitlines() if "torch" in sys.modules else []
+    loaded = [Path(line.split(maxsplit=5)[5]) for line in lines if "libgomp" in line]
+    # other packages may load a copy of their own
+    own = [path for path in loaded if str(path).startswith(str(folder))]  # also matches torch.libs
+    files = [*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")]
+    found = next(iter([*own, *files, *loaded]), None)
+    if found is None and "torch" in sys.modules:
         raise OSError("torch has not loaded GNU OpenMP (libgomp)")
-    torch_folder = str(Path(torch.__file__).parent)  # also matches torch.libs; other packages may load their own copy
-    return next((path for path in paths if path.startswith(torch_folder)), paths[0])
+    return found

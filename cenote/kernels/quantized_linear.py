@@ -20,7 +20,7 @@ ReadPieces = Callable[[], Sequence[Tensor]]  # the rows of a weight, read from t
 QuantizeRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # [rows, inputs] -> values and scales [rows]
 
 
-class QuantizedWeight(NamedTuple):
+class QuantizedTensors(NamedTuple):
     values: Tensor  # [outputs, inputs], int8 or float8
     scales: Tensor  # [outputs], float32
 
@@ -39,7 +39,7 @@ class QuantizedLinear(nn.Module):
 class WeightOnlyLinear(QuantizedLinear):
     """y = activation(x W' + b), with the rows of W dequantized in blocks for each call."""
 
-    def __init__(self, linear: nn.Linear, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Linear, weight: QuantizedTensors, dtype: torch.dtype) -> None:
         super().__init__(linear, dtype)
         self.weight = weight  # not a parameter: it has no gradient and no dtype of the model
         self.bias = None if linear.bias is None else linear.bias.detach()
@@ -54,10 +54,10 @@ class WeightOnlyLinear(QuantizedLinear):
             out[..., rows] = F.linear(x, weight, None if self.bias is None else self.bias[rows])
         return out if self.activation is None else ACTIVATIONS[self.activation](out)
 
-    def take_weight(self) -> QuantizedWeight:
+    def take_weight(self) -> QuantizedTensors:
         """Return the weight and forget it: another layer holds it in a layout of its own."""
         weight = self.weight
-        self.weight = QuantizedWeight(*(part.new_empty(0) for part in weight))
+        self.weight = QuantizedTensors(*(part.new_empty(0) for part in weight))
         return weight
 
 
@@ -76,7 +76,7 @@ class WeightQuantizer(Protocol):
 
 def quantize_pieces(
     pieces: Sequence[Tensor], quantize_rows: QuantizeRows, dtype: torch.dtype, device: torch.device
-) -> QuantizedWeight:
+) -> QuantizedTensors:
     """Quantize the rows of all pieces; blocks of them are copied to the device, never a whole tensor."""
     num_rows, width = sum(map(len, pieces)), pieces[0].shape[1]
     values = torch.empty(num_rows, width, dtype=dtype, device=device)
@@ -87,15 +87,7 @@ def quantize_pieces(
             end = start + len(rows)
             values[start:end], scales[start:end] = quantize_rows(rows.to(device))
             start = end
-    return QuantizedWeight(values, scales)
-
-
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
-    exact = weight.float()
-    scales = exact.abs().amax(dim=1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
-    return (exact * inverse[:, None]).round().to(torch.int8), scales
+    return QuantizedTensors(values, scales)
 
 
 def quantize_module(module: nn.Module, quantizer: WeightQuantizer) -> None:

@@ -1,4 +1,4 @@
-"""SmoothQuant: per-channel scales that move activation outliers into the weights before int8 quantization."""
+"""Find the outlier channels of a module for SmoothQuant, which moves them into the weights before quantization."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ def record_input_max(module: nn.Module, layers: Iterable[nn.Module]) -> dict[nn.
         for hook in hooks:
             hook.remove()
     return {layer: maxima.clone() for layer, maxima in input_max.items()}
-
-
-def smooth_scales(weight_max: Tensor, input_max: Tensor) -> Tensor:
-    """Return the scales to multiply inputs with (weights are divided): sqrt(weight max / input max) per channel.
-
-    They are normalized to a geometric mean of 1.
-    """
-    scales = (weight_max.clamp(min=1e-4) / input_max.clamp(min=1e-3)).sqrt()
-    return scales / scales.log().mean().exp()
 
 
 def _calibration_batch(module: nn.Module) -> PackedBatch | None:

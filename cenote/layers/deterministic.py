@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.kernels.fixed_rows import FixedRowsLinear, SizesByShape, apply_elementwise
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.kernels.linear import PrepackedLinear
@@ -17,6 +16,7 @@ from cenote.layers.backbone import Backbone, Block, InputEmbedding
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import LayerNorm, Norm, RMSNorm
+from cenote.layers.packed_linear import PackedLinearModule
 
 # rows of a batch start at multiples of it: some libraries sum in another order from other addresses
 ALIGNED_BYTES = 64
@@ -83,12 +83,12 @@ def _is_invariant_block(layer: nn.Module) -> bool:
 
 
 def _is_supported_linear(linear: object) -> bool:
-    return type(linear) in (Linear, PrepackedLinear, PackedLinear)
+    return type(linear) in (Linear, PrepackedLinear, PackedLinearModule)
 
 
 def _fix_rows(linear: nn.Module, in_features: int, sizes_by_shape: SizesByShape) -> nn.Module:
     # the order of the sums of native code depends on the layer alone
-    if isinstance(linear, PackedLinear):
+    if isinstance(linear, PackedLinearModule):
         return linear
     assert isinstance(linear, Linear | PrepackedLinear)
     return FixedRowsLinear(linear, in_features, sizes_by_shape)

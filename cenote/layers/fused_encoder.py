@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from cenote.kernels.cpu import encoder as level_encoder
-from cenote.kernels.cpu import packed_linear
 from cenote.kernels.cpu.encoder import (
     EncoderShape,
     LayerWeights,
@@ -19,15 +18,18 @@ from cenote.kernels.cpu.encoder import (
     TableWeights,
 )
 from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel, Format
-from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.layers import packed_linear
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Block, EmbeddingTable, InputEmbedding
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import LayerNorm, Norm, RMSNorm
+from cenote.layers.packed_linear import PackedLinearModule
 from cenote.layers.rotary import RotaryEmbedding
 from cenote.layers.spec import BackboneSpec
+from cenote.layers.torch_dtypes import to_array, to_tensor
 from cenote.packed_batch import PackedBatch
+from cenote.utils.arrays import Array
 
 
 class FusedEncoder:
@@ -47,20 +49,26 @@ class FusedEncoder:
         tables = PositionTables(
             _rotary_rows(self.rotary, batch),
             _rotary_rows(self.local_rotary, batch),
-            None if self.bias is None else self.bias(batch.max_seqlen, batch.device),
+            None if self.bias is None else to_array(self.bias(batch.max_seqlen, batch.device)),
         )
-        states: Tensor | None
+        cu_seqlens = batch.cu_seqlens.numpy()
+        found: Array | None
         if self.encoder.tables is None or batch.inputs_embeds is not None:
-            states = self.encoder.encode_embeds(self.embed(batch), batch, tables)
+            found = self.encoder.encode_embeds(to_array(self.embed(batch)), cu_seqlens, tables)
         else:
-            states = self.encoder.encode_ids(batch, tables)
+            types = None if batch.token_type_ids is None else batch.token_type_ids.numpy()
+            ids, positions = batch.token_ids.numpy(), batch.positions.numpy()
+            found = self.encoder.encode_ids(ids, positions, types, cu_seqlens, tables)
+        if found is None:
+            return None
+        states = torch.from_numpy(found) if self.encoder.dtype == "float32" else to_tensor(found)
         # a call of `to` without effect takes 1 % of the time of a short text: nothing of torch is in the caches then
-        return states if states is None or states.dtype is self.dtype else states.to(self.dtype)
+        return states if states.dtype is self.dtype else states.to(self.dtype)
 
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | None:
     """Return a fused encoder for the backbone, or None if it has layers that the C code does not support."""
-    plan = _plan_level_encoder(backbone, PackedLinear)
+    plan = _plan_level_encoder(backbone, PackedLinearModule)
     if plan is None:
         return None
     level = plan[0][0].qkv.level
@@ -144,20 +152,18 @@ def _layer_weights(layer: object, rope: int, linear_class: type[nn.Module]) -> L
         return None
     if mixer.sinks is not None or (isinstance(mlp, GatedMLP) and mlp.activation not in ACTIVATION_CODES):
         return None
-    return LayerWeights(
-        *linears,  # type: ignore[arg-type]
-        tuple(_level_norm(norm) for norm in norms),
-        rope,
-        mixer.window,
-    )
+    # the plan of a backbone that is not packed yet has its linear layers instead
+    qkv, out, up, down = (x.packed if isinstance(x, PackedLinearModule) else x for x in linears)
+    level_norms = tuple(_level_norm(norm) for norm in norms)
+    return LayerWeights(qkv, out, up, down, level_norms, rope, mixer.window)  # type: ignore[arg-type]
 
 
 def _level_norm(norm: Norm | None) -> NormWeights | None:
     """Return the weights of a norm; None for the identity."""
     if isinstance(norm, RMSNorm):
-        return NormWeights(norm.weight.float() + norm.offset, None, norm.eps, is_rms=True)
+        return NormWeights(to_array(norm.weight.float() + norm.offset), None, norm.eps, is_rms=True)
     if isinstance(norm, LayerNorm):
-        return NormWeights(norm.weight, norm.bias, norm.eps, is_rms=False)
+        return NormWeights(_optional_array(norm.weight), _optional_array(norm.bias), norm.eps, is_rms=False)
     return None
 
 
@@ -174,7 +180,7 @@ def _rotary_rows(table: RotaryEmbedding | None, batch: PackedBatch) -> RotaryRow
     if table is None:
         return None
     cos_sin = table(batch.positions, batch.mrope_positions)
-    return RotaryRows(cos_sin.cos.flatten(1), cos_sin.sin.flatten(1))
+    return RotaryRows(to_array(cos_sin.cos.flatten(1)), to_array(cos_sin.sin.flatten(1)))
 
 
 def _table_weights(embed: object, dtype: torch.dtype) -> TableWeights | None:
@@ -184,7 +190,11 @@ def _table_weights(embed: object, dtype: torch.dtype) -> TableWeights | None:
     is_plain = all(table is None or type(table) is EmbeddingTable for table in tables)
     if not is_plain or embed.scale != 1.0 or embed.projection is not None or embed.tokens.weight.dtype != dtype:
         return None
-    tokens, positions, types = (None if table is None else table.weight for table in tables)
-    assert tokens is not None
-    norm = NormWeights(embed.norm.weight, embed.norm.bias, embed.norm.eps, is_rms=False)
+    tokens, positions, types = (None if table is None else to_array(table.weight) for table in tables)
+    norm = _level_norm(embed.norm)
+    assert tokens is not None and norm is not None
     return TableWeights(tokens, positions, types, embed.position_offset, norm)
+
+
+def _optional_array(tensor: Tensor | None) -> Array | None:
+    return None if tensor is None else to_array(tensor)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cenote.kernels.cpu.library import Format
-from cenote.kernels.int8 import Int8Quantizer
-from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.int8 import Int8Quantizer
 from cenote.layers.matmul_format import (
     UNQUANTIZED_SHARES,
     MatmulReport,
@@ -22,6 +21,7 @@ from cenote.layers.matmul_format import (
     leave_out_worst,
     summarize_states,
 )
+from cenote.layers.post_load import process_weights_after_loading
 from cenote.packed_batch import PackedBatch
 
 logger = logging.getLogger("cenote")

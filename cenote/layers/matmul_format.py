@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import list_linears, pack_linears, unquantized_format
-from cenote.kernels.cpu.library import Format, supports_format
-from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.post_load import process_weights_after_loading
+from cenote.kernels.cpu.library import Format, supports_format, unquantized_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import can_fuse_layers, try_fuse_encoder
+from cenote.layers.pack_linears import list_linears, pack_linears
+from cenote.layers.packed_linear import PackedLinearModule, pack_linear
+from cenote.layers.post_load import process_weights_after_loading
 from cenote.packed_batch import PackedBatch
 
 logger = logging.getLogger("cenote")
@@ -82,7 +82,7 @@ def prepare_matmuls(
 def describe_matmuls(model: nn.Module) -> MatmulReport | None:
     """Return the format and the level of the first layer with a kernel of this project; None if there is none."""
     for layer in model.modules():
-        if isinstance(layer, PackedLinear):
+        if isinstance(layer, PackedLinearModule):
             return MatmulReport(layer.format, layer.level.name)
     return None
 
@@ -172,7 +172,7 @@ def _by_error(
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
-        quantized = PackedLinear(layer, getattr(layer, "activation", None), "int8")(inputs[0])
+        quantized = pack_linear(layer, getattr(layer, "activation", None), "int8")(inputs[0])
         errors[layer] = ((quantized - output).norm() / output.norm().clamp(min=1e-20)).item()
 
     hooks = [linear.register_forward_hook(record) for _, _, linear in linears]

@@ -13,15 +13,15 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.kernels.cpu.library import warn_without_library
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.int8 import Int8Quantizer
-from cenote.kernels.linear import prepack
-from cenote.kernels.post_load import make_quantizer
 from cenote.layers.backbone import Backbone
 from cenote.layers.deterministic import prepare_deterministic
+from cenote.layers.int8 import Int8Quantizer
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.lora import BackboneWithLoRA, find_lora_layers
 from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
+from cenote.layers.pack_linears import prepack
 from cenote.layers.parallel_group import ParallelGroup
+from cenote.layers.post_load import make_quantizer
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.backbone_loader import (
     build_backbone,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cenote.config.engine import EngineConfig
-from cenote.kernels.linear import prepack
-from cenote.kernels.post_load import make_quantizer
 from cenote.layers.backbone import Backbone
+from cenote.layers.pack_linears import prepack
 from cenote.layers.parallel_group import ParallelGroup
+from cenote.layers.post_load import make_quantizer
 from cenote.layers.tensor_parallel import SplitLayers
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
 from cenote.loading.backbone_loader import build_backbone, load_backbone, open_weights, use_deterministic_algorithms

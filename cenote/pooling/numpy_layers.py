@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
+from cenote.kernels.cpu.library import ACTIVATION_CODES, Format, supports_format
+from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.activation_names import resolve_activation
 from cenote.pooling.numpy_ops import NumpyOps
+from cenote.utils.array_conversion import convert, to_float32
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype, to_numpy_dtype
 
-if TYPE_CHECKING:
-    from cenote.kernels.cpu.library import Format
-
 # weights in 16 bits are widened in parts, as NumPy multiplies only float32 quickly
 MAX_WIDENED_ROWS = 4096
-
-Product = Callable[[Array], Array]
 
 
 class NumpyLinear:
@@ -30,55 +28,55 @@ class NumpyLinear:
         self.ops = ops
         self.out_features, self.in_features = weight.shape
         self.dtype = cast(Dtype, weight.dtype.name)
-        self.product: Product = self._multiply
+        # the kernel with the bias, and the activation that it does not compute; the weights are still read
+        self.kernel: PackedLinear | None = None
 
     def __call__(self, x: Array) -> Array:
-        return self.product(x)
-
-    def _multiply(self, x: Array) -> Array:
-        wide = self.ops.to_dtype(x, "float32")
-        if self.weight.dtype == np.float32:
-            out = wide @ self.weight.T
+        if self.kernel is not None:
+            out, activation = self.kernel(x), None if self.kernel.activation is not None else self.activation
         else:
-            out = np.empty((*x.shape[:-1], self.out_features), np.float32)
-            for start in range(0, self.out_features, MAX_WIDENED_ROWS):
-                end = start + MAX_WIDENED_ROWS
-                out[..., start:end] = wide @ self.weight[start:end].astype(np.float32).T
-        if self.bias is not None:
-            out += self.bias.astype(np.float32, copy=False)
-        if self.activation is not None:
-            out = self.ops.activate(out, self.activation)
+            out, activation = self._multiply(x), self.activation
+        if activation is not None:
+            out = self.ops.activate(out, activation)
         return out if out.dtype == x.dtype else out.astype(x.dtype)
 
-    def select(self, columns: Sequence[int]) -> NumpyLinear:
+    def _multiply(self, x: Array) -> Array:
+        """Return the sums of products and the bias in float32."""
+        wide = to_float32(x)
+        out = np.empty((*x.shape[:-1], self.out_features), np.float32)
+        step = self.out_features if self.dtype == "float32" else MAX_WIDENED_ROWS
+        for start in range(0, self.out_features, step):
+            np.matmul(wide, to_float32(self.weight[start : start + step]).T, out=out[..., start : start + step])
+        if self.bias is not None:
+            out += to_float32(self.bias)
+        return out
+
+    def select(self, columns: Sequence[int]) -> Callable[[Array], Array]:
         indices = list(columns)
-        bias = None if self.bias is None else self.bias[indices].astype(np.float32)
-        return NumpyLinear(self.weight[indices].astype(np.float32), bias, None, self.ops)
+        bias = None if self.bias is None else to_float32(self.bias[indices])
+        return NumpyLinear(to_float32(self.weight[indices]), bias, None, self.ops)
 
     def without_bias(self) -> NumpyLinear:
         return NumpyLinear(self.weight, None, self.activation, self.ops)
 
     def pack(self, format: Format) -> None:
-        if (product := make_packed_product(self.weight, self.bias, self.activation, format)) is not None:
-            self.product = product
+        is_packable = self.dtype == "float32" or self.dtype == format == "bfloat16"
+        if is_packable and supports_format(format):
+            activation = self.activation if self.activation in ACTIVATION_CODES else None
+            self.kernel = PackedLinear(self.weight, self.bias, activation, format)
 
     def linears(self) -> Sequence[NumpyLinear]:
         return [self]
 
 
-def make_packed_product(weight: Array, bias: Array | None, activation: str | None, format: Format) -> Product | None:
-    """Return the product by a kernel with packed weights; None if there is no kernel for it."""
-    return None
-
-
 class NumpyLayerNorm:
     def __init__(self, weight: Array, bias: Array | None, eps: float) -> None:
-        self.weight = weight.astype(np.float32, copy=False)
-        self.bias = None if bias is None else bias.astype(np.float32, copy=False)
+        self.weight = to_float32(weight)
+        self.bias = None if bias is None else to_float32(bias)
         self.eps = np.float32(eps)
 
     def __call__(self, x: Array) -> Array:
-        wide = x.astype(np.float32, copy=False)
+        wide = to_float32(x)
         centered = wide - wide.mean(axis=-1, keepdims=True)
         centered /= np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + self.eps)
         centered *= self.weight
@@ -98,7 +96,7 @@ class NumpyLayers:
         self.ops = NumpyOps()
 
     def put(self, values: Array, dtype: Dtype) -> Array:
-        return values.astype(to_numpy_dtype(dtype), copy=False)
+        return convert(values, to_numpy_dtype(dtype))
 
     def make_linear(self, weight: Array, bias: Array | None, activation: str | None = None) -> NumpyLinear:
         return NumpyLinear(weight, bias, activation, self.ops)

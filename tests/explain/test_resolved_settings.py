@@ -10,8 +10,8 @@ import pytest
 from cenote import LLM
 from cenote.explain import resolved_settings
 from cenote.explain.resolved_settings import IN_USE, KERNEL_DESCRIPTIONS, KERNEL_NAMES, LINEAR_DESCRIPTIONS
-from cenote.kernels import fp8, int8, linear, quantized_linear
-from cenote.kernels.cpu import packed_linear
+from cenote.kernels import fp8, linear, quantized_linear
+from cenote.layers import int8, packed_linear
 from cenote.layers import linear as plain
 from tests.kernels.levels import needs_level
 from tests.tiny import save_tiny

@@ -12,12 +12,12 @@ from torch.nn.functional import cosine_similarity
 
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu.convert import pack_linears
 from cenote.kernels.cpu.library import CPULevel, Format
-from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.backbone import Backbone, Block
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
 from cenote.layers.matmul_format import prepare_matmuls
+from cenote.layers.pack_linears import pack_linears
+from cenote.layers.packed_linear import PackedLinearModule, pack_linear
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.kernels.backbones import (
@@ -68,7 +68,7 @@ def test_a_packed_layer_equals_torch(level: CPULevel, inputs: int, outputs: int,
     linear.float()
 
     for format in level.products:
-        found = PackedLinear(linear, None, format)(x)
+        found = pack_linear(linear, None, format)(x)
         assert relative_error(found, exact) < LINEAR_ERROR[format], format
 
 
@@ -78,7 +78,7 @@ def test_activations_equal_torch(level: CPULevel, activation: str) -> None:
     x = torch.cat((torch.randn(20, 64), torch.zeros(1, 64), 40 * torch.randn(20, 64)))
     exact = ACTIVATIONS[activation](linear.double()(x.double()))
 
-    found = PackedLinear(linear.float(), activation, "float32")(x)
+    found = pack_linear(linear.float(), activation, "float32")(x)
 
     assert torch.allclose(found.double(), exact, atol=2e-6, rtol=2e-6)
 
@@ -91,7 +91,7 @@ def test_float16_rows_of_any_size_neither_overflow_nor_vanish(level: CPULevel) -
     linear.weight *= torch.logspace(-6, 6, 48)[:, None]
     exact = x.double() @ linear.weight.double().T
 
-    found = PackedLinear(linear, None, "float16")(x)
+    found = pack_linear(linear, None, "float16")(x)
 
     row_error = (found - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-30)
     assert row_error.max() < 1e-2  # the largest outputs, a few of 48, decide
@@ -107,7 +107,7 @@ def test_bfloat16_products_equal_those_of_the_rounded_inputs(
     linear, x = make_linear(inputs, outputs, bias=False), torch.randn(rows, inputs)
     exact = x.bfloat16().double() @ linear.weight.bfloat16().double().T
 
-    assert relative_error(PackedLinear(linear, None, "bfloat16")(x), exact) < 1e-5
+    assert relative_error(pack_linear(linear, None, "bfloat16")(x), exact) < 1e-5
 
 
 def test_int8_sums_are_exact(level: CPULevel) -> None:
@@ -119,14 +119,14 @@ def test_int8_sums_are_exact(level: CPULevel) -> None:
     x = torch.randint(-127, 128, (11, 512)).float()
     x[:, 0] = -127
 
-    assert torch.equal(PackedLinear(linear, None, "int8")(x), x @ linear.weight.T)
+    assert torch.equal(pack_linear(linear, None, "int8")(x), x @ linear.weight.T)
 
 
 def test_nan_stays_in_its_row(level: CPULevel) -> None:
     linear, x = make_linear(64, 24), torch.randn(9, 64)
     x[3, 5] = float("nan")
     for format in level.products:  # with int8 by the scale of the row
-        found = PackedLinear(linear, "gelu", format)(x)
+        found = pack_linear(linear, "gelu", format)(x)
         assert found[3].isnan().all(), format
         assert found[[row for row in range(9) if row != 3]].isfinite().all(), format
 
@@ -360,4 +360,4 @@ def test_a_bfloat16_model_with_attention_sinks_is_left_to_other_kernels(level: C
     report = prepare_matmuls(backbone, backbone, torch.device("cpu"), None, torch.bfloat16, batch_of([5, 20]))
 
     assert report is None or report.level == "amx"
-    assert not any(isinstance(layer, PackedLinear) for layer in backbone.modules())
+    assert not any(isinstance(layer, PackedLinearModule) for layer in backbone.modules())

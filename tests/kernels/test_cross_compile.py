@@ -53,7 +53,15 @@ SUBWORD_DRIVER = Path(__file__).with_name("subword_driver.c")
 
 FUNCTIONS = {*native_library.SIGNATURES, *level_library.SIGNATURES}
 STRUCTURES = {
-    level_library: ["Norm", "PackedLinear", "LevelLayer", "LevelEmbedding", "LevelEncoder", "LevelInput"],
+    level_library: [
+        "Norm",
+        "PackedLinear",
+        "InputRecord",
+        "LevelLayer",
+        "LevelEmbedding",
+        "LevelEncoder",
+        "LevelInput",
+    ],
     subword_library: ["SubwordSpec"],
 }
 

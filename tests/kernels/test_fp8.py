@@ -13,9 +13,9 @@ from cenote.config.device import Device
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.fp8 import Fp8Linear, Fp8Quantizer, quantize_weight
-from cenote.kernels.post_load import process_weights_after_loading
 from cenote.kernels.quantized_linear import WeightOnlyLinear, quantize_module
 from cenote.layers.backbone import Backbone
+from cenote.layers.post_load import process_weights_after_loading
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.loading.linear_formats import resolve_quantization
 from cenote.packed_batch import pack_sequences

@@ -10,26 +10,26 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from cenote.kernels import linear as linear_kernels
 from cenote.kernels import native_library
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.cpu.library import ACTIVATION_CODES, load_amx_level
-from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.int8 import Int8Linear, Int8Quantizer
-from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16, prepack
+from cenote.kernels.cpu.quantize import quantize_int8
+from cenote.kernels.linear import ONEDNN_ACTIVATIONS, PrepackedLinear, can_prepack_bfloat16
 from cenote.kernels.quantized_linear import (
     BLOCK_ELEMENTS,
     DEQUANTIZED_ELEMENTS,
-    QuantizedWeight,
     WeightOnlyLinear,
-    quantize_int8,
     quantize_module,
     quantize_pieces,
 )
 from cenote.kernels.smoothquant import record_input_max
 from cenote.layers.backbone import Backbone
+from cenote.layers.int8 import Int8Linear, Int8Quantizer, quantize_tensor
 from cenote.layers.linear import Linear
+from cenote.layers.pack_linears import prepack
+from cenote.layers.packed_linear import PackedLinearModule, pack_linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.layers.torch_dtypes import to_array
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.tiny import SEQUENCES, randomize
 
@@ -62,20 +62,20 @@ def to_int8(module: nn.Module) -> None:
 
 
 def weight_only(layer: Linear) -> WeightOnlyLinear:
-    return WeightOnlyLinear(layer, QuantizedWeight(*quantize_int8(layer.weight)), layer.weight.dtype)
+    return WeightOnlyLinear(layer, quantize_tensor(layer.weight), layer.weight.dtype)
 
 
 def torch_int8(layer: Linear) -> Int8Linear:
-    return Int8Linear(weight_only(layer), QuantizedWeight(*quantize_int8(layer.weight)))
+    return Int8Linear(weight_only(layer), quantize_tensor(layer.weight))
 
 
-def amx_layer(layer: Linear, activation: str | None) -> PackedLinear:
-    return PackedLinear(layer, activation, "bfloat16", level=load_amx_level())
+def amx_layer(layer: Linear, activation: str | None) -> PackedLinearModule:
+    return pack_linear(layer, activation, "bfloat16", level=load_amx_level())
 
 
-def amx_int8(layer: Linear) -> PackedLinear:
-    weight = QuantizedWeight(*quantize_int8(layer.weight))
-    return PackedLinear(layer, layer.activation, "int8", weight=weight, level=load_amx_level())
+def amx_int8(layer: Linear) -> PackedLinearModule:
+    quantized = quantize_int8(to_array(layer.weight))
+    return pack_linear(layer, layer.activation, "int8", quantized=quantized, level=load_amx_level())
 
 
 @needs_bf16
@@ -144,7 +144,7 @@ def test_int8_weights_alone_are_dequantized_in_blocks(
 ) -> None:
     monkeypatch.setitem(DEQUANTIZED_ELEMENTS, "cpu", 64 * 7)  # 7 rows at a time
     layer, x = linear(64, 48, activation).to(dtype), torch.randn(3, 5, 64).to(dtype)
-    values, scales = quantize_int8(layer.weight)
+    values, scales = quantize_tensor(layer.weight)
 
     ours = weight_only(layer)(x)
 
@@ -159,9 +159,9 @@ def test_blocks_of_several_pieces_are_quantized_as_one_weight(monkeypatch: pytes
     monkeypatch.setitem(BLOCK_ELEMENTS, "cpu", 32 * 3)  # 3 rows at a time
     pieces = [torch.randn(rows, 32).bfloat16() for rows in (5, 1, 7)]
 
-    values, scales = quantize_pieces(pieces, quantize_int8, torch.int8, torch.device("cpu"))
+    values, scales = quantize_pieces(pieces, quantize_tensor, torch.int8, torch.device("cpu"))
 
-    expected_values, expected_scales = quantize_int8(torch.cat(pieces))
+    expected_values, expected_scales = quantize_tensor(torch.cat(pieces))
     assert torch.equal(values, expected_values) and torch.equal(scales, expected_scales)
 
 
@@ -258,7 +258,7 @@ def test_a_backbone_can_be_prepacked(
         packed = backbone(pack_sequences(SEQUENCES))
 
     classes = [type(module) for module in backbone.modules()]
-    assert classes.count(PackedLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
+    assert classes.count(PackedLinearModule if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
     assert Linear not in classes
     assert cosine_similarity(packed.float(), plain.float(), dim=-1).min() > (0.97 if int8 else 0.999)
 
@@ -277,7 +277,7 @@ def test_layers_that_share_weights_are_packed_once() -> None:
 
 @needs_bf16
 def test_layers_without_a_fused_activation_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_kernels, "find_amx_level", lambda *args: None)
+    monkeypatch.setattr(native_library, "is_available", lambda: False)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
     prepack(model)
@@ -317,12 +317,12 @@ def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
     model, unscaled, batch = OneWideLayer(), OneWideLayer(), pack_sequences(SEQUENCES)
     expected = model(batch).double()
     with monkeypatch.context() as patch:
-        patch.setattr("cenote.kernels.int8.record_input_max", lambda module, layers: {})
+        patch.setattr("cenote.layers.int8.record_input_max", lambda module, layers: {})
         to_int8(unscaled)
 
     to_int8(model)
 
-    assert isinstance(model.wide, PackedLinear if native_code else Int8Linear)
+    assert isinstance(model.wide, PackedLinearModule if native_code else Int8Linear)
     error, before = ((x(batch).double() - expected).norm() / expected.norm() for x in (model, unscaled))
     assert error < 0.3 * before
 

@@ -9,15 +9,15 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.kernels import native_library
-from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.int8 import Int8Quantizer
-from cenote.kernels.linear import prepack
 from cenote.kernels.quantized_linear import quantize_module
 from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder, try_fuse_encoder
+from cenote.layers.int8 import Int8Quantizer
 from cenote.layers.int8_check import Int8Check
 from cenote.layers.matmul_format import prepare_matmuls
+from cenote.layers.pack_linears import prepack
+from cenote.layers.packed_linear import PackedLinearModule
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.kernels.backbones import (
@@ -129,7 +129,7 @@ def test_the_worst_layers_of_an_int8_model_multiply_in_bfloat16_in_the_same_call
 
     report = check.run(plain)
 
-    formats = [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinear)]
+    formats = [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinearModule)]
     assert 0 < formats.count("bfloat16") == report.num_unquantized < len(formats)
     assert report.cosine is not None and report.cosine > plain.cosine
     assert isinstance(backbone.fused_encoder, FusedEncoder) and not keeps_tiles(backbone)

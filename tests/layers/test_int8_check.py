@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import EngineConfig
-from cenote.kernels import post_load
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.kernels.quantized_linear import QuantizedLinear
-from cenote.layers import matmul_format
+from cenote.layers import matmul_format, post_load
 from cenote.layers.matmul_format import MatmulReport, describe_matmuls
 from cenote.loading.load import LoadedModel, load_model
 from cenote.packed_batch import pack_sequences

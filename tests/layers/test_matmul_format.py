@@ -9,12 +9,11 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from cenote.config.engine import Quantization
-from cenote.kernels.cpu.convert import unquantized_format
-from cenote.kernels.cpu.library import Format, supports_format
-from cenote.kernels.cpu.packed_linear import PackedLinear
+from cenote.kernels.cpu.library import Format, supports_format, unquantized_format
 from cenote.layers import matmul_format
 from cenote.layers.backbone import Backbone
 from cenote.layers.matmul_format import MatmulReport, prepare_matmuls
+from cenote.layers.packed_linear import PackedLinearModule
 from tests.kernels.backbones import SPEC, batch_of, make_backbone
 
 CPU = torch.device("cpu")
@@ -32,7 +31,7 @@ def prepare(
 
 
 def formats(backbone: Backbone) -> list[Format]:
-    return [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinear)]
+    return [layer.format for layer in backbone.modules() if isinstance(layer, PackedLinearModule)]
 
 
 @pytest.mark.skipif(not supports_format("float32"), reason="needs the C library")

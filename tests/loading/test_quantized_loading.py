@@ -15,9 +15,9 @@ from torch import Tensor
 
 from cenote import LLM
 from cenote.config.engine import EngineConfig
-from cenote.kernels import post_load
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, CPUFeatures, cpu_features
+from cenote.layers import post_load
 from cenote.loading.load import load_model
 from tests.tiny import change_config, save_tiny
 

@@ -11,9 +11,9 @@ import torch
 from torch.testing import assert_close
 
 from cenote.config.engine import EngineConfig
-from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.backbone import Backbone
 from cenote.layers.fused_encoder import FusedEncoder
+from cenote.layers.packed_linear import PackedLinearModule
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import SpladeHead
@@ -72,7 +72,7 @@ def test_the_layers_of_a_cross_encoder_head_are_packed(tmp_path: Path) -> None:
     pooler = load_pooler(tmp_path, dtype="float32")
 
     layers = [layer for layer in pooler.heads.linears() if isinstance(layer, HeadLinear)]
-    assert len(layers) == 2 and all(isinstance(layer.packed, PackedLinear) for layer in layers)
+    assert len(layers) == 2 and all(isinstance(layer.packed, PackedLinearModule) for layer in layers)
     states = torch.randn(5, 32)
     for layer in layers:
         packed, layer.packed = layer.packed, None
@@ -86,7 +86,7 @@ def test_the_vocabulary_of_splade_is_packed(dtype: str, tmp_path: Path) -> None:
     tiny_splade(tmp_path)
     head = load_pooler(tmp_path, dtype=dtype).heads.splade
     assert isinstance(head, SpladeHead) and isinstance(head.vocabulary, HeadLinear)
-    assert isinstance(head.vocabulary.packed, PackedLinear)
+    assert isinstance(head.vocabulary.packed, PackedLinearModule)
     batch = pack_sequences([[5, 6, 7], [8]])
     states = torch.randn(4, 32).to(head.vocabulary.weight.dtype)
 

@@ -134,7 +134,7 @@ def test_adapters_apply_to_layers_with_int8_weights(
     multiplies_int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = frozenset({"amx_int8"} if multiplies_int8 else ())
-    monkeypatch.setattr("cenote.kernels.post_load.cpu_features", lambda: CPUFeatures("x86", flags))
+    monkeypatch.setattr("cenote.layers.post_load.cpu_features", lambda: CPUFeatures("x86", flags))
     plain = save_tiny(tmp_path / "model", "BertModel")
     merged = save_adapter(tmp_path / "tuned", plain, BERT_TARGETS, seed=1)
     options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quantization": "int8"}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu.library import CPULevel, Format
+from cenote.kernels.cpu.library import CPULevel, Format, address_of
 from cenote.kernels.cpu.packed_linear import PackedLinear
-from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers
-from cenote.packed_batch import PackedBatch
+from cenote.kernels.cpu.threads import MIN_WORK_OF_ENCODER, count_workers, num_threads
+from cenote.utils.arrays import Array
+from cenote.utils.dtypes import Dtype, to_numpy_dtype
 
 NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.h
 
@@ -22,8 +22,8 @@ NO_ROPE, ROPE, LOCAL_ROPE = range(3)  # as in encoder.h
 class NormWeights:
     """A LayerNorm or RMSNorm; the weight of an RMSNorm includes its offset."""
 
-    weight: Tensor | None
-    bias: Tensor | None
+    weight: Array | None
+    bias: Array | None
     eps: float
     is_rms: bool
 
@@ -52,9 +52,9 @@ class TableWeights:
     All are float32 or all are bfloat16.
     """
 
-    tokens: Tensor
-    positions: Tensor | None
-    types: Tensor | None
+    tokens: Array
+    positions: Array | None
+    types: Array | None
     position_offset: int
     norm: NormWeights
 
@@ -79,8 +79,8 @@ class EncoderShape:
 class RotaryRows:
     """Cosine and sine of every token: [tokens, half] each."""
 
-    cosine: Tensor
-    sine: Tensor
+    cosine: Array
+    sine: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class PositionTables:
 
     rotary: RotaryRows | None
     local_rotary: RotaryRows | None
-    bias: Tensor | None  # of attention: [heads, 2 * longest sequence - 1], by the distance key - query
+    bias: Array | None  # of attention: [heads, 2 * longest sequence - 1], by the distance key - query
 
 
 class LevelEncoder:
@@ -106,13 +106,14 @@ class LevelEncoder:
         self.level = level
         self.keeps_tiles = _keeps_tiles(level, layers, shape, tables)
         self.layers, self.shape, self.tables = layers, shape, tables
-        first = layers[0]
-        self.hidden_size = first.qkv.in_features
-        self.dtype = torch.bfloat16 if self.keeps_tiles else torch.float32  # of inputs and results
-        self._retained: list[Tensor] = []  # tensors that the C structures point to
+        self.linears = [linear for layer in layers for linear in _linears(layer)]
+        self.hidden_size = layers[0].qkv.in_features
+        self.dtype: Dtype = "bfloat16" if self.keeps_tiles else "float32"  # of inputs and results
+        self._numpy_dtype = to_numpy_dtype(self.dtype)
+        self._retained: list[Array] = []  # arrays that the C structures point to
         self._layers = (library.LevelLayer * len(layers))(*(self._make_layer(layer) for layer in layers))
-        self._work_per_token = sum(x.in_features * x.out_features for layer in layers for x in _linears(layer))
-        attention_format = _attention_format(level, {x.format for layer in layers for x in _linears(layer)})
+        self._work_per_token = sum(x.in_features * x.out_features for x in self.linears)
+        attention_format = _attention_format(level, {x.format for x in self.linears})
         self._encoder = library.LevelEncoder(
             level=level.pointer,
             layers=ctypes.addressof(self._layers),
@@ -136,49 +137,92 @@ class LevelEncoder:
             embedding=library.LevelEmbedding() if tables is None else self._make_embedding(tables),
         )
 
-    def encode_ids(self, batch: PackedBatch, positions: PositionTables) -> Tensor | None:
-        """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table."""
-        types = batch.token_type_ids
+    def encode_ids(
+        self, token_ids: Array, positions: Array, types: Array | None, cu_seqlens: Array, tables: PositionTables
+    ) -> Array | None:
+        """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table.
+
+        The arrays are of int64 and contiguous; cu_seqlens has the start of each sequence, and the end of the last.
+        """
         if types is not None and (self.tables is None or self.tables.types is None or len(self.tables.types) == 1):
             types = None  # some tokenizers return a second type for a model that has only one
         return self._run(
-            batch,
-            positions,
-            token_ids=batch.token_ids.data_ptr(),
-            positions=batch.positions.data_ptr(),
-            types=None if types is None else types.data_ptr(),
+            len(token_ids),
+            cu_seqlens,
+            tables,
+            token_ids=address_of(token_ids),
+            positions=address_of(positions),
+            types=None if types is None else address_of(types),
         )
 
-    def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch, positions: PositionTables) -> Tensor:
+    def encode_embeds(self, rows: Array, cu_seqlens: Array, tables: PositionTables) -> Array:
         """Return the hidden states [tokens, hidden] for given input embeddings."""
-        inputs_embeds = inputs_embeds.to(self.dtype).contiguous()  # this reference keeps the copy alive during the call
-        states = self._run(batch, positions, rows=inputs_embeds.data_ptr())
+        rows = np.ascontiguousarray(rows, self._numpy_dtype)  # this reference keeps the copy alive during the call
+        states = self._run(len(rows), cu_seqlens, tables, rows=address_of(rows))
         assert states is not None
         return states
 
-    def _run(self, batch: PackedBatch, tables: PositionTables, **inputs: int | None) -> Tensor | None:
-        out = torch.empty((batch.num_tokens, self.hidden_size), dtype=self.dtype)
-        retained: list[Tensor] = []  # copies that the C code reads during the call
+    def record_input_max(self, encode: Callable[[], object]) -> list[Array]:
+        """Return the largest absolute value of each input of all `linears` while `encode` calls this encoder.
+
+        A layer that several blocks share has one array for all of them.
+        """
+        return [maxima for maxima, _ in self._record(encode, num_tokens=0)]
+
+    def record_inputs(self, encode: Callable[[], object], num_tokens: int) -> list[Array]:
+        """Return the inputs of all `linears` while `encode` calls this encoder once, with so many tokens.
+
+        The rows are in any order. A layer that several blocks share has one array with the rows of all of them.
+        """
+        return [rows for _, rows in self._record(encode, num_tokens)]
+
+    def _record(self, encode: Callable[[], object], num_tokens: int) -> list[tuple[Array, Array]]:
+        """Return the largest values and the rows; without a number of tokens, rows are not kept."""
+        assert not self.keeps_tiles, "the rows of tiles are not recorded"
+        found: dict[PackedLinear, tuple[Array, Array]] = {}
+        records: list[library.InputRecord] = []
+        for linear in dict.fromkeys(self.linears):
+            num_rows = num_tokens * self.linears.count(linear)
+            maxima = np.zeros(linear.in_features, np.float32)
+            rows = np.empty((num_rows, linear.in_features), np.float32)
+            found[linear] = maxima, rows
+            records.append(library.InputRecord(max=address_of(maxima), rows=address_of(rows) if num_rows else None))
+            self._set_record(linear, ctypes.addressof(records[-1]))
+        try:
+            encode()
+        finally:
+            for linear in found:
+                self._set_record(linear, None)
+        return [found[linear] for linear in self.linears]
+
+    def _set_record(self, linear: PackedLinear, record: int | None) -> None:
+        for weights, layer in zip(self.layers, self._layers, strict=True):
+            for name in ("qkv", "out", "up", "down"):
+                if getattr(weights, name) is linear:
+                    getattr(layer, name).record = record
+
+    def _run(self, num_tokens: int, cu_seqlens: Array, tables: PositionTables, **inputs: int | None) -> Array | None:
+        out = np.empty((num_tokens, self.hidden_size), self._numpy_dtype)
+        retained: list[Array] = []  # copies that the C code reads during the call
         for prefix, rotary in (("", tables.rotary), ("local_", tables.local_rotary)):
             if rotary is not None:
-                retained += (rotary.cosine.float().contiguous(), rotary.sine.float().contiguous())
-                inputs[f"{prefix}cosine"], inputs[f"{prefix}sine"] = (x.data_ptr() for x in retained[-2:])
+                retained += (np.ascontiguousarray(x, np.float32) for x in (rotary.cosine, rotary.sine))
+                inputs[f"{prefix}cosine"], inputs[f"{prefix}sine"] = (address_of(x) for x in retained[-2:])
                 inputs[f"{prefix}rotary_half"] = rotary.cosine.shape[-1]
         if tables.bias is not None:
-            retained.append(tables.bias.float().contiguous())
-            inputs["bias"], inputs["max_length"] = retained[-1].data_ptr(), (tables.bias.shape[1] + 1) // 2
+            retained.append(np.ascontiguousarray(tables.bias, np.float32))
+            inputs["bias"], inputs["max_length"] = address_of(retained[-1]), (tables.bias.shape[1] + 1) // 2
         failed = self.level.library.cenote_level_encode(
             ctypes.byref(self._encoder),
-            ctypes.byref(library.LevelInput(out=out.data_ptr(), **inputs)),
-            batch.cu_seqlens.data_ptr(),
-            batch.num_seqs,
-            torch.get_num_threads(),
-            count_workers(batch.num_tokens, self._work_per_token, MIN_WORK_OF_ENCODER),
+            ctypes.byref(library.LevelInput(out=address_of(out), **inputs)),
+            address_of(cu_seqlens),
+            len(cu_seqlens) - 1,
+            num_threads(),
+            count_workers(num_tokens, self._work_per_token, MIN_WORK_OF_ENCODER),
         )
         if failed == 1:
-            raise MemoryError(
-                f"cannot allocate scratch memory for {batch.num_tokens} tokens (longest sequence: {batch.max_seqlen})"
-            )
+            longest = int(np.diff(cu_seqlens).max())
+            raise MemoryError(f"cannot allocate scratch memory for {num_tokens} tokens (longest sequence: {longest})")
         return out if failed == 0 else None
 
     def _make_layer(self, layer: LayerWeights) -> library.LevelLayer:
@@ -193,8 +237,8 @@ class LevelEncoder:
         if norm is None:
             return library.Norm(kind=library.NO_NORM)
         return library.Norm(
-            weight=None if norm.weight is None else self._retain(norm.weight.float()),
-            bias=None if norm.bias is None else self._retain(norm.bias.float()),
+            weight=None if norm.weight is None else self._retain(norm.weight.astype(np.float32, copy=False)),
+            bias=None if norm.bias is None else self._retain(norm.bias.astype(np.float32, copy=False)),
             eps=norm.eps,
             kind=library.RMS_NORM if norm.is_rms else library.LAYER_NORM,
         )
@@ -205,13 +249,13 @@ class LevelEncoder:
             *(None if part is None else self._retain(part) for part in parts),
             *(0 if part is None else len(part) for part in parts),
             tables.position_offset,
-            tables.tokens.dtype is torch.bfloat16,
+            tables.tokens.dtype.name == "bfloat16",
             self._make_norm(tables.norm),
         )
 
-    def _retain(self, values: Tensor) -> int:
-        self._retained.append(values.detach().contiguous())
-        return self._retained[-1].data_ptr()
+    def _retain(self, values: Array) -> int:
+        self._retained.append(np.ascontiguousarray(values))
+        return address_of(self._retained[-1])
 
 
 def supports(layers: Sequence[LayerWeights]) -> bool:
@@ -231,7 +275,7 @@ def _keeps_tiles(
     """
     linears = [x for layer in layers for x in _linears(layer)]
     formats = {x.format for x in linears}
-    if level.name != "amx" or len(formats) > 1 or (tables is not None and tables.tokens.dtype is not torch.bfloat16):
+    if level.name != "amx" or len(formats) > 1 or (tables is not None and tables.tokens.dtype.name != "bfloat16"):
         return False
     tile_width = 32 if formats == {"bfloat16"} else 64
     widths = {shape.num_heads * shape.head_dim, *(x.in_features for x in linears)}

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-import torch
-
 from cenote.kernels import native_library
 from cenote.kernels.cpu_features import ISA_LEVELS, CPUFeatures, cpu_features
 from cenote.kernels.native_library import find_library_path, open_library
+from cenote.utils.arrays import Array
+from cenote.utils.dtypes import Dtype
 
 logger = logging.getLogger("cenote")
 
@@ -39,7 +39,12 @@ class PackedLinear(ctypes.Structure):
         *((name, _pointer) for name in ("panels", "bias", "scales", "offsets", "smooth_scales")),
         *((name, _int64) for name in ("inputs", "outputs", "activation", "format")),
         *((name, _float) for name in ("max_norm", "max_bias")),
+        ("record", _pointer),
     ]
+
+
+class InputRecord(ctypes.Structure):
+    _fields_ = [("max", _pointer), ("rows", _pointer), ("count", _int64)]
 
 
 class LevelLayer(ctypes.Structure):
@@ -96,6 +101,7 @@ class LevelInput(ctypes.Structure):
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_find_level": (ctypes.c_char_p,),
     "cenote_product_layout": (_pointer, _int64, _pointer),
+    "cenote_pack_panels": (_pointer, *[_int64] * 6, _pointer, _int64),
     "cenote_packed_linear": (_pointer, ctypes.POINTER(PackedLinear), _pointer, _int64, _pointer, _int64),
     "cenote_level_encode": (ctypes.POINTER(LevelEncoder), ctypes.POINTER(LevelInput), _pointer, *[_int64] * 3),
 }
@@ -120,9 +126,20 @@ class CPULevel:
     products: dict[Format, ProductLayout]
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Dtype:
         """The dtype of the rows that a layer alone reads and writes."""
-        return torch.bfloat16 if self.name == "amx" else torch.float32
+        return "bfloat16" if self.name == "amx" else "float32"
+
+
+def address_of(array: Array) -> int:
+    """Return the address of a contiguous array, which must be kept until C has read it.
+
+    The attribute `ctypes` takes several times as long as a buffer, which read-only, empty and bfloat16 arrays lack.
+    """
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return array.ctypes.data
 
 
 def load_level() -> CPULevel | None:
@@ -137,6 +154,11 @@ def supports_format(format: Format) -> bool:
     """Return whether the C library is built and its products of this format are used on this CPU."""
     level = load_level()
     return level is not None and format in level.products
+
+
+def unquantized_format() -> Format:
+    """Return the format of layers that are not quantized to int8 in a quantized model."""
+    return "float16" if supports_format("float16") else "float32"
 
 
 def find_kernel_level(dtype: str, matmul_dtype: str | None = None, quantization: str | None = None) -> str:

@@ -4,6 +4,7 @@
  */
 #include "linear.h"
 #include "scratch.h"
+#include <string.h>
 
 enum { DEFAULT_BLOCK_ROWS = 128, MAX_BLOCK_ROWS = 256 };
 
@@ -26,11 +27,28 @@ size_t cenote_packed_rows_bytes(const Level *level, const PackedLinear *layer, i
     return divide_up(rows, product->rows) * product->rows * packed_bytes(product, layer->inputs);
 }
 
+/* Values without a sign are ordered like their bits, and NaN is above all. */
+static void raise_to(float *max, float value) {
+    uint32_t bits, before = __atomic_load_n((uint32_t *)max, __ATOMIC_RELAXED);
+    memcpy(&bits, &value, sizeof bits);
+    bits &= 0x7fffffff;
+    while (before < bits && !__atomic_compare_exchange_n((uint32_t *)max, &before, bits, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+static void record_rows(InputRecord *record, const Rows *rows) {
+    for (int64_t row = 0; row < rows->count; row++) {
+        const float *from = rows->start + row * rows->stride;
+        for (int64_t c = 0; c < rows->width; c++) raise_to(record->max + c, from[c]);
+        if (record->rows) memcpy(record->rows + __atomic_fetch_add(&record->count, 1, __ATOMIC_RELAXED) * rows->width, from, rows->width * sizeof(float));
+    }
+}
+
 void cenote_pack_rows(const Level *level, const PackedLinear *layer, const Rows *rows, int64_t first, const PackedRows *packed) {
     const Product *product = product_of(level, layer);
     const int64_t count = min_of(rows_to_pack(product), rows->count - first), row_in_tile = first % product->rows;
     const Rows part = {rows->start + first * rows->stride, rows->stride, count, rows->width};
     uint8_t *tile = packed->tiles + (first - row_in_tile) * packed_bytes(product, rows->width);
+    if (layer->record) record_rows(layer->record, &part);
     product->pack(&part, layer->smooth_scales, tile + row_in_tile * product->word * product->element_bytes, layer->scales ? packed->scales + first : NULL);
 }
 
@@ -151,4 +169,42 @@ int cenote_packed_linear(const Level *level, const PackedLinear *layer, const fl
         end_tiles(level, before);
     }
     return failed;
+}
+
+/* Columns and units of a tile of AMX: a unit is the bytes that stay together in a panel. */
+enum { TILE_SIDE = 16 };
+
+/* One panel of `columns` rows of a weight, of which `count` exist; what does not exist is zero. Each unit has all columns, or each tile of
+ * TILE_SIDE units and columns. TILE_SIDE units of all columns stay in the L1 cache until they are written. */
+static inline __attribute__((always_inline)) void pack_panel(
+    const uint8_t *rows, int64_t row_bytes, int64_t count, int64_t columns, int64_t units, int is_tiled, const int64_t unit_bytes, uint8_t *panel
+) {
+    const int64_t whole = row_bytes / unit_bytes, rest = row_bytes % unit_bytes, step = is_tiled ? TILE_SIDE : columns;
+    if (count < columns || whole < units) memset(panel, 0, units * columns * unit_bytes);
+    for (int64_t first = 0; first < units; first += TILE_SIDE)
+        for (int64_t column = 0; column < min_of(count, columns); column++) {
+            const uint8_t *from = rows + column * row_bytes;
+            const int64_t in_block = is_tiled ? column / TILE_SIDE * TILE_SIDE * TILE_SIDE + column % TILE_SIDE : column;
+            uint8_t *to = panel + (first * columns + in_block) * unit_bytes;
+            for (int64_t unit = first; unit < min_of(first + TILE_SIDE, whole); unit++, to += step * unit_bytes)
+                memcpy(to, from + unit * unit_bytes, unit_bytes);
+            if (rest && whole >= first && whole < first + TILE_SIDE) memcpy(to, from + whole * unit_bytes, rest);
+        }
+}
+
+/* Reorder a weight [outputs][row_bytes] to panels of `units` units of 2, 4 or 8 bytes. */
+void cenote_pack_panels(
+    const uint8_t *weight, int64_t outputs, int64_t row_bytes, int64_t columns, int64_t units, int64_t is_tiled, int64_t unit_bytes, uint8_t *out,
+    int64_t threads
+) {
+    const int64_t panels = divide_up(outputs, columns);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t panel = 0; panel < panels; panel++) {
+        const uint8_t *rows = weight + panel * columns * row_bytes;
+        uint8_t *to = out + panel * columns * units * unit_bytes;
+        const int64_t count = outputs - panel * columns;
+        if (unit_bytes == 2) pack_panel(rows, row_bytes, count, columns, units, 0, 2, to);
+        else if (unit_bytes == 8) pack_panel(rows, row_bytes, count, columns, units, 0, 8, to);
+        else pack_panel(rows, row_bytes, count, columns, units, (int)is_tiled, 4, to);
+    }
 }

@@ -4,6 +4,13 @@
 
 #include "level.h"
 
+/* What the inputs of a layer were in a run for calibration. The threads of an encoder share it. */
+typedef struct {
+    float *max;    /* the largest absolute value of each input; NaN if one was NaN */
+    float *rows;   /* the inputs of all tokens, in any order; NULL: they are not kept */
+    int64_t count; /* of the rows */
+} InputRecord;
+
 typedef struct {
     const void *panels;         /* packed weights */
     const float *bias, *scales; /* per output, padded to whole panels; scales of float32 weights are NULL */
@@ -12,6 +19,7 @@ typedef struct {
     int64_t inputs, outputs, activation, format;
     float max_norm; /* largest L2 norm of the weights of an output */
     float max_bias; /* the most that bias and activation add to the absolute value of a sum; with max_norm of layers with scales */
+    InputRecord *record; /* NULL: inputs are not recorded */
 } PackedLinear;
 
 /* Packed rows: row tiles, each with the scales of its rows. */
@@ -44,7 +52,8 @@ void cenote_pack_rows(const Level *level, const PackedLinear *layer, const Rows 
 /* Whether the results of a layer can be packed for the next one without rows of float32 in between. */
 static inline int can_pack_results(const Level *level, const PackedLinear *layer, const PackedLinear *next) {
     const Product *product = product_of(level, layer);
-    return product == product_of(level, next) && layer->outputs == next->inputs && (next->scales == NULL || product->pack_bounded);
+    return product == product_of(level, next) && layer->outputs == next->inputs && (next->scales == NULL || product->pack_bounded) &&
+           next->record == NULL;
 }
 
 /* results = activation(rows x weights + bias) for this thread's share of the panels. */

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+import numpy as np
 
 from cenote.kernels import native_library
 from cenote.kernels.cpu import library
-from cenote.kernels.cpu.library import CPULevel, Format, ProductLayout, load_amx_level, load_level
-from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads
-from cenote.kernels.quantized_linear import QuantizedWeight, WeightOnlyLinear, quantize_int8
+from cenote.kernels.cpu.library import CPULevel, Format, ProductLayout, address_of, load_level
+from cenote.kernels.cpu.quantize import QuantizedWeight, quantize_int8
+from cenote.kernels.cpu.threads import MIN_WORK_OF_LINEAR, count_threads, num_threads
+from cenote.utils.arrays import Array
+from cenote.utils.dtypes import to_numpy_dtype
 
 TILE_ROW_BYTES = 64
+CACHE_LINE = 64
 LEAST_ACTIVATION = 0.3  # absolute value of the smallest result of an activation; that of SiLU is -0.28
 
 
-def supports(linear: nn.Linear, activation: str | None, format: Format) -> bool:
-    """Return whether this CPU has a kernel of that format for this layer."""
-    level = load_level()
-    has_kernel = level is not None and format in level.products and activation in library.ACTIVATION_CODES
-    return has_kernel and has_packable_weight(linear, format)
-
-
-def has_packable_weight(linear: nn.Linear, format: Format) -> bool:
-    """Return whether the weight is in float32 on the CPU, or in bfloat16 for that format."""
-    dtypes = (torch.float32, torch.bfloat16) if format == "bfloat16" else (torch.float32,)
-    return linear.weight.device.type == "cpu" and linear.weight.dtype in dtypes
-
-
-def find_amx_level(
-    in_features: int, dtype: torch.dtype, device: torch.device, activation: str | None, format: Format
-) -> CPULevel | None:
-    """Return the level of AMX if it is for a layer of this size in a model of this dtype, otherwise None."""
+def supports_amx(in_features: int, activation: str | None, format: Format) -> bool:
+    """Return whether AMX multiplies the layers of this size in a model of bfloat16."""
     row_bytes = in_features * (1 if format == "int8" else 2)
     has_kernel = activation in library.ACTIVATION_CODES and row_bytes % TILE_ROW_BYTES == 0
-    is_bf16_on_cpu = device.type == "cpu" and dtype == torch.bfloat16
-    return load_amx_level() if has_kernel and is_bf16_on_cpu and native_library.is_available() else None
+    return has_kernel and native_library.is_available()
 
 
-class PackedLinear(nn.Module):
-    """y = activation(x W' + b), with x and y in the same dtype, and everything but the products in float32.
+class PackedLinear:
+    """y = activation(x W' + b), with x and y in the dtype of the level, and everything but the products in float32.
 
     bfloat16: products of bfloat16, summed in float32. float16: products of float16, summed in float32 after every 128
     inputs; rows and weights are scaled by powers of two, so that nothing overflows. int8: one scale per
@@ -51,115 +36,138 @@ class PackedLinear(nn.Module):
 
     def __init__(
         self,
-        linear: nn.Linear | WeightOnlyLinear,
+        weight: Array | None,
+        bias: Array | None,
         activation: str | None,
         format: Format,
-        smooth_scales: Tensor | None = None,
+        smooth_scales: Array | None = None,
         *,
-        weight: QuantizedWeight | None = None,
+        quantized: QuantizedWeight | None = None,
         level: CPULevel | None = None,
     ) -> None:
-        """`weight`: in int8, divided by the SmoothQuant scales; None: that of `linear`."""
-        super().__init__()
+        """`quantized`: the weight in int8, divided by the SmoothQuant scales; `weight` may then be None."""
         level = level or load_level()
         assert level is not None
         self.level = level
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.activation, self.format = activation, format
-        values, scales = _convert(linear, format, smooth_scales) if weight is None else weight
+        if quantized is None:
+            assert weight is not None
+            values, scales = _convert(weight, format, smooth_scales)
+        else:
+            values, scales = quantized
+        self.out_features, self.in_features = values.shape
         layout = level.products[format]
-        # not parameters: the packed layout must not be moved to another device or saved
-        self.panels = pack_panels(values, layout)
-        self.bias = _pad(linear.bias, self.out_features, layout.columns)
+        self.panels = pack_panels(values, level, format)
+        self.bias = _pad(bias, self.out_features, layout.columns)
         self.scales = None if scales is None else _pad(scales, self.out_features, layout.columns)
         self.offsets = _column_offsets(values, layout) if layout.input_offset else None
-        self.smooth_scales = None if smooth_scales is None else smooth_scales.float().contiguous()
+        self.smooth_scales = None if smooth_scales is None else np.ascontiguousarray(smooth_scales, np.float32)
         self.descriptor = library.PackedLinear(
-            panels=self.panels.data_ptr(),
-            bias=self.bias.data_ptr(),
-            scales=None if self.scales is None else self.scales.data_ptr(),
-            offsets=None if self.offsets is None else self.offsets.data_ptr(),
-            smooth_scales=None if self.smooth_scales is None else self.smooth_scales.data_ptr(),
+            panels=address_of(self.panels),
+            bias=address_of(self.bias),
+            scales=None if self.scales is None else address_of(self.scales),
+            offsets=None if self.offsets is None else address_of(self.offsets),
+            smooth_scales=None if self.smooth_scales is None else address_of(self.smooth_scales),
             inputs=self.in_features,
             outputs=self.out_features,
             activation=library.ACTIVATION_CODES.index(activation),
             format=library.FORMATS.index(format),
-            max_norm=_largest_norm(linear) if format == "float16" else 0.0,
+            max_norm=_largest_norm(weight) if format == "float16" else 0.0,
             max_bias=_largest_addition(self.bias, activation),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.to(self.level.dtype).contiguous()
-        num_rows = rows.numel() // self.in_features
-        out = torch.empty((*x.shape[:-1], self.out_features), dtype=self.level.dtype)
+    def __call__(self, rows: Array) -> Array:
+        """Multiply [..., inputs], which is converted to the dtype of the level."""
+        dtype = to_numpy_dtype(self.level.dtype)
+        rows = np.ascontiguousarray(rows, dtype)
+        out = np.empty((*rows.shape[:-1], self.out_features), dtype)
+        num_rows = rows.size // self.in_features
         threads = count_threads(num_rows * self.in_features * self.out_features, MIN_WORK_OF_LINEAR)
-        arguments = (ctypes.byref(self.descriptor), rows.data_ptr(), num_rows, out.data_ptr(), threads)
-        if self.level.dtype is torch.bfloat16:
+        arguments = (ctypes.byref(self.descriptor), address_of(rows), num_rows, address_of(out), threads)
+        if self.level.dtype == "bfloat16":
             failed = native_library.load_library().cenote_linear(*arguments)
         else:
             failed = self.level.library.cenote_packed_linear(self.level.pointer, *arguments)
         if failed:
-            raise MemoryError(
-                f"cannot allocate scratch memory for a linear layer over an input of shape {tuple(x.shape)}"
-            )
-        return out.to(x.dtype)
+            raise MemoryError(f"cannot allocate scratch memory for a linear layer over an input of shape {rows.shape}")
+        return out
 
 
-def pack_panels(weight: Tensor, layout: ProductLayout) -> Tensor:
-    """Reorder [outputs, inputs], padded with zeros, to [panel][word][columns][inputs of a word].
+def pack_panels(weight: Array, level: CPULevel, format: Format) -> Array:
+    """Reorder [outputs, inputs], padded with zeros, to [panel][word][columns][inputs of a word], in bytes.
 
     A word that is as long as a row of a tile has two tiles of 16 columns, in which four bytes of inputs stay together.
     """
+    layout = level.products[format]
+    weight = np.ascontiguousarray(weight)
     outputs, inputs = weight.shape
-    padded = F.pad(weight, (0, -inputs % layout.word, 0, -outputs % layout.columns))
-    words = padded.shape[1] // layout.word
-    if layout.word * weight.element_size() == TILE_ROW_BYTES:
-        tiles = padded.view(torch.int32).view(-1, layout.columns // 16, 16, words, TILE_ROW_BYTES // 4)
-        return tiles.permute(0, 3, 1, 4, 2).contiguous()
-    return padded.view(-1, layout.columns, words, layout.word).transpose(1, 2).contiguous()
+    word_bytes = layout.word * weight.itemsize
+    is_tiled = word_bytes == TILE_ROW_BYTES
+    unit_bytes = 4 if is_tiled else word_bytes
+    row_bytes = -(-inputs // layout.word) * word_bytes
+    out = _empty_aligned(_round_up(outputs, layout.columns) * row_bytes)
+    level.library.cenote_pack_panels(
+        address_of(weight),
+        outputs,
+        inputs * weight.itemsize,
+        layout.columns,
+        row_bytes // unit_bytes,
+        is_tiled,
+        unit_bytes,
+        address_of(out),
+        num_threads(),
+    )
+    return out
 
 
-def _convert(
-    linear: nn.Linear | WeightOnlyLinear, format: Format, smooth_scales: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _convert(weight: Array, format: Format, smooth_scales: Array | None) -> tuple[Array, Array | None]:
     """Return the weights in the format, and what their products have to be multiplied with."""
-    assert isinstance(linear, nn.Linear), "only int8 layers are made of quantized weights"
-    weight = linear.weight.detach()
     if format == "int8":
-        return quantize_int8(weight if smooth_scales is None else weight / smooth_scales)
-    if format == "float16":  # below 1, so that no sum of 128 products overflows
-        largest = weight.abs().amax(dim=1).clamp(min=1e-30)
-        scales = torch.exp2(torch.frexp(largest).exponent.float())
-        return (weight / scales[:, None]).half(), scales
+        return quantize_int8(weight, smooth_scales)
     if format == "bfloat16":
-        return weight.bfloat16(), None
-    return weight.contiguous(), None
+        return weight.astype(to_numpy_dtype("bfloat16"), copy=False), None
+    weight = weight.astype(np.float32, copy=False)
+    if format == "float16":  # below 1, so that no sum of 128 products overflows
+        largest = np.maximum(weight.max(axis=1), -weight.min(axis=1)).clip(min=np.float32(1e-30))
+        scales = np.exp2(np.frexp(largest)[1].astype(np.float32))
+        return (weight / scales[:, None]).astype(np.float16), scales
+    return weight, None
 
 
-def _largest_norm(linear: nn.Linear | WeightOnlyLinear) -> float:
-    assert isinstance(linear, nn.Linear)
-    largest: float = linear.weight.detach().norm(dim=1).max().item()
-    return largest
+def _largest_norm(weight: Array | None) -> float:
+    assert weight is not None, "only int8 layers are made of quantized weights"
+    return float(np.linalg.norm(weight.astype(np.float32, copy=False), axis=1).max())
 
 
-def _largest_addition(bias: Tensor, activation: str | None) -> float:
+def _largest_addition(bias: Array, activation: str | None) -> float:
     """Return the most that bias and activation add to the absolute value of a sum."""
-    largest = bias.abs().max().item()  # activations increase no absolute value
+    largest = float(np.abs(bias).max())  # activations increase no absolute value
     if activation is None:
         return largest
-    return min(largest, bias.clamp(min=0).max().item() + LEAST_ACTIVATION)  # negative values become almost 0
+    return min(largest, max(float(bias.max()), 0.0) + LEAST_ACTIVATION)  # negative values become almost 0
 
 
-def _column_offsets(weight: Tensor, layout: ProductLayout) -> Tensor:
+def _column_offsets(weight: Array, layout: ProductLayout) -> Array:
     """Return what the offset of the inputs adds to the sums of every output, padded to whole panels."""
-    out = torch.zeros(-(-len(weight) // layout.columns) * layout.columns, dtype=torch.int32)
-    out[: len(weight)] = layout.input_offset * weight.sum(dim=1, dtype=torch.int32)
-    return out
+    sums = weight.sum(axis=1, dtype=np.int32)
+    return _pad(layout.input_offset * sums, len(weight), layout.columns, np.int32)
 
 
-def _pad(values: Tensor | None, count: int, columns: int) -> Tensor:
-    """Return the values as float32, padded with zeros to whole panels; all zeros for None."""
-    out = torch.zeros(-(-count // columns) * columns)
+def _pad(values: Array | None, count: int, columns: int, dtype: type[np.generic] = np.float32) -> Array:
+    """Return the values padded with zeros to whole panels; all zeros for None."""
+    out = _empty_aligned(_round_up(count, columns) * np.dtype(dtype).itemsize).view(dtype)
+    out[:] = 0
     if values is not None:
-        out[:count] = values.detach()
+        out[:count] = values
     return out
+
+
+def _empty_aligned(num_bytes: int) -> Array:
+    """Return bytes that start with a cache line, so that no vector of a panel is in two of them."""
+    memory = np.empty(num_bytes + CACHE_LINE, np.uint8)
+    start = -address_of(memory) % CACHE_LINE
+    return memory[start : start + num_bytes]
+
+
+def _round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,18 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.cpu.packed_linear import PackedLinear, find_amx_level
+from cenote.kernels.cpu.quantize import QuantizedWeight, absolute_max, quantize_int8, smooth_scales
 from cenote.kernels.quantized_linear import (
     BLOCK_ELEMENTS,
     QuantizedLinear,
-    QuantizedWeight,
-    QuantizeRows,
+    QuantizedTensors,
     ReadPieces,
     WeightOnlyLinear,
-    quantize_int8,
     quantize_pieces,
 )
-from cenote.kernels.smoothquant import record_input_max, smooth_scales
+from cenote.kernels.smoothquant import record_input_max
+from cenote.layers.packed_linear import find_amx_level, pack_linear
+from cenote.layers.torch_dtypes import to_array, to_tensor
+from cenote.utils.arrays import Array
 
 CPU = torch.device("cpu")
 
@@ -29,9 +31,9 @@ CPU = torch.device("cpu")
 class Int8Linear(QuantizedLinear):
     """y = activation(x W' + b) in int8 with torch._int_mm: one scale per output and per input row, with SmoothQuant."""
 
-    def __init__(self, linear: WeightOnlyLinear, weight: QuantizedWeight, smooth_scales: Tensor | None = None) -> None:
+    def __init__(self, linear: WeightOnlyLinear, weight: QuantizedTensors, smooth_scales: Array | None = None) -> None:
         super().__init__(linear, linear.dtype)
-        self.smooth_scales = smooth_scales
+        self.smooth_scales = None if smooth_scales is None else to_tensor(smooth_scales)
         self.weight, self.scales = weight.values.t(), weight.scales
         self.bias = None if linear.bias is None else linear.bias.float()
 
@@ -70,7 +72,7 @@ class Int8Quantizer:
         return {path: child for path, child in module.named_modules() if isinstance(child, nn.Linear)}
 
     def quantize(self, linear: nn.Linear, read: ReadPieces, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        layer = WeightOnlyLinear(linear, quantize_pieces(read(), quantize_int8, torch.int8, device), dtype)
+        layer = WeightOnlyLinear(linear, quantize_pieces(read(), quantize_tensor, torch.int8, device), dtype)
         self._sources[layer] = LayerSource(linear, read, dtype)
         return layer
 
@@ -130,19 +132,14 @@ class Int8Quantizer:
         if input_max is not None:
             del weight  # It is replaced: two of them would be in memory.
             pieces = self._sources[layer].read()
-            weight_max = torch.stack([absolute_max(piece) for piece in pieces]).amax(dim=0)
-            scales = smooth_scales(weight_max, input_max)
-            weight = quantize_pieces(pieces, _quantize_smoothed(scales), torch.int8, CPU)
+            scales = smooth_scales(absolute_max(map(to_array, pieces)), to_array(input_max))
+            weight = quantize_pieces(pieces, partial(quantize_tensor, scales=scales), torch.int8, CPU)
         if (level := find_amx_level(layer.in_features, layer.dtype, CPU, layer.activation, "int8")) is not None:
-            return PackedLinear(layer, layer.activation, "int8", scales, weight=weight, level=level)
+            quantized = QuantizedWeight(*map(to_array, weight))
+            return pack_linear(layer, layer.activation, "int8", scales, quantized=quantized, level=level)
         return Int8Linear(layer, weight, scales)
 
 
-def absolute_max(weight: Tensor) -> Tensor:
-    """Return the largest absolute weight of every input, without a copy of all weights."""
-    smallest, largest = torch.aminmax(weight, dim=0)
-    return torch.maximum(largest, -smallest).float()
-
-
-def _quantize_smoothed(scales: Tensor) -> QuantizeRows:
-    return lambda rows: quantize_int8(rows.float() / scales)
+def quantize_tensor(weight: Tensor, scales: Array | None = None) -> QuantizedTensors:
+    """Quantize [outputs, inputs] on a CPU to int8, divided by the SmoothQuant scales if they are given."""
+    return QuantizedTensors(*map(to_tensor, quantize_int8(to_array(weight.float()), scales)))
