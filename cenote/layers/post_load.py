@@ -11,7 +11,6 @@ from cenote.config.engine import Quantization
 from cenote.kernels.cpu.library import Format
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.fp8 import Fp8Quantizer, can_multiply_fp8
-from cenote.kernels.post_load import packs_int8
 from cenote.kernels.quantized_linear import WeightQuantizer, quantize_module
 from cenote.layers.int8 import Int8Quantizer
 from cenote.layers.pack_linears import pack_linears, prepack
@@ -41,7 +40,7 @@ def process_weights_after_loading(
 
     `matmul_dtype` is that of float32 layers on a CPU; bfloat16: that of bfloat16 layers in the C kernels.
     """
-    is_int8 = quantization == "int8" and packs_int8(torch.float32, cpu_features())
+    is_int8 = quantization == "int8" and not cpu_features().has_amx
     formats: dict[torch.dtype | None, Format] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     format = "int8" if is_int8 else formats.get(matmul_dtype, "float32")
     if (quantization is None or is_int8) and pack_linears(module, format):

@@ -1,7 +1,7 @@
 """Pooling, normalization and the check for NaN of float32 rows on a CPU, each in one call of the C library.
 
-The functions return None if the library is not built or the arrays are of another kind; callers then use torch or
-numpy, whose calls take far longer than the arithmetic on the rows of one text.
+The functions return None if the library is not built or the arrays are of another kind; callers then use NumPy or
+torch, whose calls take far longer than the arithmetic on the rows of one text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ def _load() -> Any:
 
 
 def _is_supported(rows: Array) -> bool:
-    return rows.ndim == 2 and rows.dtype == np.float32 and rows.strides[1] == rows.itemsize and _load() is not None
+    is_float32 = rows.dtype == np.float32 and rows.ndim == 2 and rows.strides[1] == rows.itemsize
+    return is_float32 and rows.strides[0] % rows.itemsize == 0 and _load() is not None
 
 
 def pool_rows(hidden: Array, method: Method, cu_seqlens: Array, num_unpooled: Array | None) -> Array | None:
-    """Return the mean, the first or the last of the pooled tokens of each sequence, [num_seqs, hidden]."""
+    """Return the mean, the first or the last of the pooled tokens of each sequence, [num_seqs, hidden].
+
+    `cu_seqlens` and `num_unpooled` are contiguous, in int64.
+    """
     if not _is_supported(hidden):
         return None
     num_tokens, width = hidden.shape
