@@ -75,7 +75,7 @@ def _llama3_inv_freq(inv_freq: Array, scaling: Mapping[str, Any]) -> Array:
     """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     rotations = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)  # over the trained length
-    keep = ((rotations - low) / (high - low)).clip(0, 1)
+    keep: Array = ((rotations - low) / (high - low)).clip(0, 1)
     factor: float = scaling["factor"]
     return keep * inv_freq + (1 - keep) * inv_freq / factor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -11,6 +11,7 @@ from cenote.kernels.cpu.library import ACTIVATION_CODES, Format, supports_format
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.activation_names import resolve_activation
 from cenote.pooling.numpy_ops import NumpyOps
+from cenote.utils.array_conversion import convert, to_float32
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype, to_numpy_dtype
 
@@ -27,42 +28,42 @@ class NumpyLinear:
         self.ops = ops
         self.out_features, self.in_features = weight.shape
         self.dtype = cast(Dtype, weight.dtype.name)
-        self.packed: PackedLinear | None = None  # with the bias; the weights are still read for single columns
+        # the kernel with the bias, and the activation that it does not compute; the weights are still read
+        self.kernel: PackedLinear | None = None
 
     def __call__(self, x: Array) -> Array:
-        out = self._multiply(x) if self.packed is None else self.packed(x)
-        is_activated = self.packed is not None and self.packed.activation is not None
-        if self.activation is not None and not is_activated:
-            out = self.ops.activate(out, self.activation)
+        if self.kernel is not None:
+            out, activation = self.kernel(x), None if self.kernel.activation is not None else self.activation
+        else:
+            out, activation = self._multiply(x), self.activation
+        if activation is not None:
+            out = self.ops.activate(out, activation)
         return out if out.dtype == x.dtype else out.astype(x.dtype)
 
     def _multiply(self, x: Array) -> Array:
-        """Return x W' + b in float32."""
-        wide = self.ops.to_dtype(x, "float32")
-        if self.weight.dtype == np.float32:
-            out = wide @ self.weight.T
-        else:
-            out = np.empty((*x.shape[:-1], self.out_features), np.float32)
-            for start in range(0, self.out_features, MAX_WIDENED_ROWS):
-                end = start + MAX_WIDENED_ROWS
-                out[..., start:end] = wide @ self.weight[start:end].astype(np.float32).T
+        """Return the sums of products and the bias in float32."""
+        wide = to_float32(x)
+        out = np.empty((*x.shape[:-1], self.out_features), np.float32)
+        step = self.out_features if self.dtype == "float32" else MAX_WIDENED_ROWS
+        for start in range(0, self.out_features, step):
+            np.matmul(wide, to_float32(self.weight[start : start + step]).T, out=out[..., start : start + step])
         if self.bias is not None:
-            out += self.bias.astype(np.float32, copy=False)
+            out += to_float32(self.bias)
         return out
 
-    def select(self, columns: Sequence[int]) -> NumpyLinear:
+    def select(self, columns: Sequence[int]) -> Callable[[Array], Array]:
         indices = list(columns)
-        bias = None if self.bias is None else self.bias[indices].astype(np.float32)
-        return NumpyLinear(self.weight[indices].astype(np.float32), bias, None, self.ops)
+        bias = None if self.bias is None else to_float32(self.bias[indices])
+        return NumpyLinear(to_float32(self.weight[indices]), bias, None, self.ops)
 
     def without_bias(self) -> NumpyLinear:
         return NumpyLinear(self.weight, None, self.activation, self.ops)
 
     def pack(self, format: Format) -> None:
-        is_packable = self.weight.dtype == np.float32 or (format == "bfloat16" and self.dtype == "bfloat16")
+        is_packable = self.dtype == "float32" or self.dtype == format == "bfloat16"
         if is_packable and supports_format(format):
             activation = self.activation if self.activation in ACTIVATION_CODES else None
-            self.packed = PackedLinear(self.weight, self.bias, activation, format)
+            self.kernel = PackedLinear(self.weight, self.bias, activation, format)
 
     def linears(self) -> Sequence[NumpyLinear]:
         return [self]
@@ -70,12 +71,12 @@ class NumpyLinear:
 
 class NumpyLayerNorm:
     def __init__(self, weight: Array, bias: Array | None, eps: float) -> None:
-        self.weight = weight.astype(np.float32, copy=False)
-        self.bias = None if bias is None else bias.astype(np.float32, copy=False)
+        self.weight = to_float32(weight)
+        self.bias = None if bias is None else to_float32(bias)
         self.eps = np.float32(eps)
 
     def __call__(self, x: Array) -> Array:
-        wide = x.astype(np.float32, copy=False)
+        wide = to_float32(x)
         centered = wide - wide.mean(axis=-1, keepdims=True)
         centered /= np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + self.eps)
         centered *= self.weight
@@ -95,7 +96,7 @@ class NumpyLayers:
         self.ops = NumpyOps()
 
     def put(self, values: Array, dtype: Dtype) -> Array:
-        return values.astype(to_numpy_dtype(dtype), copy=False)
+        return convert(values, to_numpy_dtype(dtype))
 
     def make_linear(self, weight: Array, bias: Array | None, activation: str | None = None) -> NumpyLinear:
         return NumpyLinear(weight, bias, activation, self.ops)

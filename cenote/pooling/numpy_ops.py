@@ -11,6 +11,7 @@ from cenote.kernels.cpu.pooling import Method, normalize_rows, pool_rows
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.numpy_activations import ACTIVATIONS, softmax
 from cenote.pooling.ops import LAYER_NORM_EPS, MIN_NORM
+from cenote.utils.array_conversion import convert, to_float32
 from cenote.utils.arrays import Array
 from cenote.utils.dtypes import Dtype, to_numpy_dtype
 
@@ -25,8 +26,7 @@ class NumpyOps:
         return x
 
     def to_dtype(self, x: Array, dtype: Dtype) -> Array:
-        wanted = to_numpy_dtype(dtype)
-        return x if x.dtype == wanted else x.astype(wanted)
+        return convert(x, to_numpy_dtype(dtype))
 
     def copy(self, x: Array) -> Array:
         return x.copy()
@@ -82,7 +82,7 @@ class NumpyOps:
         return pool_rows(hidden, method, batch.cu_seqlens, None if method == "LAST" else batch.num_unpooled)
 
     def mean_of_table_rows(self, hidden: Array, batch: PackedBatch[Array]) -> Array:
-        pooled = pool_rows(self.to_dtype(hidden, "float32"), "MEAN", batch.cu_seqlens, None)
+        pooled = pool_rows(to_float32(hidden), "MEAN", batch.cu_seqlens, None)
         return self.sum_by_sequence(hidden, batch, None) / batch.seq_lens[:, None] if pooled is None else pooled
 
     def sum_by_sequence(self, x: Array, batch: PackedBatch[Array], num_unpooled: Array | None) -> Array:
@@ -102,12 +102,12 @@ class NumpyOps:
     def normalize(self, x: Array) -> Array:
         if (normalized := normalize_rows(x, MIN_NORM)) is not None:
             return normalized
-        wide = self.to_dtype(x, "float32")
+        wide = to_float32(x)
         norms = np.sqrt(np.square(wide).sum(axis=-1, keepdims=True))
         return self._round(wide / np.maximum(norms, np.float32(MIN_NORM)), x)
 
     def layer_norm(self, x: Array) -> Array:
-        wide = self.to_dtype(x, "float32")
+        wide = to_float32(x)
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = np.square(centered).mean(axis=-1, keepdims=True)
         return self._round(centered / np.sqrt(variance + np.float32(LAYER_NORM_EPS)), x)
@@ -129,7 +129,7 @@ class NumpyOps:
 
     def _compute_wide(self, function: Callable[[Array], Array], x: Array) -> Array:
         """Compute in float32 and return the dtype of x: NumPy computes slowly in 16 bits, and rounds every step."""
-        return self._round(function(self.to_dtype(x, "float32")), x)
+        return self._round(function(to_float32(x)), x)
 
     def _round(self, result: Array, like: Array) -> Array:
         return result if result.dtype == like.dtype else result.astype(like.dtype)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.cpu.library import Format
-from cenote.layers import packed_linear
 from cenote.layers.linear import Linear
+from cenote.layers.packed_linear import PackedLinearModule, pack_linear, supports
 from cenote.layers.torch_dtypes import to_tensor, to_torch_dtype
 from cenote.pooling.torch_ops import TorchOps
 from cenote.utils.arrays import Array
@@ -31,7 +31,7 @@ class HeadLinear(Linear):
             self.bias = nn.Parameter(bias, requires_grad=False)
         self.dtype = cast(Dtype, str(weight.dtype).removeprefix("torch."))
         # the product without the activation, where there is a faster kernel; the weights are still read
-        self.packed: packed_linear.PackedLinearModule | None = None
+        self.packed: PackedLinearModule | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:
@@ -53,8 +53,8 @@ class HeadLinear(Linear):
         return HeadLinear(self.weight[start:end], bias, self.activation)
 
     def pack(self, format: Format) -> None:
-        if packed_linear.supports(self, None, format):
-            self.packed = packed_linear.pack_linear(self, None, format)
+        if supports(self, None, format):
+            self.packed = pack_linear(self, None, format)
 
     def linears(self) -> Sequence[HeadLinear]:
         return [self]

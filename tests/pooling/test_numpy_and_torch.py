@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
+from cenote.kernels.cpu.library import Format, supports_format
 from cenote.layers.activation_names import ACTIVATION_NAMES
 from cenote.layers.spec import GatingSpec, HeadSpec
 from cenote.packed_batch import PackedBatch, PackedImages, pack_arrays
@@ -28,6 +29,7 @@ from cenote.pooling.torch_layers import TorchLayers
 from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import PoolingOptions, Task
 from cenote.utils.arrays import Array
+from cenote.utils.dtypes import Dtype
 
 WIDTH, NUM_LABELS, VOCAB_SIZE = 24, 5, 50
 LENGTHS = (5, 1, 3, 40, 9, 1, 12)
@@ -259,6 +261,35 @@ def test_classifiers(spec: HeadSpec, columns: tuple[int, ...] | None) -> None:
 
     specs = [spec_of("classify", returned_token_ids=columns), spec_of("token_classify", returned_token_ids=columns)]
     check(specs, make_heads=make_heads)
+
+
+@pytest.mark.skipif(not supports_format("float32"), reason="the C library is not built")
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "gelu_tanh", "relu", "silu", None])
+def test_packed_layers(activation: str | None) -> None:
+    def make_heads(layers: LayerFactory) -> Heads:
+        packed = make_linear(layers, 30, activation=activation)
+        packed.pack("float32")
+        return Heads(projector=packed)
+
+    check([embed(use_activation=False)], make_heads=make_heads)
+
+
+@pytest.mark.parametrize("format", ["float32", "float16", "bfloat16"])
+def test_a_packed_layer_equals_the_same_layer_unpacked(format: Format) -> None:
+    dtype: Dtype = "bfloat16" if format == "bfloat16" else "float32"
+    states = make_values(9, WIDTH)
+    for layers in RUNTIMES:
+        weight, bias = (layers.put(make_values(*shape), dtype) for shape in ((70, WIDTH), (70,)))
+        layer = layers.make_linear(weight, bias, "gelu")
+        expected = layer(layers.put(states, dtype))
+        layer.pack(format)  # does nothing where the CPU has no such kernel
+
+        found = layer(layers.put(states, dtype))
+
+        assert found.dtype == expected.dtype
+        tolerance = 1e-5 if format == "float32" else 0.05
+        ours, theirs = (layers.ops.to_host(layers.ops.to_dtype(rows, "float32")) for rows in (found, expected))
+        assert_allclose(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 def test_projectors_of_several_layers() -> None:

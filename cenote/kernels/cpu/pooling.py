@@ -20,7 +20,6 @@ from cenote.utils.arrays import Array
 Method = Literal["MEAN", "FIRST", "LAST"]
 METHODS: tuple[Method, ...] = get_args(Method)  # in the order of the enum in pooling.c
 MIN_VALUES = 1 << 21  # below them, further threads cost more than they gain
-FLOAT32 = np.dtype(np.float32)
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[Any, ...]] = {
