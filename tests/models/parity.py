@@ -14,10 +14,13 @@ from transformers import AutoModel, PreTrainedModel
 
 from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
+from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
+from cenote.loading.describe import describe_model
 from cenote.loading.load import load_model
 from cenote.loading.loaded_model import LoadedModel
-from cenote.packed_batch import pack_sequences
+from cenote.native.backbone import NativeBackbone
+from cenote.packed_batch import pack_arrays, pack_sequences
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, save_tiny
 
 TOLERANCE = 1e-4
@@ -52,22 +55,40 @@ def save_case(folder: Path, case: Case) -> PreTrainedModel:
     return model
 
 
-def loaded(folder: Path, *, dtype: str = "float32", **options: Any) -> LoadedModel:
-    return load_model(EngineConfig.from_kwargs(str(folder), dtype=dtype, device="cpu", **options))
+def loaded(folder: Path, *, dtype: str = "float32", runtime: str = "torch", **options: Any) -> LoadedModel:
+    return load_model(EngineConfig.from_kwargs(str(folder), dtype=dtype, device="cpu", runtime=runtime, **options))
+
+
+def list_runtimes(folder: Path, **options: Any) -> list[str]:
+    """Return the runtimes that can compute a model on this CPU."""
+    options |= {"dtype": "float32", "device": "cpu", "runtime": "native"}
+    try:
+        describe_model(EngineConfig.from_kwargs(str(folder), **options))
+    except LoadError as error:
+        if "needs the torch runtime" not in error.message:
+            raise
+        return ["torch"]
+    return ["torch", "native"]
 
 
 def run(
-    backbone: torch.nn.Module, types: list[list[int]] | None = None, sequences: list[list[int]] = SEQUENCES
+    backbone: torch.nn.Module | NativeBackbone,
+    types: list[list[int]] | None = None,
+    sequences: list[list[int]] = SEQUENCES,
 ) -> Tensor:
+    if isinstance(backbone, NativeBackbone):
+        return torch.from_numpy(backbone(pack_arrays(sequences, types)))
     with torch.inference_mode():
         out: Tensor = backbone(pack_sequences(sequences, types))
     return out
 
 
 def assert_states(folder: Path, expected: PreTrainedModel | Sequence[Tensor], **options: Any) -> None:
-    """Check the hidden states of a backbone against those of a Transformers model, or given ones."""
+    """Check the hidden states of each runtime against those of a Transformers model, or given ones."""
     states = compute_hidden_states(expected) if isinstance(expected, PreTrainedModel) else list(expected)
-    assert_close(run(loaded(folder, **options).backbone), torch.cat(states), atol=TOLERANCE, rtol=0)
+    for runtime in list_runtimes(folder, **options):
+        model = loaded(folder, runtime=runtime, **options)
+        assert_close(run(model.backbone), torch.cat(states), atol=TOLERANCE, rtol=0)
 
 
 def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
