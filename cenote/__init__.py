@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cenote.config.pooler import PoolerConfig
-from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
-from cenote.protocol.params import LoRARequest, PoolingParams
-from cenote.protocol.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+from cenote.utils.lazy_names import lazy_names
 from cenote.version import __version__
 
 if TYPE_CHECKING:
+    from cenote.config.pooler import PoolerConfig
     from cenote.engine.arg_utils import EngineArgs
+    from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
     from cenote.llm import LLM
     from cenote.outputs import (
         ChunkEmbeddingOutput,
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
         SparseEmbeddingOutput,
         SparseEmbeddingRequestOutput,
     )
+    from cenote.protocol.params import LoRARequest, PoolingParams
+    from cenote.protocol.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
@@ -62,13 +62,19 @@ __all__ = [
     "__version__",
 ]
 
+ERRORS = ("BadRequest", "EngineStopped", "InputTooLong", "LoadError", "PoolingError", "Unsupported")
+PROMPTS = ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt")
 
-def __getattr__(name: str) -> Any:
-    # imported on use: importing torch takes a second, which `cenote --help` and HTTP front-ends do not need
-    if name == "LLM":
-        return import_module("cenote.llm").LLM
-    if name == "EngineArgs":
-        return import_module("cenote.engine.arg_utils").EngineArgs
-    if name in __all__:
-        return getattr(import_module("cenote.outputs"), name)
-    raise AttributeError(f"module 'cenote' has no attribute {name!r}")
+# every process of a server and `cenote --help` import this package, and need hardly any of its names
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(__all__, "cenote.outputs"),
+        **dict.fromkeys(ERRORS, "cenote.errors"),
+        **dict.fromkeys(PROMPTS, "cenote.protocol.prompts"),
+        **dict.fromkeys(("LoRARequest", "PoolingParams"), "cenote.protocol.params"),
+        "EngineArgs": "cenote.engine.arg_utils",
+        "LLM": "cenote.llm",
+        "PoolerConfig": "cenote.config.pooler",
+    },
+)

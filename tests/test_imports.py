@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
 import grimp
+import pytest
 
 import cenote
 from cenote.inputs.images.image_processor import IMAGE_PROCESSORS
@@ -70,6 +72,51 @@ PoolingParams(dimensions=4), PoolingOutput, LLM.embed
 assert "torch" not in sys.modules
 """
     assert run_code(code) == ""
+
+
+# what each process of a server does without until a request needs it: top-level packages, and modules of Cenote
+START_SUPERVISOR = """
+from cenote.cli.serve import make_table, parse_config
+from cenote.api import log_config, pressure, sockets
+from cenote.api.supervisor import replica_plan, supervisor
+make_table(*parse_config([], {}))
+"""
+NOT_IN_SUPERVISOR = (
+    *("jinja2", "numpy", "orjson", "PIL", "tokenizers", "torch", "yaml"),
+    *("httptools", "huggingface_hub", "prometheus_client", "pydantic", "starlette.applications"),
+    *("cenote.api.app", "cenote.api.dialects", "cenote.engine", "cenote.inputs", "cenote.kernels", "cenote.models"),
+)
+START_FRONT_END = """
+import asyncio
+from cenote.api.app_state import AppState
+from cenote.api.front_ends.front_end import FrontEndServer
+from cenote.api.front_ends import remote_engines
+from cenote.api.app import build_app
+from cenote.config.server import ServerConfig
+build_app(AppState(ServerConfig()))
+"""
+NOT_IN_FRONT_END = (
+    *("jinja2", "PIL", "torch", "yaml", "huggingface_hub", "prometheus_client", "pydantic"),
+    *("argparse", "cenote.api.openapi", "cenote.api.prometheus", "cenote.api.supervisor", "cenote.cli"),
+    *("cenote.config.engine", "cenote.config.pooler", "cenote.engine.tasks.entity_recognizer", "cenote.kernels"),
+    *("cenote.engine.tasks.span_recognizer", "cenote.inputs.jinja_sandbox", "cenote.inputs.media.loader"),
+    *("cenote.layers", "cenote.loading", "cenote.pooling"),
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [
+        pytest.param("import cenote", ("cenote.config", "cenote.protocol", "dataclasses", "msgspec"), id="package"),
+        pytest.param("import cenote.cli.main", ("argparse", "dataclasses", "logging", "msgspec"), id="command"),
+        pytest.param(START_SUPERVISOR, NOT_IN_SUPERVISOR, id="supervisor"),
+        pytest.param(START_FRONT_END, NOT_IN_FRONT_END, id="front-end"),
+    ],
+)
+def test_a_process_imports_only_what_it_needs_before_the_first_request(code: str, unwanted: Sequence[str]) -> None:
+    imported = run_code(f"{code}\nimport sys; print(*sys.modules)").split()
+
+    assert [name for name in unwanted if name in imported] == []
 
 
 def test_a_program_that_does_not_close_the_llm_exits_and_imports_no_peer_library(default_folder: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cenote.protocol.engine import Engine
+from cenote.utils.garbage_collection import no_collections
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -54,10 +55,6 @@ def import_engine() -> type[PoolingEngine]:
     # torch's threads must not spin while they wait for each other: HTTP threads and processes need the cores;
     # has to be set before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # a tenth of the time of the imports would go into garbage collections, and modules are never garbage
-    gc.disable()
-    from cenote.engine.engine import PoolingEngine
-
-    gc.freeze()
-    gc.enable()
+    with no_collections():
+        from cenote.engine.engine import PoolingEngine
     return PoolingEngine

@@ -10,7 +10,6 @@ from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
 from cenote.api.auth import PLAYGROUND
-from cenote.api.openapi import build_document
 from cenote.api.plain_route import PlainRoute, Routes
 from cenote.api.replies import Reply, json_reply
 from cenote.api.route_table import RouteTable
@@ -36,6 +35,8 @@ class CachedDocument:
     def get_reply(self) -> Reply:
         models = [(model.name, model.model_info) for model in self.app_state.models]
         if models != self._models:
+            from cenote.api.openapi import build_document  # hardly any server is asked for the document
+
             self._reply = json_reply(build_document(self.app_state, self.table))
             self._models = models
         return self._reply

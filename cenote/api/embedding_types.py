@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from cenote.api.encoding import CohereEmbeddingType, QuantizedType
 from cenote.api.request_context import RequestContext

@@ -134,4 +134,4 @@ def split_result(result: PoolResult, document: ChunkedDocument) -> PoolResultBat
     """Return the rows of a document as results of its chunks; the token counts are those of the document."""
     rows = result.data
     assert len(rows) == len(document.chunks), "one row for each chunk"
-    return PoolResultBatch([replace(result, data=row) for row in rows], rows)
+    return PoolResultBatch([msgspec.structs.replace(result, data=row) for row in rows], rows)

@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from cenote.config.engine import DEFAULT_MODEL
+from cenote.config.options import DEFAULT_MODEL
 from cenote.protocol.names import find_local_folder
 from cenote.protocol.params import Role
 

@@ -15,6 +15,7 @@ from cenote.api.plain_route import PlainRoute
 from cenote.api.replies import ErrorEncoder, encode_default_error
 from cenote.api.request_body import NULL_JSON, decode, invalid_json_error, parse_body, read_type
 from cenote.errors import InvalidBody, LoadError
+from cenote.utils.lazy_property import lazy_property
 
 MODEL_PARAMETER = "{model}"
 
@@ -41,9 +42,16 @@ class PathRoutes:
                 check_reachable(path, entry, later)
         self.sole = self.entries[0] if len(self.entries) == 1 else None
         self.default = self.entries[-1]  # of errors before the body is known
+
+    @lazy_property
+    def key_type(self) -> Any:
+        """The type of the keys that select a route."""
         names = sorted({name for entry in self.entries for name in entry.route.body_keys or ()})
-        self.key_type: Any = msgspec.defstruct("Keys", [(name, msgspec.Raw, NULL_JSON) for name in names])
-        self.key_decoder: Any = msgspec.json.Decoder(self.key_type)
+        return msgspec.defstruct("Keys", [(name, msgspec.Raw, NULL_JSON) for name in names])
+
+    @lazy_property
+    def key_decoder(self) -> Any:
+        return msgspec.json.Decoder(self.key_type)
 
     def select(self, raw: bytes) -> DialectRoute:
         """Return the route for a body, of several."""

@@ -23,6 +23,7 @@ from cenote.api.sockets import accept_pending, make_tls_context, refuse_new_conn
 from cenote.api.startup_app import StartupApp
 from cenote.errors import EngineStopped
 from cenote.protocol.engine import Engine
+from cenote.utils.garbage_collection import no_collections
 
 if TYPE_CHECKING:
     from cenote.api.grpc.server import GrpcServer
@@ -84,9 +85,10 @@ class ApiServer(HttpServer):
 
     def build_app(self) -> ASGIApp:
         """Return the application with all routes; called once, in a thread, as the imports take long."""
-        from cenote.api.app import build_app
+        with no_collections():
+            from cenote.api.app import build_app
 
-        return build_app(self.app_state)
+            return build_app(self.app_state)
 
     async def _finish_startup(self) -> None:
         """Serve all routes, then load the engine: two threads that import modules would wait for each other."""

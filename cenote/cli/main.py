@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
+from cenote.utils.garbage_collection import no_collections
+
 EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_LOAD, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 78, 130, 141
 
 COMMANDS = {
@@ -96,7 +98,9 @@ def _run_command(argv: list[str]) -> int:
 
         return bench(rest)
     try:
-        return int(find_command(command)(rest))
+        with no_collections():
+            run = find_command(command)
+        return int(run(rest))
     except SystemExit as exit_request:  # argparse has printed the help of the command
         return int(exit_request.code or 0)
 

@@ -82,12 +82,11 @@ def _require_text(path: str, name: str, value: Any) -> Any:
 
 def _options_from_environment(parser: CommandParser, environment: Mapping[str, str]) -> dict[str, Any]:
     words: list[str] = []
-    by_name = {
-        action.dest: flag for flag, action in reversed(parser.options_by_flag().items()) if action.dest != "help"
-    }
+    options = parser.options_by_flag()
+    by_name = {action.dest: flag for flag, action in reversed(options.items()) if action.dest != "help"}
     _check_variables(environment, [ENV_PREFIX + name.upper() for name in by_name])
     for name, flag in by_name.items():
-        action = parser.options_by_flag()[flag]
+        action = options[flag]
         vllm_names = [variable for variable, option in VLLM_VARIABLES.items() if option == name]
         for variable in (ENV_PREFIX + name.upper(), *vllm_names):
             text = environment.get(variable)
@@ -98,8 +97,8 @@ def _options_from_environment(parser: CommandParser, environment: Mapping[str, s
             continue
         if name == "config" or _is_kubernetes_variable(variable, text):
             continue
-        words += to_arguments(parser.options_by_flag(), flag, _parse_variable(action, variable, text))
-    return _with_source(parser, words, "in the environment")
+        words += to_arguments(options, flag, _parse_variable(action, variable, text))
+    return _with_source(parser, words, "in the environment") if words else {}
 
 
 def _check_variables(environment: Mapping[str, str], options: Sequence[str]) -> None:

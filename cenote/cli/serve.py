@@ -20,6 +20,7 @@ from cenote.config.options import normalize_log_level, option_fields, parse_toke
 from cenote.config.ray import RayConfig
 from cenote.config.server import ServerConfig
 from cenote.utils.argparse_utils import EnableDisable, MultiValue, UsageError, clean_errors, option_errors
+from cenote.utils.garbage_collection import no_collections
 from cenote.utils.install_commands import install_command
 from cenote.utils.system_limits import raise_file_limit
 
@@ -36,7 +37,7 @@ VLLM_SWITCHES = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access
 
 
 def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    with option_errors():
+    with option_errors(), no_collections():
         settings, options = parse_config(argv, environment)
         ray_config = take_ray_config(options)
     if ray_config.is_ray:
@@ -47,10 +48,11 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         run_serve(settings, table, ray_config)
         return 0
 
-    from cenote.api.log_config import configure_logging
-    from cenote.api.pressure import describe_limit
-    from cenote.api.sockets import format_address, open_socket, reserve_grpc_port
-    from cenote.api.supervisor.replica_plan import plan_replicas
+    with no_collections():
+        from cenote.api.log_config import configure_logging
+        from cenote.api.pressure import describe_limit
+        from cenote.api.sockets import format_address, open_socket, reserve_grpc_port
+        from cenote.api.supervisor.replica_plan import plan_replicas
 
     configure_logging(settings)
     raise_file_limit()
@@ -78,7 +80,8 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         if settings.in_process_engine:
             stop_engine = _run_in_process(settings, listener, table.entries[0].config)
         else:
-            from cenote.api.supervisor.supervisor import run_supervisor
+            with no_collections():
+                from cenote.api.supervisor.supervisor import run_supervisor
 
             run_supervisor(settings, [listener], table)
     finally:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from cenote.config.options import DEFAULT_MODEL as DEFAULT_MODEL
 from cenote.config.options import (
+    MAX_PROCESSES,
     check_choices,
     check_known_names,
     check_positive,
@@ -36,11 +38,8 @@ EXTRA_VARIABLES = {
     "CENOTE_CPU_LEVEL": "use no CPU instructions above this level",
 }
 HUB_SCHEME = "hf://"  # optional before a hub name, as KServe writes it
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller SQLite file would consist mostly of its own overhead
 MIN_CACHE_DISK_BYTES = 1024**2
-# replicas of a model, and processes of a replica
-MAX_PROCESSES = 128
 # options of vLLM that `from_kwargs` translates
 TRANSLATED_OPTIONS = ("task", "override_pooler_config", "device_ids")
 # of a model, or its first digits

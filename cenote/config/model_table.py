@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cenote.config.engine import DEFAULT_MODEL, EngineConfig
-from cenote.config.options import check_known_names
+from cenote.config.engine import EngineConfig
+from cenote.config.options import DEFAULT_MODEL, check_known_names
 from cenote.errors import BadRequest
 from cenote.protocol.names import check_new_name, find_local_folder, get_public_name
 

@@ -11,7 +11,10 @@ from cenote.errors import BadRequest
 
 T = TypeVar("T")
 
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MAX_PORT = 65535
+# replicas of a model, and processes of a replica
+MAX_PROCESSES = 128
 
 
 @dataclass(frozen=True, slots=True)

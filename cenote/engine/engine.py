@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from cenote.config.engine import EngineConfig
 from cenote.config.vllm_config import VllmConfig
@@ -35,7 +37,6 @@ from cenote.engine.task_settings import make_task_settings
 from cenote.engine.tasks.io_processor import load_io_processor
 from cenote.engine.tasks.text_tasks import TextTasks
 from cenote.errors import EngineStopped, LoadError, PoolingError, make_internal_error
-from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.kernels.default_device import ignore_default_device
 from cenote.loading.load import load_model
@@ -49,6 +50,10 @@ from cenote.protocol.requests import PoolRequest
 from cenote.utils.busy_stages import BusyStages
 from cenote.utils.fork import get_process_id
 from cenote.utils.metrics import MetricFamily
+
+if TYPE_CHECKING:
+    from cenote.inputs.images.multimodal_processor import MultimodalProcessor
+    from cenote.inputs.media.loader import MediaLoader
 
 logger = logging.getLogger("cenote")
 
@@ -79,10 +84,14 @@ class PoolingEngine(LocalEngine):
         self.tokenizer = self.tokenizer_settings.make_tokenizer(model.tokenizer.tokenizer)
         self.chat_template = read_template_text(config.chat_template, "chat_template")
         media_policy = make_media_policy(config, trust_callers=trust_callers)
-        self.media_loader = MediaLoader(media_policy)
         multimodal_settings = make_multimodal_settings(model, config, media_policy)
-        folder = str(description.checkpoint.folder)
-        multimodal = make_multimodal_processor(multimodal_settings, folder, self.tokenizer, self.media_loader)
+        self.media_loader: MediaLoader | None = None
+        multimodal: MultimodalProcessor | None = None
+        if multimodal_settings is not None:
+            from cenote.inputs.media.loader import MediaLoader  # with Pillow, which models of texts do without
+
+            self.media_loader, folder = MediaLoader(media_policy), str(description.checkpoint.folder)
+            multimodal = make_multimodal_processor(multimodal_settings, folder, self.tokenizer, self.media_loader)
         self.busy_stages = BusyStages()
         self.executors = EngineExecutors()
         self.image_workers = ImageWorkerPool(multimodal, self.busy_stages)
@@ -282,7 +291,8 @@ class PoolingEngine(LocalEngine):
             route.stop(reason)
         self.image_workers.close()
         self.executors.close()
-        self.media_loader.close()
+        if self.media_loader is not None:
+            self.media_loader.close()
 
     def _on_thread_exit(self, error: BaseException | None) -> None:
         if error is None or isinstance(error, PoolingError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cenote.engine.tasks.entity_recognizer import EntitySettings
+from cenote.engine.tasks.entity_settings import EntitySettings
 from cenote.engine.tasks.text_tasks import TaskSettings
 from cenote.loading.loaded_model import LoadedModel
 from cenote.scoring.scorer import ScoringModel

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.inputs.content_format import ResolvedContentFormat, detect_content_format
 from cenote.inputs.content_parts import TEXT_PARTS, get_part_type, parse_part
-from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.protocol.input_types import Conversation
+
+if TYPE_CHECKING:
+    from cenote.inputs.content_format import ResolvedContentFormat
 
 ContentFormat = Literal["auto", "string", "openai"]
 TemplateMessage: TypeAlias = dict[str, Any]
@@ -86,6 +87,8 @@ def render_conversation(conversation: Conversation, settings: ChatSettings) -> s
         "add_generation_prompt": conversation.add_generation_prompt,
     }
     num_chars = sum(CHARS_PER_MESSAGE + _count_chars(message["content"]) for message in messages)
+    from cenote.inputs.jinja_sandbox import run_template  # with Jinja, which models of texts do without
+
     text = run_template(template, variables, name="chat", num_chars=num_chars)
     return text if final_text is None else _cut_at_marker(text, final_text)
 
@@ -104,6 +107,8 @@ def _select_template(conversation: Conversation, settings: ChatSettings) -> str:
 def _resolve_content_format(template: str, settings: ChatSettings) -> ResolvedContentFormat:
     if settings.content_format != "auto":
         return settings.content_format
+    from cenote.inputs.content_format import detect_content_format  # with Jinja
+
     try:
         return detect_content_format(template)
     except Exception:  # invalid Jinja: running the template raises a better error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.pairs import render_around_document, truncate_ids

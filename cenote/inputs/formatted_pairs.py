@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from cenote.errors import BadRequest
 from cenote.inputs.pairs import DOCUMENT_PLACEHOLDER, render_pair
@@ -23,8 +24,7 @@ INSTRUCTION_PLACEHOLDER = "\0an instruction\0"
 MIN_DISTINCTIVE_CHARS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class FormattedText:
+class FormattedText(msgspec.Struct, frozen=True):
     """A text and the parts of the score template that were sent with it."""
 
     before: str
@@ -36,8 +36,7 @@ class FormattedText:
         return self.before + text + self.after
 
 
-@dataclass(frozen=True, slots=True)
-class FormattedPair:
+class FormattedPair(msgspec.Struct, frozen=True):
     query: FormattedText
     document: FormattedText
 
@@ -45,16 +44,14 @@ class FormattedPair:
         return self.query.join(query) + self.document.join(document)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
+class _Opening(msgspec.Struct, frozen=True):
     """The fixed text of a template before the query."""
 
     start: str
     label: str = ""  # between instruction and query; empty: no instruction
 
 
-@dataclass(frozen=True, slots=True)
-class PairFormat:
+class PairFormat(msgspec.Struct, frozen=True):
     """The fixed text of a score template around instruction, query and document."""
 
     template: ScoreTemplate

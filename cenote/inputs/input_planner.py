@@ -6,10 +6,10 @@ Texts of many inputs are collected first, so that the tokenizer encodes them in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.chat import render_conversation

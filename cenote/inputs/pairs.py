@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.errors import BadRequest
-from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.limits import split_budget
 from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenizer import SpecialTokensTemplate, TokenIds
@@ -40,6 +39,8 @@ def render_pair(
 
 
 def _run_score_template(pair: TextPair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> str:
+    from cenote.inputs.jinja_sandbox import run_template  # with Jinja, which most rerankers do without
+
     contents = {"query": pair.query, "document": pair.document}
     requested = pair.template_kwargs.get("instruction") or pair.template_kwargs.get("instruct")
     if template.has_system_message and (instruction := requested or template.instruction):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.errors import BadRequest, PoolingError, Unsupported, make_internal_error
 from cenote.inputs.bulk_renderer import BulkRenderer

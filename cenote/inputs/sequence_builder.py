@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.errors import InputTooLong, Unsupported
 from cenote.inputs.colbert_format import RoleFormat

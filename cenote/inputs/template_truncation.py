@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from cenote.errors import InputTooLong
 from cenote.inputs.limits import split_budget
@@ -11,8 +12,7 @@ from cenote.inputs.tokenizer import TokenIds, Tokenizer
 from cenote.protocol.params import TruncationSide
 
 
-@dataclass(frozen=True, slots=True)
-class TemplatedTexts:
+class TemplatedTexts(msgspec.Struct, frozen=True):
     """Query and documents of one prompt, and the function that renders the prompt."""
 
     query: str

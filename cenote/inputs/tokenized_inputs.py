@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from cenote.errors import PoolingError
@@ -29,8 +30,7 @@ ONLY_INDEX.setflags(write=False)
 NO_IDS: TokenIds = np.zeros(0, dtype=np.int32)
 
 
-@dataclass(slots=True)
-class TokenizedInput:
+class TokenizedInput(msgspec.Struct):
     """One tokenized input."""
 
     token_ids: TokenIds

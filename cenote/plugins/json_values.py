@@ -8,9 +8,11 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 
 def to_json_value(value: Any) -> Any:
-    """Convert pydantic models, dataclasses, tensors, arrays and dates to JSON values; bytes become base64."""
+    """Convert pydantic models, dataclasses, structs, tensors, arrays and dates to JSON values; bytes become base64."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool | float):
@@ -34,6 +36,8 @@ def to_json_value(value: Any) -> Any:
 def _unwrap(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
     for name in ("model_dump", "tolist", "isoformat"):  # pydantic models; tensors and arrays; dates
         if callable(unwrap := getattr(value, name, None)):
             return unwrap()

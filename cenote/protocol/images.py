@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 if TYPE_CHECKING:
     import numpy as np
 
 Patches: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # uint8, or float32 where they are pixel values already
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageSource:
+class ImageSource(msgspec.Struct, frozen=True, eq=False):
     """An image that has not been fetched or decoded yet."""
 
     source: Any  # bytes of a file, a data URI or another URL, a path, a PIL image, an array
@@ -28,8 +29,7 @@ class PixelNormalization:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProcessedImage:
+class ProcessedImage(msgspec.Struct, frozen=True, eq=False):
     """An image split into patches, with the tokens that represent it in a prompt."""
 
     patches: Patches  # [patches, 3 * height * width], the tiles concatenated
@@ -52,8 +52,7 @@ class ProcessedImage:
         return self.patches.nbytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InputImages:
+class InputImages(msgspec.Struct, frozen=True, eq=False):
     """The images of one input."""
 
     images: tuple[ProcessedImage, ...]  # in the order of their tokens

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from cenote.errors import PoolingError
 from cenote.protocol.images import ImageSource, ProcessedImage
 
@@ -18,8 +20,7 @@ VALUE_CHARS = 4  # of a number, or of the punctuation of a list
 TEXTS_ADVICE = "send texts instead of ids of another tokenizer (LangChain: check_embedding_ctx_length=False)"
 
 
-@dataclass(frozen=True, slots=True)
-class ContentParts:
+class ContentParts(msgspec.Struct, frozen=True):
     """Texts and images that form one input, as a list of OpenAI content parts."""
 
     content: Sequence[Mapping[str, Any]]
@@ -29,29 +30,26 @@ class ContentParts:
 ScoreInput: TypeAlias = "str | ContentParts"
 
 
-@dataclass(frozen=True, slots=True)
-class TextPair:
+class TextPair(msgspec.Struct, frozen=True):
     """A query and a document that the model encodes together."""
 
     query: str
     document: str
     template: str | None = None  # Jinja text that joins them; None: the model's score template
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     images: tuple[ProcessedImage, ...] = ()  # one for each image placeholder in the texts
 
 
-@dataclass(frozen=True, slots=True)
-class MultimodalPair:
+class MultimodalPair(msgspec.Struct, frozen=True):
     """A query and a document of which at least one has images, not yet preprocessed."""
 
     query: ScoreInput
     document: ScoreInput
     template: str | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ListwiseInput:
+class ListwiseInput(msgspec.Struct, frozen=True):
     """A query and all documents to rank for it, which the model encodes in one prompt."""
 
     query: str
@@ -59,8 +57,7 @@ class ListwiseInput:
     instruction: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkedDocument:
+class ChunkedDocument(msgspec.Struct, frozen=True):
     """Consecutive chunks of one document, encoded as one sequence; its result has a row for each chunk."""
 
     chunks: tuple[str, ...]
@@ -81,44 +78,39 @@ class ScoreTemplate:
     is_user_given: bool = False  # from an option, not from the model: always applied, also to texts that contain it
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A list of chat messages, rendered to one text by a chat template."""
 
     messages: Sequence[Mapping[str, Any]]
     template: str | None = None  # Jinja text; None: the server's or the tokenizer's template
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     image_names: tuple[str, ...] = ()  # of its images in error messages; empty: their path in the messages
     images: tuple[ProcessedImage, ...] = ()  # in order, once they are preprocessed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MultimodalPrompt:
+class MultimodalPrompt(msgspec.Struct, frozen=True, eq=False):
     """A prompt with image placeholders and the images to put there."""
 
     prompt: str | Sequence[int]
     images: Sequence[ImageSource | ProcessedImage]
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # override those of the request
+    mm_processor_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)  # override those of the request
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InvalidInput:
+class InvalidInput(msgspec.Struct, frozen=True, eq=False):
     """An input that failed before tokenization."""
 
     error: PoolingError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptEmbeds:
+class PromptEmbeds(msgspec.Struct, frozen=True, eq=False):
     """A prompt given as token embeddings, [tokens, hidden]."""
 
     embeds: np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorInput:
+class TensorInput(msgspec.Struct, frozen=True, eq=False):
     """Input of a model without a tokenizer: named tensors made by an IO processor plugin."""
 
     tensors: Mapping[str, np.ndarray[Any, Any]]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from cenote.protocol.params import ScoreType, Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of the loaded model."""
 
     name: str  # the name in messages and responses
@@ -38,7 +38,7 @@ class ModelInfo:
     has_routes: bool = False  # queries and documents are encoded by different modules
     late_interaction: str | None = None  # how texts are formatted for it, and why; None for other models
     adapters: tuple[str, ...] = ()  # names that requests may use
-    external_adapters: Mapping[str, str] = field(default_factory=dict)  # path by name, of those not in the checkpoint
+    external_adapters: Mapping[str, str] = {}  # path by name, of those not in the checkpoint
     io_processor_plugin: str | None = None  # name of the plugin in use
     supports_entities: bool = False  # a token classifier, or GLiNER
     supports_images: bool = False

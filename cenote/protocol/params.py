@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
+import msgspec
+
 from cenote.errors import BadRequest
 from cenote.protocol.matryoshka import Matryoshka
 
@@ -155,8 +157,7 @@ class PoolingOptions(NamedTuple):
     chunk_size: int | None = None  # tokens per chunk, of token_embed with late chunking; None: the renderer marks them
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizationParams:
+class TokenizationParams(msgspec.Struct, frozen=True):
     """Tokenization settings; unset fields use the tokenizer's files."""
 
     truncate_prompt_tokens: int | None = None  # -1: the model's maximum length

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import msgspec
@@ -29,8 +28,7 @@ OnTokenized: TypeAlias = "Callable[[int], Lane]"
 ReturnExceptions = bool | Literal["computed"]
 
 
-@dataclass(slots=True)
-class Timing:
+class Timing(msgspec.Struct):
     """Seconds a request spent in each stage; created with the request and filled in on its way.
 
     The stages follow each other: parse, tokenize, wire, queue, pack, device, deliver, encode. `inference_s` is not

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from cenote.errors import PoolingError
 from cenote.protocol.params import Task
@@ -30,8 +31,7 @@ class TokenUsage:
         return self.num_tokens < self.num_input_tokens or not self.is_input_count_exact
 
 
-@dataclass(slots=True)
-class PoolResult(TokenUsage):
+class PoolResult(TokenUsage, msgspec.Struct):
     """The result of one input."""
 
     data: Float32Array
@@ -39,7 +39,7 @@ class PoolResult(TokenUsage):
     num_tokens: int  # after truncation
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True  # False if a very long text was cut before all of it was tokenized
-    extra_data: Mapping[Task, Float32Array] = field(default_factory=dict)  # by the request's extra_tasks
+    extra_data: Mapping[Task, Float32Array] = msgspec.field(default_factory=dict)  # by the request's extra_tasks
 
 
 class PoolResultBatch(list[PoolResult | PoolingError]):
@@ -50,16 +50,14 @@ class PoolResultBatch(list[PoolResult | PoolingError]):
         self.rows = rows
 
 
-@dataclass(frozen=True)
-class LateChunk:
+class LateChunk(msgspec.Struct, frozen=True):
     """Where a chunk of a fixed number of tokens is in its text."""
 
     token_range: tuple[int, int]
     char_range: tuple[int, int] | None  # None: special tokens only
 
 
-@dataclass(frozen=True)
-class LateChunkingMetadata:
+class LateChunkingMetadata(msgspec.Struct, frozen=True):
     """The chunks of a text, in the order of their vectors."""
 
     chunk_size: int
@@ -68,8 +66,7 @@ class LateChunkingMetadata:
     strategy: str = "fixed_tokens"
 
 
-@dataclass(slots=True)
-class ScoreResult(TokenUsage):
+class ScoreResult(TokenUsage, msgspec.Struct):
     """The score of one pair."""
 
     score: float
@@ -85,8 +82,7 @@ class ScoreResult(TokenUsage):
         return cls(score, result.token_ids, result.num_tokens, result.num_input_tokens, result.is_input_count_exact)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entity:
+class Entity(msgspec.Struct, frozen=True, kw_only=True):
     """A span of a text and its label: merged tokens, or the single token with number `index`."""
 
     label: str  # PER; for a single token as in the model's config, B-PER
@@ -112,8 +108,7 @@ class Entity:
         return name | values | ({} if self.index is None else {"index": self.index})
 
 
-@dataclass(slots=True)
-class EntityResult(TokenUsage):
+class EntityResult(TokenUsage, msgspec.Struct):
     """The entities of one text, in order of position."""
 
     entities: list[Entity]
@@ -123,8 +118,7 @@ class EntityResult(TokenUsage):
     is_input_count_exact: bool = True
 
 
-@dataclass(slots=True)
-class IOProcessorResult:
+class IOProcessorResult(msgspec.Struct):
     """Result of an IO processor plugin as JSON values, and the usage of its prompts."""
 
     data: Any = None
@@ -139,8 +133,7 @@ class IOProcessorResult:
         self.num_truncated += sum(result.truncated for result in pooled)
 
 
-@dataclass(slots=True)
-class TokenizeResult:
+class TokenizeResult(msgspec.Struct):
     """The token ids of a prompt."""
 
     token_ids: list[int]

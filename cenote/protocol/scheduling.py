@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
+
+import msgspec
 
 from cenote.errors import BadRequest
 
@@ -12,8 +13,7 @@ from cenote.errors import BadRequest
 Lane = Literal["interactive", "bulk"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulingParams:
+class SchedulingParams(msgspec.Struct, frozen=True):
     """Who sent a request, and how urgent it is."""
 
     priority: int = 0  # lower runs earlier, with scheduling_policy "priority"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.api.admission.cost import RequestCost
 from cenote.api.admission.request_admission import RequestAdmission

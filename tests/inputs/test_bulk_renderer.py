@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits

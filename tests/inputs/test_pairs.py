@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cenote.errors import BadRequest
-from cenote.inputs import pairs
+from cenote.inputs import jinja_sandbox
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.limits import Limits, split_budget
@@ -177,7 +177,7 @@ def test_documents_of_one_query_run_their_template_once(monkeypatch: pytest.Monk
         num_runs += 1
         return run_template(*args, **kwargs)
 
-    monkeypatch.setattr(pairs, "run_template", counted)
+    monkeypatch.setattr(jinja_sandbox, "run_template", counted)
     texts = [render_pair(TextPair("an uncached query", f"document {n}"), special_tokens, template) for n in range(5)]
 
     assert num_runs == 1 and len(set(texts)) == 5

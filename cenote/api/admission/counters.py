@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
-from cenote.config.engine import MAX_PROCESSES
+from cenote.config.options import MAX_PROCESSES
 from cenote.utils.shared_memory import make_shared_memory
 
 RefusalReason = Literal[

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from cenote.api.request_fields import ChatMessage
 from cenote.errors import InvalidBody, Unsupported

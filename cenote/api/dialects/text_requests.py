@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import exp
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from cenote.api.dialects.tei_fields import Prediction
@@ -145,7 +146,9 @@ async def score_as(request: ScoreRequest, raw_scores: bool | None, context: Requ
         return await context.score(request)
     params = replace(request.params or PoolingParams(), use_activation=False)
     results = await context.score(request.replace(params=params))
-    return results if raw_scores else [replace(result, score=sigmoid(result.score)) for result in results]
+    if raw_scores:
+        return results
+    return [msgspec.structs.replace(result, score=sigmoid(result.score)) for result in results]
 
 
 async def classify_as(request: PoolRequest, raw_scores: bool, context: RequestContext) -> list[Float32Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -45,6 +44,7 @@ from cenote.api.wire.heartbeat import BusyStage, HeartbeatReader, HeartbeatWrite
 from cenote.api.wire.link_sockets import LinkReceiver
 from cenote.api.wire.messages import ArrayBytes, Done, Message
 from cenote.utils.child_process import FRONT_END_OOM_SCORE, exit_with_parent, prefer_as_oom_victim
+from cenote.utils.garbage_collection import no_collections
 
 if TYPE_CHECKING:
     from cenote.api.front_ends.remote_engines import RemoteEngines
@@ -235,14 +235,12 @@ class FrontEndServer(ApiServer):
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
 
     def build_app(self) -> ASGIApp:
-        import cenote.api.front_ends.remote_engines  # noqa: F401  takes 0.2 s: in the thread, before it is used
-
+        with no_collections():
+            import cenote.api.front_ends.remote_engines  # noqa: F401  takes long: in the thread, before it is used
         return super().build_app()
 
     def on_app_built(self) -> None:
         self.front_end.make_engines()
-        gc.collect()
-        gc.freeze()
 
     async def shutdown(self, sockets: Sequence[socket.socket]) -> None:
         self.is_closed = True

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.api.front_ends.front_end_renderer import FrontEndRenderer
 from cenote.api.front_ends.quarantine import Quarantine, digest_inputs

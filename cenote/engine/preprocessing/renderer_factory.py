@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-
-import PIL.Image
+from typing import TYPE_CHECKING
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.preprocessing.colbert_formats import make_role_formats
@@ -12,7 +11,6 @@ from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.images.image_processor import ImageProcessor
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor, MultimodalSettings
-from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.pairs import uses_query_and_document
@@ -23,6 +21,9 @@ from cenote.loading.added_tokens import read_extra_tokens, read_token_texts
 from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.protocol.input_types import ScoreTemplate
+
+if TYPE_CHECKING:
+    from cenote.inputs.media.loader import MediaLoader
 
 logger = logging.getLogger("cenote")
 
@@ -88,11 +89,9 @@ def make_multimodal_settings(
 
 
 def make_multimodal_processor(
-    settings: MultimodalSettings | None, folder: str, tokenizer: Tokenizer, loader: MediaLoader
-) -> MultimodalProcessor | None:
+    settings: MultimodalSettings, folder: str, tokenizer: Tokenizer, loader: MediaLoader
+) -> MultimodalProcessor:
     """Return the multimodal processor, after it has preprocessed an image; `folder`: of the model, in errors."""
-    if settings is None:
-        return None
     multimodal = settings.make_processor(tokenizer, loader)
     _check_image_processor(multimodal.image_processor, folder)
     return multimodal
@@ -102,8 +101,10 @@ def _check_image_processor(processor: ImageProcessor, folder: str) -> None:
     """Preprocess a probe image, so that invalid processor settings fail at startup and not per request."""
     if {**processor.files.image_processor, **processor.options}.get("do_resize") is False:  # few sizes are valid
         return
+    from PIL import Image  # models of texts do without
+
     try:
-        processor.preprocess(PIL.Image.new("RGB", PROBE_IMAGE_SIZE), {}, "an empty image")
+        processor.preprocess(Image.new("RGB", PROBE_IMAGE_SIZE), {}, "an empty image")
     except InputTooLong:  # max_model_len is set to less than an image takes
         return
     except BadRequest as error:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cenote.engine.tasks.engine_calls import EngineCalls
+from cenote.engine.tasks.entity_settings import EntitySettings
 from cenote.engine.tasks.entity_spans import LabelScheme, TokenDecoder, TokenSpan, drop_overlaps, find_entities
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.limits import Limits, resolve_truncation_length
@@ -17,21 +18,10 @@ from cenote.inputs.tokenizer import SpecialTokensTemplate, TokenIds, Tokenizer, 
 from cenote.protocol.params import AggregationStrategy, PoolingParams, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult, PoolResult
-from cenote.protocol.spans import SpanHeadSpec
 
 AGGREGATION_STRATEGIES: tuple[AggregationStrategy, ...] = ("none", "simple", "first", "average", "max")
 # texts tokenized at once: encodings with character offsets take much memory
 TOKENIZE_SLICE_TEXTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class EntitySettings:
-    """How a model finds entities."""
-
-    max_model_len: int
-    labels: tuple[str, ...] = ()  # of a token classifier
-    unk_token_id: int | None = None
-    span_head: SpanHeadSpec | None = None  # of a model that finds those of the labels in a request
 
 
 class Window(NamedTuple):

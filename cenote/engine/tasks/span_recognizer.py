@@ -11,12 +11,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.entity_recognizer import (
-    EntitySettings,
-    check_texts,
-    make_sequence_request,
-    raise_on_error,
-)
+from cenote.engine.tasks.entity_recognizer import check_texts, make_sequence_request, raise_on_error
+from cenote.engine.tasks.entity_settings import EntitySettings
 from cenote.engine.tasks.span_selection import select_spans
 from cenote.engine.tasks.word_splitting import Words, split_as_gliner2, split_words
 from cenote.errors import BadRequest

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cenote.engine.tasks.engine_calls import EngineCalls
-from cenote.engine.tasks.entity_recognizer import EntityRecognizer, EntitySettings
+from cenote.engine.tasks.entity_settings import EntitySettings
 from cenote.engine.tasks.scoring import ScoringService
-from cenote.engine.tasks.span_recognizer import SpanRecognizer
 from cenote.errors import Unsupported
 from cenote.inputs.renderer import Renderer
 from cenote.protocol.input_types import Input
 from cenote.protocol.requests import EntityRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, TokenizeResult
 from cenote.scoring.scorer import ScoreResults, ScoringModel
+
+if TYPE_CHECKING:
+    from cenote.engine.tasks.entity_recognizer import EntityRecognizer
+    from cenote.engine.tasks.span_recognizer import SpanRecognizer
+    from cenote.inputs.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,7 @@ class TextTasks:
         self.scoring = ScoringService(settings.scoring, renderer)
         self.recognizer: EntityRecognizer | SpanRecognizer | None = None
         if settings.entities is not None:
-            recognizer_class = EntityRecognizer if settings.entities.span_head is None else SpanRecognizer
-            self.recognizer = recognizer_class(settings.entities, renderer.tokenizer)
+            self.recognizer = _make_recognizer(settings.entities, renderer.tokenizer)
 
     def tokenize(
         self,
@@ -61,3 +65,14 @@ class TextTasks:
                 param="task",
             )
         return await self.recognizer.recognize(request, calls)
+
+
+def _make_recognizer(settings: EntitySettings, tokenizer: Tokenizer) -> EntityRecognizer | SpanRecognizer:
+    # imported on use: most models find no entities
+    if settings.span_head is None:
+        from cenote.engine.tasks.entity_recognizer import EntityRecognizer
+
+        return EntityRecognizer(settings, tokenizer)
+    from cenote.engine.tasks.span_recognizer import SpanRecognizer
+
+    return SpanRecognizer(settings, tokenizer)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from cenote.inputs.images.fixed_size import FixedSizeImageProcessor
 from cenote.inputs.images.image_processor import repeat_token

@@ -6,12 +6,12 @@ import asyncio
 import inspect
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cenote import LLM, errors
 from cenote.api.encoding import Float32Array

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from cenote.engine.execution.input_packing import concat_columns, pack_inputs
 from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
