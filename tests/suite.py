@@ -134,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.collectonly
-    if is_whole and config.getoption("workers") > 1 and config.getoption("markexpr") == "not slow":
+    if is_whole and config.getoption("workers") > 1 and config.getoption("markexpr") != "slow":
         checks.start("types")
 
 
