@@ -51,8 +51,8 @@ SLOW = {
 
 # A worker takes a whole file, so the longest ones start first: none of them is left alone at the end.
 LONGEST_FIRST = (
-    "tests/docs/test_readers_environment.py",
     "tests/test_ray.py",
+    "tests/docs/test_readers_environment.py",
     "tests/test_checks.py",
     "tests/serving/test_front_ends.py",
     "tests/faults",

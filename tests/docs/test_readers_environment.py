@@ -190,6 +190,7 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
     link_packages(resolve(["pytest"]), pytest_folder)
     run([sys.executable, "-m", "venv", clone / ".venv"], tmp_path)
     python = clone / ".venv/bin/python"
+    run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], tmp_path)  # that of an older Python
     (site,) = clone.glob(".venv/lib/python*/site-packages")
     link_packages(find_required_packages(), site)
     assert read_blocks("docs/quickstart.md")[0].code == "make serve\n"
