@@ -1,4 +1,7 @@
-"""`make test-ray`, as a test: a cluster waits more than it computes, so it shares the cores with the other tests."""
+"""`make test-ray`, as a test: a cluster waits more than it computes, so it shares the cores with the other tests.
+
+Needs the package index, from which the environment with Ray is made.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite import CERTIFICATES
+
 ROOT = Path(__file__).parents[1]
-HAS_ENVIRONMENT = (ROOT / ".venv-ray" / ".ready").exists()
 
 
-@pytest.mark.skipif(not HAS_ENVIRONMENT, reason="'make test-slow' makes the environment with Ray")
 @pytest.mark.timeout(2400)
 def test_ray_data_and_ray_serve_run_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
+    hidden = ("PYTEST_", "MAKE", "SSL_CERT_DIR")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | CERTIFICATES
     output = tmp_path / "output.txt"
 
     try:

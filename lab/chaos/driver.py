@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from lab.chaos.faults.fault import Fault, FaultContext
 from lab.chaos.faults.server_faults import CACHE_FOLDER, small_disk
 from lab.chaos.outcomes import FaultWindow
 from lab.chaos.processes import Holdings, find_leaks, list_shared_memory
+from lab.chaos.request_mix import ChaosRequest
 from lab.chaos.results import ChaosResults, format_counts
 from lab.chaos.sender import CheckedSender, wait_until_answered
 from lab.chaos.server import THREADS, ChaosServer
@@ -67,13 +70,13 @@ class ChaosRun:
         args = [str(self.cache_folder) if word == CACHE_FOLDER else word for word in serve_args]
         with small_disk(self.cache_folder):
             async with self.session.serve(args) as server:
-                rate = await self._warm_up(server, has_bursts=any(isinstance(fault, Overload) for fault in faults))
-                before = Holdings.of(server.read_sizes())
+                rate = await self._warm_up(server, faults)
+                before, metrics = Holdings.of(server.read_sizes()), await server.read_metrics()
                 await self._run_load(server, faults, seconds, rate)
                 after = await self._settle(server, before)
                 results.notes.append(f"after the load {after}; before it {before}")
                 results.violations += find_leaks(before, after)
-                results.add_metrics(await server.read_metrics())
+                results.add_metrics(metrics, await server.read_metrics())
                 stopped = await server.stop()
         if stopped.status != 0:
             results.violations.append(f"the server ended with status {stopped.status} after SIGTERM")
@@ -86,18 +89,21 @@ class ChaosRun:
         if count := log.read_bytes()[log_size:].count(b"Traceback (most recent call last)"):
             results.violations.append(f"the log of the server has {count} tracebacks")
 
-    async def _warm_up(self, server: ChaosServer, *, has_bursts: bool) -> float:
+    async def _warm_up(self, server: ChaosServer, faults: Sequence[Fault]) -> float:
         """Send the mix of the load for a moment, and return the rate that the server sustains.
 
-        What is found afterwards is compared with what the server holds now: a burst grows its heaps once.
+        What is found afterwards is compared with what the server holds now. What happens once is therefore done here:
+        a burst grows its heaps, and the first engine that is replaced starts the process that forks all later ones.
         """
         session, options = self.session, self.options
         async with session.make_client(server) as client:
             probe = session.make_sender(client, session.mix.draw)
+            if any(fault.replaces_engine for fault in faults):
+                await replace_engine(server, probe, session.mix.short[0])
             capacity = await measure_capacity(probe)
             for request in session.mix.bulk:
                 await probe.send_request(request)
-            if has_bursts:
+            if any(isinstance(fault, Overload) for fault in faults):
                 burst, rate = await find_overload(session, client)
                 pattern = LoadPattern(None, OVERLOAD_FACTOR * rate, num_requests=None, duration_s=options.max_fault_s)
                 await run_load(burst, pattern)
@@ -172,6 +178,14 @@ async def inject_fault(context: FaultContext, fault: Fault) -> FaultWindow:
     window.recovery_s = window.ended_at - start
     print_note(f"{fault.name}: answered again after {window.recovery_s:.1f} s")
     return window
+
+
+async def replace_engine(server: ChaosServer, sender: CheckedSender, request: ChaosRequest) -> None:
+    """Kill the engine of a server without load, and wait until another one answers."""
+    engine = await server.wait_for_engine()
+    os.kill(engine, signal.SIGKILL)
+    await server.wait_for_engine(other_than=engine)
+    await wait_until_answered(sender, request, RECOVERY_LIMIT_S)
 
 
 def start_load(sender: CheckedSender, pattern: LoadPattern) -> asyncio.Task[None]:

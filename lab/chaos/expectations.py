@@ -15,6 +15,7 @@ TOO_MANY_REQUESTS, INTERNAL_ERROR, UNAVAILABLE, GATEWAY_TIMEOUT = 429, 500, 503,
 NEEDS_RETRY_AFTER = frozenset({TOO_MANY_REQUESTS, UNAVAILABLE})
 # `error.code` of the request on which the engine process crashed twice
 POISON_CODE = "input_crashed_engine"
+RESTARTS_METRIC = "cenote_engine_restarts_total"
 # a reply may come this long after the deadline of its request: the machine may be busy
 DEADLINE_SLACK_S = 1.0
 # results differ from those of a quiet server by at most this; 0 with --deterministic

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from cenote.bench.load_stats import Percentiles
+from lab.chaos.expectations import RESTARTS_METRIC
 from lab.chaos.outcomes import FaultWindow, Outcome, judge
 
 MAX_EXAMPLES = 2  # of each kind of violation during the same fault
@@ -61,9 +62,11 @@ class ChaosResults:
             self.violations += [f"{window.fault}: {problem}" for problem in window.problems]
         self.latency_ms = Percentiles.from_seconds(self._latencies)
 
-    def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        self.restarts += metrics.get("cenote_engine_restarts_total", 0.0)
-        replayed = [value for name, value in metrics.items() if "replay" in name and name.endswith("_total")]
+    def add_metrics(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Add what the counters of a server have gained during a load."""
+        gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        self.restarts += gained.get(RESTARTS_METRIC, 0.0)
+        replayed = [value for name, value in gained.items() if "replay" in name and name.endswith("_total")]
         if replayed:
             self.replayed = (self.replayed or 0.0) + sum(replayed)
 

@@ -86,7 +86,7 @@ class Process:
         return NOTHING
 
 
-async def wait_exit(process: Process) -> int:
+async def wait_exit(process: Process, has_closed: asyncio.Event) -> int:
     """Take the place of the function of this name that polls."""
     await process.exited.wait()
     assert process.code is not None

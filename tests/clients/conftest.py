@@ -1,4 +1,7 @@
-"""Servers for tests of published client libraries: real processes, each started once, and the same model in-process."""
+"""Servers for tests of published client libraries: real processes, each started once, and the same model in-process.
+
+They stop after the tests of this folder: three idle processes of a server take some of the time of a core.
+"""
 
 from __future__ import annotations
 
@@ -95,14 +98,14 @@ def run_server(model: LLM, name: str, *flags: str) -> Iterator[RunningServer]:
         process.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedder(llm: LLM) -> Iterator[RunningServer]:
     """all-MiniLM-L6-v2, declared as a Matryoshka model: 384 dimensions, 256 tokens. No API key, no prompts."""
     with run_server(llm, "mini", "--hf_overrides", '{"is_matryoshka": true}') as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def protected_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen3 embedder with an API key and two front-ends: 32 dimensions, 66 tokens, longer texts in chunks."""
     folder = tmp_path_factory.mktemp("protected")
@@ -119,7 +122,7 @@ def protected_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen2 with two classes and a chat template."""
     folder = tmp_path_factory.mktemp("classifier")
@@ -129,7 +132,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny XLM-RoBERTa cross-encoder with random weights."""
     folder = tmp_path_factory.mktemp("reranker")
@@ -138,7 +141,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def multimodal_embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen3-VL embedder of texts and images."""
     folder = tmp_path_factory.mktemp("tiny-vl")
@@ -147,7 +150,7 @@ def multimodal_embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cross_encoder() -> Iterator[RunningServer]:
     """A real cross-encoder; skipped if its files are not available."""
     name = "ms-marco-MiniLM-L12-v2"
@@ -156,7 +159,7 @@ def cross_encoder() -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def granite() -> Iterator[RunningServer]:
     """A real RoBERTa embedder; skipped if its files are not available."""
     name = "granite-embedding-30m-english"

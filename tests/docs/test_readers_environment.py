@@ -1,7 +1,7 @@
 """The blocks of a reader need only what the pages have told the reader to install.
 
-The quick test runs the first block of each page with the packages of this environment that `make serve` would install,
-the slow one all tested blocks in the environment that `make serve` makes.
+`make serve` finds the packages that it requires, and no others, as links to those of this environment: `make setup` has
+installed them from the package index, by the same rule. It installs Cenote and the default model itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sysconfig
 import time
 import tomllib
 import urllib.request
-import venv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -40,7 +39,6 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BLOCKS = [(page, number) for page in PAGES for number in range(len(find_tested_blocks(page)))]
 WITH_A_CLIENT = ("README.md", 1)  # OpenAI's, which the line above the block installs, and examples/README.md too
 BLOCKS.remove(WITH_A_CLIENT)
-FIRST_BLOCKS = [(page, number) for page, number in BLOCKS if not number and read_blocks(page)[0].is_tested]
 # pages whose first block installs a plugin and serves it
 PLUGINS = ("examples/near_duplicates/README.md", "examples/tensor_plugin/README.md")
 # without the plugins and settings of the environment of the tests
@@ -61,14 +59,14 @@ NOT_TRACKED = (
 
 
 @cache
-def find_served_packages(*more: str) -> set[str]:
-    """Return what `make serve` installs, from the Makefile and the extras that it names."""
+def find_required_packages(*more: str) -> set[str]:
+    """Return what `make serve` installs for Cenote, from the Makefile and the extras that it names."""
     rule = (ROOT / "Makefile").read_text().partition("\n$(SERVING):")[2].partition("\n\n")[0]
     (extras,) = re.findall(r'--editable "\.\[([\w,]+)\]"$', rule, re.MULTILINE)
     assert DEFAULT_MODEL in rule
     project = PROJECT["project"]
     optional = [name for extra in extras.split(",") for name in project["optional-dependencies"][extra]]
-    return {*resolve([*project["dependencies"], *optional, *more]), DEFAULT_MODEL}  # the model without dependencies
+    return resolve([*project["dependencies"], *optional, *more])
 
 
 def resolve(requirements: Iterable[str]) -> set[str]:
@@ -100,8 +98,8 @@ def list_entries(name: str) -> set[str]:
 
 
 def link_packages(names: Iterable[str], folder: Path) -> None:
-    """Put links to installed packages into a folder."""
-    for entry in sorted({entry for name in names for entry in list_entries(name)}):
+    """Put links to installed packages into a folder that may have some of them."""
+    for entry in {entry for name in names for entry in list_entries(name)} - set(os.listdir(folder)):
         (folder / entry).symlink_to(Path(sysconfig.get_path("purelib")) / entry)
 
 
@@ -162,18 +160,6 @@ def run_blocks(blocks: Sequence[tuple[str, int]], python: Path, root: Path, mode
     assert f"{len(blocks)} passed" in output
 
 
-@pytest.mark.slow
-def test_first_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", symlinks=True)
-    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
-    link_packages(find_served_packages("pytest"), site)
-    (site / "cenote.pth").write_text(f"{ROOT}\n")
-
-    run_blocks(FIRST_BLOCKS, tmp_path / "venv/bin/python", ROOT, tmp_path / "models")
-
-    assert not (site / "transformers").exists() and (site / "pyarrow").exists()
-
-
 def find_imports(script: Path) -> set[str]:
     """Return the names of the packages that a script imports, those of its functions too."""
     nodes = list(ast.walk(ast.parse(script.read_text())))
@@ -188,7 +174,7 @@ def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
     table = (ROOT / "examples/README.md").read_text().partition("These use a server")[0]
     clients = [] if f"[{script.name}]" in table else PROJECT["dependency-groups"]["examples"]
     plots = ["matplotlib"] if script.stem == "clustering" else []  # --plot
-    packages = find_served_packages(*clients, *plots)
+    packages = find_required_packages(*clients, *plots) | {DEFAULT_MODEL}
     modules = {entry.partition(".")[0] for name in packages for entry in list_entries(name) or {name}}
 
     assert find_imports(script) - modules == set()
@@ -198,11 +184,15 @@ def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
     """Needs the package index. Without a compiler, which is needed for speed only."""
-    clone, site = tmp_path / "cenote", tmp_path / "pytest"
-    site.mkdir()
+    clone, pytest_folder = tmp_path / "cenote", tmp_path / "pytest"
+    pytest_folder.mkdir()
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_TRACKED), symlinks=True)
-    link_packages(resolve(["pytest"]), site)
+    link_packages(resolve(["pytest"]), pytest_folder)
+    run([sys.executable, "-m", "venv", clone / ".venv"], tmp_path)
     python = clone / ".venv/bin/python"
+    run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], tmp_path)  # that of an older Python
+    (site,) = clone.glob(".venv/lib/python*/site-packages")
+    link_packages(find_required_packages(), site)
     assert read_blocks("docs/quickstart.md")[0].code == "make serve\n"
     install, *requests = [line for line in read_blocks("README.md")[0].code.splitlines() if not line.startswith("#")]
 
@@ -221,15 +211,16 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         assert run([python, "-c", offline.code], folder) == "384\n"
         run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{on_files.code}"], folder)
         assert (folder / "vectors.parquet").is_file()
-    run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(site))
+    run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(pytest_folder))
     serve, *measurements = [line.partition("#")[0] for line in read_blocks("docs/scale.md")[0].code.splitlines()]
     with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
         for command in measurements:
             line = f"{command} --window-s 0.3 --duration 3".replace("localhost:8000", f"localhost:{port}")
             shown = run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{line}"], tmp_path / "empty")
             assert "p99" in shown
+    link_packages(find_required_packages(*PROJECT["dependency-groups"]["examples"]), site)
     found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
-    run_blocks([WITH_A_CLIENT], python, clone, tmp_path / "models-with-a-client", PYTHONPATH=str(site))
+    run_blocks([WITH_A_CLIENT], python, clone, tmp_path / "models-with-a-client", PYTHONPATH=str(pytest_folder))
     for page in PLUGINS:
         *install, serve = read_blocks(page)[0].code.splitlines()
         run(["bash", "-ec", "\n".join(install)], clone, **variables)
@@ -237,4 +228,5 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
             pass
 
     assert "caves" in found
+    assert (site / "pyarrow").exists() and not (site / "transformers").exists()
     assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []

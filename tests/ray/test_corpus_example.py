@@ -1,4 +1,4 @@
-"""The commands of examples/corpus/README.md, on a cluster of their own."""
+"""The commands of examples/corpus/README.md, on the cluster of the tests: another one would start a dozen processes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.docs.code_blocks import ROOT, read_blocks
 
 PAGE = "examples/corpus/README.md"
 
 
-def test_the_first_block_of_the_readme_finds_chunks_of_the_pages(tmp_path: Path) -> None:
+def test_the_first_block_of_the_readme_finds_chunks_of_the_pages(cluster: Any, tmp_path: Path) -> None:
     lines = read_blocks(PAGE)[0].code.replace("/tmp/store", str(tmp_path)).splitlines()
     commands = [line for line in lines if line.startswith("python ")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # instead of the environment of the reader
-    variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
 
     done = subprocess.run(
         ["bash", "-ec", "\n".join(commands)], cwd=(ROOT / PAGE).parent, env=variables, capture_output=True, text=True

@@ -18,7 +18,7 @@ from cenote.ray import PartSummary
 from tests.ray.checks import check_embeddings
 from tests.ray.rows import make_rows
 
-CONFIG = RayConfig(engine="ray", max_replicas=2)
+ONE_REPLICA, TWO_REPLICAS = (RayConfig(engine="ray", max_replicas=number) for number in (1, 2))
 ROWS = make_rows(600)
 
 
@@ -42,7 +42,7 @@ def test_the_parts_of_a_job_become_a_lance_dataset(folder: Path, default_folder:
     output = folder.parent / "out"
     options: dict[str, Any] = {"model": str(default_folder), "dtype": "float32", "id_column": "id", "format": "lance"}
 
-    summary = cenote.ray.run_files(str(folder), str(output), part_rows=200, ray_config=CONFIG, **options)
+    summary = cenote.ray.run_files(str(folder), str(output), part_rows=200, ray_config=ONE_REPLICA, **options)
 
     assert summary.num_parts == 4
     check_embeddings(lance.dataset(str(output)).to_table(), ROWS, llm)
@@ -63,11 +63,11 @@ def test_an_interrupted_job_continues_with_the_parts_that_are_missing(
             raise StopHere
 
     with pytest.raises(StopHere):
-        cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, on_part=stop_after_three, **options)
+        cenote.ray.run_files(str(folder), str(output), ray_config=TWO_REPLICAS, on_part=stop_after_three, **options)
     kept = {path: path.stat().st_mtime_ns for path in output.glob("part-*")}
     assert 3 <= len(kept) < 12
 
-    summary = cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, **options)
+    summary = cenote.ray.run_files(str(folder), str(output), ray_config=ONE_REPLICA, **options)
 
     assert summary.num_parts == 12
     assert summary.num_resumed >= len(kept)
@@ -75,10 +75,10 @@ def test_an_interrupted_job_continues_with_the_parts_that_are_missing(
     table = pyarrow.parquet.read_table(output)
     check_embeddings(table, ROWS, llm)
     assert set(table["file"].to_pylist()) == {"a.jsonl", "c.jsonl"}
-    again = cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, **options)
+    again = cenote.ray.run_files(str(folder), str(output), ray_config=ONE_REPLICA, **options)
     assert (again.num_resumed, again.num_rows) == (12, 0)
     with pytest.raises(BadRequest, match="another job .*dtype was .float32., now null"):
-        cenote.ray.run_files(str(folder), str(output), ray_config=CONFIG, **{**options, "dtype": None})
+        cenote.ray.run_files(str(folder), str(output), ray_config=ONE_REPLICA, **{**options, "dtype": None})
 
 
 def test_a_folder_with_other_files_is_not_touched(folder: Path) -> None:

@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for fixture in ("start_server", "shared_server"):
         if fixture in metafunc.fixturenames and fixture not in own:
-            scope = "session" if fixture == "shared_server" else None
+            scope = "package" if fixture == "shared_server" else None
             metafunc.parametrize(fixture, names, indirect=True, scope=scope)
 
 
@@ -63,7 +63,7 @@ def start_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterat
         server.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_server(default_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     server = ServerProcess(*ARRANGEMENTS[request.param]).wait_until_ready()
     yield server

@@ -57,14 +57,10 @@ def get_launcher(server: ServerProcess) -> int:
     return pid
 
 
-@pytest.mark.slow
-def test_a_server_whose_engine_runs_has_no_launcher(folder: Path) -> None:
-    server = ServerProcess(str(folder), "--dtype", "float32").wait_until_ready()
-    try:
-        assert find_launcher(server) is None
-        assert list_engine_processes(server) == [server.engine]
-    finally:
-        assert server.stop() == 0
+@pytest.mark.slow  # the first test of this server
+def test_a_server_whose_engine_runs_has_no_launcher(server: ServerProcess) -> None:
+    assert find_launcher(server) is None
+    assert list_engine_processes(server) == [server.engine]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cenote.api.app_state import AppState
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_choice import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.served_models import EngineUse, ServedModel
 from cenote.api.wire.control_messages import (

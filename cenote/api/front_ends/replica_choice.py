@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from cenote.api.admission.cost import count_tokens
-from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.admission.counters import REPLICA_TOKENS, Counters, find_model_column
 from cenote.api.front_ends.replica_split import ReplicaPart
 from cenote.protocol.input_types import Input, TextPair
 
@@ -22,6 +22,23 @@ SAME_INPUT_TOKENS = 4096
 MIN_CPU_PART_TOKENS, MIN_GPU_PART_TOKENS = 64, 8192
 # a request is divided if it ends within this part of the time that it takes on one replica
 SPLIT_GAIN = 0.8
+
+
+class ReplicaLoads:
+    """The estimated tokens in flight at each replica of a model, as counted by all front-ends."""
+
+    def __init__(self, num_replicas: int, counters: Counters, slot: int) -> None:
+        """`slot`: of the model in the counters."""
+        first = find_model_column(slot) + REPLICA_TOKENS
+        self._columns = range(first, first + num_replicas)
+        self._counters = counters
+
+    def read(self) -> list[float]:
+        """Return the tokens in flight at each replica."""
+        return [self._counters.total(column) for column in self._columns]
+
+    def add(self, replica: int, tokens: float) -> None:
+        self._counters.own[self._columns[replica]] += tokens
 
 
 class ReplicaChooser:

@@ -10,8 +10,7 @@ from cenote.api.front_ends.availability import Availability
 from cenote.api.front_ends.front_end_engine import FrontEndEngine
 from cenote.api.front_ends.remote_engine import RemoteEngine
 from cenote.api.front_ends.remote_pending import RemotePending
-from cenote.api.front_ends.replica_choice import ReplicaChooser, ReplicaKey, make_route
-from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_choice import ReplicaChooser, ReplicaKey, ReplicaLoads, make_route
 from cenote.api.front_ends.replica_split import ReplicaPart, add_timing, run_parts, take_pool_part
 from cenote.api.front_ends.text_model import TextModelCache
 from cenote.errors import PoolingError

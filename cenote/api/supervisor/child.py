@@ -23,7 +23,8 @@ from cenote.utils.spawn import describe_exit
 
 logger = logging.getLogger("cenote")
 
-EXIT_POLL_S = 0.02
+# how often the exit of a process is looked for while it holds its channel open, and when it has closed it
+POLL_S, EXIT_POLL_S = 0.2, 0.02
 EXIT_MARGIN_S = 2.0  # a process that has closed its channel, or has finished its requests, exits within this time
 # sent by somebody else: not a failure of the process
 EXTERNAL_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM)
@@ -69,6 +70,7 @@ class Child(ABC, Generic[MessageT]):
             self.answer,
         )
         self.channel = channel
+        self.has_closed = asyncio.Event()  # the channel: the process exits, or is killed soon
         self.process: ChildProcess | None = None
         self.is_running = False  # it has been started and introduced, and has not exited
         self.is_ready = False  # it does what it is for
@@ -138,7 +140,7 @@ class Child(ABC, Generic[MessageT]):
         if (process := self.process) is not None and process.poll() is None:
             self.channel.send(self.make_stop_message())
             with suppress(TimeoutError):
-                await asyncio.wait_for(wait_exit(process), self.stop_timeout_s)
+                await asyncio.wait_for(wait_exit(process, self.has_closed), self.stop_timeout_s)
             if process.poll() is None:
                 logger.warning("%s did not exit in time and is killed", self.label)
                 process.kill()
@@ -208,7 +210,7 @@ class Child(ABC, Generic[MessageT]):
                 logger.exception("%s (process %d) could not be connected", self.label, process.pid)
             self.kill(f"it could not be connected ({error})")
         try:
-            code = await wait_exit(process)
+            code = await wait_exit(process, self.has_closed)
         finally:
             watcher.cancel()
             self.is_running = False
@@ -252,7 +254,10 @@ class Child(ABC, Generic[MessageT]):
 
     def _on_closed(self, channel: Channel[MessageT]) -> None:
         """Kill a process that closes its channel, or sends garbage, unless it exits soon."""
-        if channel is self.channel and (process := self.process) is not None and process.poll() is None:
+        if channel is not self.channel:
+            return
+        self.has_closed.set()
+        if (process := self.process) is not None and process.poll() is None:
             asyncio.get_running_loop().call_later(EXIT_MARGIN_S, self._kill_disconnected, process)
 
     def _kill_disconnected(self, process: ChildProcess) -> None:
@@ -299,9 +304,14 @@ class Child(ABC, Generic[MessageT]):
         return "" if self.failure is None else str(self.failure)
 
 
-async def wait_exit(process: ChildProcess) -> int:
+async def wait_exit(process: ChildProcess, has_closed: asyncio.Event) -> int:
+    """Return the exit code of a process, which has closed its channel by then."""
     while (code := process.poll()) is None:
-        await asyncio.sleep(EXIT_POLL_S)
+        if has_closed.is_set():
+            await asyncio.sleep(EXIT_POLL_S)
+            continue
+        with suppress(TimeoutError):  # a process that it has forked may hold the channel open
+            await asyncio.wait_for(has_closed.wait(), POLL_S)
     return code
 
 

@@ -36,6 +36,9 @@ MAX_RESTART_DELAY_S = 10.0
 MAX_START_FAILURES = 3  # of front-ends that exit while none has ever listened
 # before a front-end listens: importing its modules may take long when the cores are busy
 STARTING_TIMEOUT_S = 60.0
+# Longer than that of an engine, whose requests are sent again: those of a front-end are lost with it, while one that
+# only got no time on a busy machine answers them late.
+SILENCE_TIMEOUT_S = 15.0
 
 
 class FrontEndMetrics(Protocol):
@@ -132,7 +135,7 @@ class FrontEndChild(Child[FrontEndToSupervisor]):
 
     def find_hang(self, beat: Beat) -> str | None:
         """The others would leave connections to it for ever."""
-        hang = beat.describe_hang(0.0 if self.is_ready else STARTING_TIMEOUT_S)
+        hang = beat.describe_hang(SILENCE_TIMEOUT_S if self.is_ready else STARTING_TIMEOUT_S)
         return None if hang is None else f"{hang} and was killed"
 
     def make_stop_message(self) -> Message:

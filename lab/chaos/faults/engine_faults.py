@@ -7,7 +7,7 @@ import os
 import signal
 from contextlib import suppress
 
-from lab.chaos.expectations import INTERNAL_ERROR, POISON_CODE
+from lab.chaos.expectations import INTERNAL_ERROR, POISON_CODE, RESTARTS_METRIC
 from lab.chaos.fault_hook import GARBAGE
 from lab.chaos.faults.fault import Fault, FaultContext, sleep_until_replaced
 from lab.chaos.outcomes import FaultWindow
@@ -17,13 +17,13 @@ NUM_NEIGHBOURS = 63  # requests that are sent together with a poison request
 MAX_POISON_RESTARTS = 2
 HANG_LIMIT_S = 60.0
 ORDER_TIMEOUT_S = 5.0
-RESTARTS_METRIC = "cenote_engine_restarts_total"
 
 
 class KillEngine(Fault):
     """SIGKILL to the engine process, as by the kernel when memory runs out."""
 
     name = "kill-engine"
+    replaces_engine = True
 
     async def inject(self, context: FaultContext, window: FaultWindow) -> None:
         os.kill(await context.server.wait_for_engine(), signal.SIGKILL)
@@ -47,6 +47,7 @@ class HangEngine(Fault):
     """A batch that never finishes, as on a device that does not answer."""
 
     name = "hang-engine"
+    replaces_engine = True
     num_engine_failures = 1
 
     async def inject(self, context: FaultContext, window: FaultWindow) -> None:
@@ -60,6 +61,7 @@ class PoisonInput(Fault):
     """One input on which the engine process crashes in native code, among other requests."""
 
     name = "poison"
+    replaces_engine = True
     num_engine_failures = MAX_POISON_RESTARTS
 
     def skip_reason(self, context: FaultContext) -> str | None:

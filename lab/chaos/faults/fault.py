@@ -53,6 +53,7 @@ class Fault(ABC):
     name: ClassVar[str]  # as in the tables of `expectations.py`
     serve_args: ClassVar[tuple[str, ...]] = ()  # of the servers that it needs; CACHE_FOLDER is replaced
     num_engine_failures: ClassVar[int] = 0  # how many the supervisor counts: five within a minute are its limit
+    replaces_engine: ClassVar[bool] = False  # another engine process runs after it
     recovers_from_start: ClassVar[bool] = True  # False: the recovery begins when the fault has been removed
 
     def skip_reason(self, context: FaultContext) -> str | None:

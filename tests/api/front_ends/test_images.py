@@ -21,8 +21,7 @@ from cenote.api.app_state import AppState
 from cenote.api.engine_process.token_batcher import TokenLink
 from cenote.api.front_ends.quarantine import digest_inputs
 from cenote.api.front_ends.remote_engines import RemoteEngines
-from cenote.api.front_ends.replica_choice import make_route
-from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_choice import ReplicaLoads, make_route
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.api.wire.control_messages import EngineExited
 from cenote.api.wire.token_messages import TokenBatch

@@ -14,11 +14,11 @@ from cenote.api.front_ends.replica_choice import (
     MIN_CPU_PART_TOKENS,
     SAME_INPUT_TOKENS,
     ReplicaChooser,
+    ReplicaLoads,
     divide_inputs,
     divide_tokens,
     make_route,
 )
-from cenote.api.front_ends.replica_loads import ReplicaLoads
 
 TEXTS = [f"text number {number}" for number in range(40)]
 

@@ -14,7 +14,7 @@ from cenote import LLM
 from cenote.api.admission.counters import Counters
 from cenote.api.front_ends import replica_set
 from cenote.api.front_ends.remote_engine import RemoteEngine
-from cenote.api.front_ends.replica_loads import ReplicaLoads
+from cenote.api.front_ends.replica_choice import ReplicaLoads
 from cenote.api.front_ends.replica_set import ReplicaSet
 from cenote.errors import BadRequest, EngineStopped, InputCrashedEngine
 from cenote.protocol.requests import PoolRequest, ScoreRequest

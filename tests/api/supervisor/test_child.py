@@ -78,3 +78,35 @@ def test_front_ends_learn_whether_a_process_crashed_hung_or_was_killed_by_somebo
     asyncio.run(leave())
 
     assert [exited.cause for exited in exits] == [cause]
+
+
+class StubProcess:
+    """A process that exits when it is told to."""
+
+    pid, code = 0, None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("poll_s", "closes"), [(60.0, True), (0.01, False)], ids=["channel closed", "channel held open"]
+)
+def test_an_exit_is_noticed_by_the_channel_and_otherwise_by_polling(
+    monkeypatch: pytest.MonkeyPatch, poll_s: float, closes: bool
+) -> None:
+    monkeypatch.setattr(child, "POLL_S", poll_s)
+
+    async def watch() -> int:
+        process, has_closed = StubProcess(), asyncio.Event()
+        waiting = asyncio.create_task(child.wait_exit(process, has_closed))
+        await asyncio.sleep(0)
+        process.code = 7
+        if closes:
+            has_closed.set()
+        async with asyncio.timeout(10):
+            return await waiting
+
+    assert asyncio.run(watch()) == 7

@@ -18,9 +18,11 @@ from cenote.api.admission.counters import Counters, make_counters_file
 from cenote.api.server_context import ServerContext
 from cenote.api.supervisor import child, front_end_child, restart_policy
 from cenote.api.supervisor import front_end_manager as manager
+from cenote.api.supervisor.front_end_child import FrontEndChild
 from cenote.api.supervisor.front_end_manager import FrontEndManager
 from cenote.api.wire import heartbeat
 from cenote.api.wire.control_messages import EngineState, Listening, ReleaseEngine
+from cenote.api.wire.heartbeat import Beat
 from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 
@@ -176,7 +178,8 @@ async def test_a_front_end_that_hangs_is_replaced(
 ) -> None:
     for name in ("HEARTBEAT_TIMEOUT_S", "LOOP_TIMEOUT_S"):
         monkeypatch.setattr(heartbeat, name, 1.0)
-    monkeypatch.setattr(front_end_child, "STARTING_TIMEOUT_S", 1.0)
+    for name in ("STARTING_TIMEOUT_S", "SILENCE_TIMEOUT_S"):
+        monkeypatch.setattr(front_end_child, name, 1.0)
     monkeypatch.setattr(child, "EXIT_MARGIN_S", 0.1)
 
     async with asyncio.timeout(60):
@@ -191,8 +194,19 @@ async def test_a_front_end_that_hangs_is_replaced(
         await front_ends.drain()
 
 
+@pytest.mark.parametrize(("silent_s", "is_killed"), [(10.0, False), (16.0, True)])
+async def test_a_front_end_without_time_for_some_seconds_keeps_its_requests(silent_s: float, is_killed: bool) -> None:
+    """An engine is replaced after five: its requests are sent again, while those of a front-end are lost with it."""
+    front_end = SimpleNamespace(is_ready=True)
+
+    hang = FrontEndChild.find_hang(front_end, Beat(silent_s, "", 0.0))  # type: ignore[arg-type]
+
+    assert (hang is not None) == is_killed
+
+
 async def test_a_front_end_that_beats_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(front_end_child, "SILENCE_TIMEOUT_S", 1.0)
 
     front_ends = make_front_ends(monkeypatch, IDLE)
     front_ends.start()
