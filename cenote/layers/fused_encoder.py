@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,12 +45,15 @@ class FusedEncoder:
 
     def __call__(self, batch: PackedBatch) -> Tensor | None:
         """Return the hidden states, or None if the C code does not support this batch."""
-        if batch.attended_lens_cpu is not None or batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
+        if batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
+            return None
+        if batch.attended_lens_cpu is not None and self.encoder.keeps_tiles:
             return None
         tables = PositionTables(
             _rotary_rows(self.rotary, batch),
             _rotary_rows(self.local_rotary, batch),
             None if self.bias is None else to_array(self.bias(batch.max_seqlen, batch.device)),
+            None if batch.attended_lens_cpu is None else np.array(batch.attended_lens_cpu, dtype=np.int64),
         )
         cu_seqlens = batch.cu_seqlens.numpy()
         found: Array | None

@@ -56,8 +56,8 @@ def _iter_requirements(options: EngineConfig, family: Family, formats: NumberFor
         yield reason
     if may_have_adapters(options, family.layout.checkpoint, architecture):
         yield "it has LoRA adapters"
-    if architecture.padded_length is not None:
-        yield "its texts are padded"
+    if formats.dtype.value == "bfloat16" and (family.late_interaction is not None or architecture.padded_length):
+        yield "its texts are padded, in bfloat16"
     if formats.quantization.value is not None and not packs_int8(formats.dtype.value, cpu_features()):
         yield f"quantization={formats.quantization.value} with {formats.dtype.value} layers"
     if backbone.num_layers and find_level(backbone, formats) is None:

@@ -30,6 +30,7 @@ class Positions:
             None if self.rotary is None else self.rotary.look_up(batch),
             None if self.local_rotary is None else self.local_rotary.look_up(batch),
             None if self.bias is None else self.bias.compute(batch.max_seqlen),
+            None if batch.attended_lens_cpu is None else np.array(batch.attended_lens_cpu, dtype=np.int64),
         )
 
 

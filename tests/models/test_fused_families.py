@@ -63,7 +63,7 @@ def test_a_family_runs_in_one_call_and_equals_transformers(family: str, tmp_path
 
 
 def load_pooler(folder: Path, **options: Any) -> Pooler:
-    return load_model(EngineConfig.from_kwargs(str(folder), device="cpu", **options)).pooler
+    return load_model(EngineConfig.from_kwargs(str(folder), device="cpu", runtime="torch", **options)).pooler
 
 
 def test_the_layers_of_a_cross_encoder_head_are_packed(tmp_path: Path) -> None:

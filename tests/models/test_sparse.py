@@ -342,8 +342,14 @@ def test_logits_are_computed_in_chunks(strategy: str, tmp_path: Path, monkeypatc
         whole = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
         widest = list[int]()
         splade = llm.engine.model.pooler.heads.splade
-        assert isinstance(splade, SpladeHead) and isinstance(splade.head.norm, nn.Module)
-        splade.head.norm.register_forward_hook(lambda _, arguments, rows: widest.append(len(rows)))
+        assert isinstance(splade, SpladeHead) and splade.head.norm is not None
+        norm = splade.head.norm
+
+        def record_rows(states: Any) -> Any:
+            widest.append(len(states))
+            return norm(states)
+
+        monkeypatch.setattr(splade.head, "norm", record_rows)
         monkeypatch.setattr(sparse, "MAX_LOGITS", 160 * 15)
         pieces = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
 

@@ -134,3 +134,22 @@ def test_an_id_out_of_the_range_of_its_table_is_refused() -> None:
 def test_what_the_c_code_does_not_support_is_named(changes: dict[str, Any], reason: str) -> None:
     assert find_unsupported(SPEC) is None
     assert find_unsupported(replace(SPEC, **changes)) == reason
+
+
+@needs_level
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["post-norm", "local layers", "decoder", "learned buckets"])
+def test_queries_attend_to_the_first_tokens_of_their_sequence(
+    name: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SPEC, **SPECS[name])
+    backbone = make_backbone(spec)
+    attended = (1, 4, 30, 2, 9)
+    with torch.inference_mode():
+        expected = backbone(replace(pack_sequences(sequences(LENGTHS)), attended_lens_cpu=attended)).numpy()
+
+    with use_level(level, monkeypatch):
+        states = native_backbone(spec, backbone)(replace(numpy_batch(LENGTHS), attended_lens_cpu=attended))
+
+    # a query whose window begins behind the last key has no result
+    assert_allclose(states, np.nan_to_num(expected), atol=2e-5, rtol=0)

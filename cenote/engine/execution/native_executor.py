@@ -33,7 +33,8 @@ class NativeExecutor:
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         packed = pack_columns(batch.inputs)
         batch.times.packed_at = time.monotonic()
-        output = to_batch_output(self._pool(self.backbone(packed), packed, batch))
+        with np.errstate(all="ignore"):  # results with NaN or infinity are found at the end
+            output = to_batch_output(self._pool(self.backbone(packed), packed, batch))
         return lambda: output
 
     def _pool(self, states: Array, packed: PackedBatch[Array], batch: ScheduledBatch) -> list[PooledGroup]:

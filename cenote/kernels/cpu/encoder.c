@@ -147,18 +147,20 @@ void cenote_attend_chunk(
 ) {
     const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
     const int64_t distances = 2 * batch->max_length - 1, size = is_bfloat16 ? sizeof(uint16_t) : sizeof(float);
+    const int64_t *num_keys = batch->num_keys ? batch->num_keys + (offsets - batch->offsets) : NULL;
     for (int64_t unit = team->share.index; unit < members * e->kv_heads; unit += team->share.count) {
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
+        const int64_t length = offsets[member + 1] - offsets[member];
         const uint8_t *first = (const uint8_t *)qkv + start * row * size;
         const HeadGroup heads = {
             .query = first + head * group * dim * size, .key = first + (query + head * dim) * size,
             .value = first + (query + keys + head * dim) * size, .out = (uint8_t *)out + (start * query + head * group * dim) * size,
             .query_stride = row, .key_stride = row, .value_stride = row,
-            .out_stride = query, .head_dim = dim, .group = group, .window = layer->window,
+            .out_stride = query, .head_dim = dim, .group = group, .num_keys = num_keys ? num_keys[member] : length, .window = layer->window,
             .bias = batch->bias ? batch->bias + head * group * distances + batch->max_length - 1 : NULL, .bias_stride = distances,
             .scale = e->scale, .softcap = e->softcap, .causal = e->causal, .is_bfloat16 = is_bfloat16,
         };
-        cenote_level_attend(e->level, &heads, offsets[member + 1] - offsets[member], e->attention_format, memory);
+        cenote_level_attend(e->level, &heads, length, e->attention_format, memory);
     }
     wait_for_team(team);
 }

@@ -39,6 +39,8 @@ typedef struct {
     const float *cosine, *sine, *local_cosine, *local_sine; /* [tokens][rotary_half] */
     const float *bias; /* of attention: [heads][2 * max_length - 1], by the distance of the key from the query; or NULL */
     int64_t rotary_half, local_rotary_half, max_length;
+    const int64_t *offsets;  /* [sequences + 1], where each sequence starts */
+    const int64_t *num_keys; /* [sequences], the first tokens of each that its queries attend to; NULL: all */
     void *out;
 } LevelInput;
 

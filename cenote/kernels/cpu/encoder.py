@@ -90,6 +90,8 @@ class PositionTables:
     rotary: RotaryRows | None
     local_rotary: RotaryRows | None
     bias: Array | None  # of attention: [heads, 2 * longest sequence - 1], by the distance key - query
+    # [sequences], int64: the leading tokens of each sequence that its queries attend to; not for rows in tiles
+    num_keys: Array | None = None
 
 
 class LevelEncoder:
@@ -212,9 +214,12 @@ class LevelEncoder:
         if tables.bias is not None:
             retained.append(np.ascontiguousarray(tables.bias, np.float32))
             inputs["bias"], inputs["max_length"] = address_of(retained[-1]), (tables.bias.shape[1] + 1) // 2
+        if tables.num_keys is not None:
+            assert not self.keeps_tiles, "attention over tiles reads all keys"
+            inputs["num_keys"] = address_of(tables.num_keys)
         failed = self.level.library.cenote_level_encode(
             ctypes.byref(self._encoder),
-            ctypes.byref(library.LevelInput(out=address_of(out), **inputs)),
+            ctypes.byref(library.LevelInput(offsets=address_of(cu_seqlens), out=address_of(out), **inputs)),
             address_of(cu_seqlens),
             len(cu_seqlens) - 1,
             num_threads(),

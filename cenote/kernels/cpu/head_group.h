@@ -10,6 +10,7 @@ typedef struct {
     void *out;
     int64_t query_stride, key_stride, value_stride, out_stride;
     int64_t head_dim, group; /* group: number of adjacent query heads that share the keys */
+    int64_t num_keys;        /* the first tokens of the sequence, which its queries attend to */
     int64_t window;          /* largest distance between a query and its keys */
     const float *bias;       /* [group][bias_stride], by the distance of the key from the query; points at distance 0; or NULL */
     int64_t bias_stride;

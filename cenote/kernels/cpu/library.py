@@ -94,7 +94,7 @@ class LevelInput(ctypes.Structure):
         *((name, _pointer) for name in ("cosine", "sine", "local_cosine", "local_sine")),
         ("bias", _pointer),
         *((name, _int64) for name in ("rotary_half", "local_rotary_half", "max_length")),
-        ("out", _pointer),
+        *((name, _pointer) for name in ("offsets", "num_keys", "out")),
     ]
 
 
