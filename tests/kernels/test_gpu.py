@@ -19,6 +19,7 @@ from cenote.layers.rotary import PositionInfo, RotaryEmbedding, apply_rotary
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.methods import POOLING_METHODS
+from cenote.pooling.torch_ops import TorchOps
 from tests.tiny import copy_to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -159,9 +160,10 @@ def test_pooling_of_many_sequences(name: str, skips: bool) -> None:
     tensors = ("token_ids", "positions", "cu_seqlens", "num_unpooled")
     on_host = {key: None if getattr(batch, key) is None else getattr(batch, key).cpu() for key in tensors}
 
-    actual = POOLING_METHODS[name](hidden, batch)
+    actual = POOLING_METHODS[name](TorchOps(), hidden, batch)
 
-    assert_close(actual.cpu().float(), POOLING_METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
+    expected = POOLING_METHODS[name](TorchOps(), hidden.cpu(), replace(batch, **on_host))
+    assert_close(actual.cpu().float(), expected.float())
 
 
 @pytest.mark.parametrize("qk_norm", [None, "head"])

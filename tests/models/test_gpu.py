@@ -32,9 +32,9 @@ def test_a_family_gives_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:
 
     with torch.inference_mode():
         host, device = (
-            load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device=device_name)).backbone(
-                copy_to_device(pack_sequences(SEQUENCES), device_name)
-            )
+            load_model(
+                EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device=device_name, runtime="torch")
+            ).backbone(copy_to_device(pack_sequences(SEQUENCES), device_name))
             for device_name in ("cpu", "cuda")
         )
 
