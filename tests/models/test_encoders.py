@@ -153,8 +153,8 @@ def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: 
         actual = run(backbone, sequences=sequences)
 
     assert_close(actual, torch.cat(compute_hidden_states(reference, sequences)), atol=TOLERANCE, rtol=0)
-    # QKV of all tokens; the score matrix of the longest text would be five times larger
-    assert largest.numel == sum(map(len, sequences)) * 3 * 32
+    # No tensor is larger than QKV of all tokens; the score matrix of the longest text would be five times larger.
+    assert largest.numel <= sum(map(len, sequences)) * 3 * 32
 
 
 class LargestTensor(TorchDispatchMode):
