@@ -19,7 +19,7 @@ import torch
 
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.explain.workload import make_random_batch
-from cenote.layers.torch_dtypes import to_array
+from cenote.layers.torch_dtypes import to_array, to_torch_dtype
 from cenote.loading.load import load_model
 from cenote.loading.loaded_model import LoadedModel
 from cenote.loading.weights import CheckpointWeights
@@ -127,7 +127,7 @@ def _tokens_per_second(
     with torch.inference_mode():
         for number in range(REPEATS + 1):  # the first one compiles kernels
             start = time.perf_counter()
-            rewards = head(model.backbone(batch).to(model.description.head_dtype.value))
+            rewards = head(model.backbone(batch).to(to_torch_dtype(model.description.head_dtype.value)))
             _synchronize(device)
             best = min(best, time.perf_counter() - start) if number else best
     assert rewards.shape == (count * length, 1) and bool(rewards.isfinite().all()), "rewards are finite"

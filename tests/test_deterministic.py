@@ -96,11 +96,11 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Compute, bool]] = {
     "ModernBERT": (tiny_modernbert, embed, True),
     "Qwen3, which shares prefixes": (lambda folder: tiny_qwen3(folder, head_dim=16), embed, True),
     "ALBERT": (lambda folder: save_tiny(folder, "AlbertModel"), embed, True),
-    "T5": (lambda folder: save_tiny(folder, "T5EncoderModel"), embed, False),
+    "T5": (lambda folder: save_tiny(folder, "T5EncoderModel"), embed, True),
     "DeBERTa": (lambda folder: save_tiny(folder, "DebertaV2Model"), embed, False),
     "mixture of experts": (lambda folder: save_tiny(folder, "Qwen3MoeModel"), embed, False),
     "Jamba": (lambda folder: save_tiny(folder, "JambaModel"), embed, False),
-    "heads of unaligned width": (lambda folder: tiny_bert(folder, hidden_size=36, intermediate_size=50), embed, False),
+    "heads of unaligned width": (lambda folder: tiny_bert(folder, hidden_size=36, intermediate_size=50), embed, True),
 }
 
 

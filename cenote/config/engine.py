@@ -30,6 +30,7 @@ Convert = Literal["auto", "none", "embed", "classify", "reward"]
 DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 Quantization = Literal["int8", "fp8"]
 Runtime = Literal["native", "torch"]
+RuntimeChoice = Literal["auto", "native", "torch"]
 
 # environment variables that are not options of the server, with their effect; startup fails for any other CENOTE_*
 EXTRA_VARIABLES = {
@@ -99,7 +100,7 @@ class EngineConfig:
         default=None,
         choices=("int8", "fp8"),
     )
-    runtime: Literal["auto"] | Runtime = option(
+    runtime: RuntimeChoice = option(
         "native: C on NumPy arrays, which starts without torch, for transformers on a CPU; torch: all models and "
         "devices; auto: native for the models that it runs as fast",
         default="auto",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from cenote.config.engine import Convert, DType, Quantization, Runner
+from cenote.config.engine import Convert, DType, Quantization, Runner, RuntimeChoice
 from cenote.config.pooler import PoolerConfig
 from cenote.config.vllm_options import VLLMOptions
 
@@ -23,6 +23,7 @@ class EngineOptions(TypedDict, total=False):
     download_dir: str | None
     dtype: DType | Any  # a torch.dtype as well
     quantization: Quantization | None
+    runtime: RuntimeChoice
     device: str | None
     tensor_parallel_size: int
     data_parallel_size: int

@@ -20,7 +20,7 @@ from cenote.kernels.cpu.library import ACTIVATION_CODES, CPULevel
 from cenote.kernels.cpu.packed_linear import PackedLinear
 from cenote.layers.activation_names import resolve_activation
 from cenote.layers.spec import BackboneSpec
-from cenote.native.embedding import InputEmbedding, make_embedding
+from cenote.native.embedding import EmbeddingTables, make_embedding
 from cenote.native.parameters import list_layer_norms
 from cenote.native.positions import Positions
 from cenote.packed_batch import PackedBatch
@@ -45,7 +45,7 @@ class NativeBackbone:
         self.spec = spec
         self.linears = linears
         self.positions = Positions(spec, _optional_float32(parameters, "bias.weight"))
-        self.embed: InputEmbedding = make_embedding(
+        self.embed: EmbeddingTables = make_embedding(
             spec, parameters, make_norm(spec, parameters, "embed.norm"), linears.get("embed.projection")
         )
         self.encoder: LevelEncoder | None = None  # of a model without layers, which is a table

@@ -15,7 +15,7 @@ from cenote.utils.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
-class InputEmbedding:
+class EmbeddingTables:
     """Tables as they are stored, so that they stay in the mapped file: rows are converted when they are read."""
 
     tokens: Array
@@ -57,8 +57,8 @@ def make_embedding(
     parameters: Mapping[str, Array],
     norm: NormWeights | None,
     projection: Callable[[Array], Array] | None,
-) -> InputEmbedding:
-    return InputEmbedding(
+) -> EmbeddingTables:
+    return EmbeddingTables(
         parameters["embed.tokens.weight"],
         parameters.get("embed.positions.weight"),
         parameters.get("embed.token_types.weight"),

@@ -83,7 +83,10 @@ class NumpyOps:
 
     def mean_of_table_rows(self, hidden: Array, batch: PackedBatch[Array]) -> Array:
         pooled = pool_rows(to_float32(hidden), "MEAN", batch.cu_seqlens, None)
-        return self.sum_by_sequence(hidden, batch, None) / batch.seq_lens[:, None] if pooled is None else pooled
+        if pooled is None:
+            pooled = self.sum_by_sequence(hidden, batch, None) / batch.seq_lens[:, None]
+        pooled[batch.seq_lens == 0] = 0  # a text without tokens
+        return pooled
 
     def sum_by_sequence(self, x: Array, batch: PackedBatch[Array], num_unpooled: Array | None) -> Array:
         starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]

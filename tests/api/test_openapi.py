@@ -284,7 +284,7 @@ def test_the_document_is_made_once_until_the_models_change(llm: LLM, monkeypatch
         documents.append(build_document(*args))
         return documents[-1]
 
-    monkeypatch.setattr("cenote.api.docs.build_document", build)
+    monkeypatch.setattr("cenote.api.openapi.build_document", build)
     loading = [client.get("/openapi.json").json() for _ in range(2)]
     app_state.set_engine(llm.engine)
     loaded = [client.get("/openapi.json").json() for _ in range(2)]

@@ -128,7 +128,7 @@ def test_experts_stored_in_one_tensor_are_split(model: str, tmp_path: Path) -> N
 def assert_same_states(folder: Path, num_ranks: int) -> None:
     # the second half of every sequence is of another type, which is the decoder's input of encoder-decoders
     batch = pack_sequences(SEQUENCES, [[int(2 * n >= len(ids)) for n in range(len(ids))] for ids in SEQUENCES])
-    config = EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu")
+    config = EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", runtime="torch")
     with torch.inference_mode():
         expected = load_model(config).backbone(batch)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.execution.torch_executor import TorchExecutor
+from cenote.engine.execution.native_executor import NativeExecutor
 from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
@@ -181,11 +181,11 @@ def test_a_pooling_error_keeps_its_class(make_engine: MakeEngine) -> None:
 def test_a_result_that_is_not_finite_fails_only_its_input(
     make_engine: MakeEngine, loaded: LoadedModel, task: str
 ) -> None:
-    executor = TorchExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
+    executor = NativeExecutor(loaded.backbone, loaded.pooler)
     engine = make_engine(executor, enable_prompt_embeds=True)
-    table = loaded.backbone.embed.tokens.weight  # type: ignore[union-attr]
-    finite = [PromptEmbeds(table[[101, word, 102]].clone()) for word in range(2000, 2010)]
-    non_finite = PromptEmbeds(torch.full((3, 384), torch.nan))
+    table = loaded.backbone.embed.tokens
+    finite = [PromptEmbeds(table[[101, word, 102]]) for word in range(2000, 2010)]
+    non_finite = PromptEmbeds(np.full((3, 384), np.nan, dtype=np.float32))
 
     def pool(inputs: list[PromptEmbeds]) -> list[PoolResult | PoolingError]:
         return engine.pool_sync(PoolRequest(task=task, inputs=inputs, return_exceptions=True))  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_a_result_that_is_not_finite_fails_only_its_input(
 
 
 def test_a_result_may_be_written_to(make_engine: MakeEngine, loaded: LoadedModel) -> None:
-    executor = TorchExecutor(loaded.backbone, loaded.pooler, torch.device("cpu"))
+    executor = NativeExecutor(loaded.backbone, loaded.pooler)
     (result,) = make_engine(executor).pool_sync(make_request(["a"]))
 
     assert isinstance(result, PoolResult)

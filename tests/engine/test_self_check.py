@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.engine.execution.torch_executor import TorchExecutor
+from cenote.engine.execution.native_executor import NativeExecutor
 from cenote.engine.self_check import CheckValues, compute_similarity
 from cenote.engine.self_check_store import (
     MAX_FILES,
@@ -171,7 +171,7 @@ def test_a_check_that_fails_does_not_keep_the_model_from_loading(
         raise RuntimeError("out of memory\ndetails")
 
     tiny_bert(folder)
-    monkeypatch.setattr(TorchExecutor, "start", fail)
+    monkeypatch.setattr(NativeExecutor, "start", fail)
 
     assert not load(folder).exists()
     assert "self-check failed: RuntimeError: out of memory" in caplog.text

@@ -36,11 +36,12 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def quantizes_while_reading(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Use no kernels of a CPU level, but those of torch."""
     monkeypatch.setattr(post_load, "cpu_features", lambda: CPUFeatures("x86", request.param))
-    monkeypatch.setattr("cenote.loading.load.packs_int8", lambda dtype, cpu: False)
+    monkeypatch.setattr("cenote.loading.torch_model.packs_int8", lambda dtype, cpu: False)
 
 
 def load(folder: Path, quantization: str | None = "int8", **options: Any) -> LoadedModel:
-    config = EngineConfig.from_kwargs(str(folder), device="cpu", dtype="float32", quantization=quantization, **options)
+    options = {"device": "cpu", "dtype": "float32", "runtime": "torch", **options}
+    config = EngineConfig.from_kwargs(str(folder), quantization=quantization, **options)
     return load_model(config)
 
 

@@ -69,7 +69,7 @@ def make_pooler(**config: Any) -> Pooler:
 
 def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
-    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu", runtime="torch"))
 
     with torch.inference_mode():
         mixed = pool_each(model.pooler, model.backbone(pack_sequences(SEQUENCES)), SEQUENCES, MIXED_SPECS)
@@ -84,7 +84,7 @@ def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path
 
 def test_a_mixed_batch_of_a_classifier_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
-    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu", runtime="torch"))
     specs = [
         PoolingSpec("classify", PoolingOptions()),
         PoolingSpec("token_classify", PoolingOptions(False)),

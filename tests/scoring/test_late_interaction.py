@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, InputTooLong
-from cenote.engine.execution import torch_executor
+from cenote.engine.execution import native_executor
 from cenote.engine.result_delivery import BatchOutput
-from cenote.packed_batch import pack_sequences
+from cenote.packed_batch import pack_arrays
 from cenote.pooling.pooler import PooledGroup, PoolingSpec
 from cenote.protocol.params import PoolingOptions
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -56,13 +56,13 @@ def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
 
 def test_only_scores_of_documents_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    to_batch_output = torch_executor.to_batch_output
+    to_batch_output = native_executor.to_batch_output
 
     def record_shapes(groups: list[PooledGroup]) -> BatchOutput:
         shapes.extend(tuple(group.rows.shape) for group in groups)
         return to_batch_output(groups)
 
-    monkeypatch.setattr(torch_executor, "to_batch_output", record_shapes)
+    monkeypatch.setattr(native_executor, "to_batch_output", record_shapes)
     score_late(colbert, QUERY, DOCUMENTS)
 
     matrices = [shape for shape in shapes if len(shape) > 1]
@@ -85,7 +85,7 @@ def test_a_query_is_encoded_once(colbert: LLM, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_batch_may_mix_scored_and_returned_documents(colbert: LLM) -> None:
-    pooler, batch = colbert.engine.model.pooler, pack_sequences([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
+    pooler, batch = colbert.engine.model.pooler, pack_arrays([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
     hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(0))
     first_query, second_query = torch.randn(4, 32), torch.randn(2, 32)
     rows_spec, score_spec = (
@@ -93,13 +93,14 @@ def test_a_batch_may_mix_scored_and_returned_documents(colbert: LLM) -> None:
         PoolingSpec("token_embed", PoolingOptions(), is_max_sim=True),
     )
 
-    queries = [first_query, None, second_query]
-    groups = pooler(hidden, batch, [[score_spec], [rows_spec], [score_spec]], queries)
+    queries = [first_query.numpy(), None, second_query.numpy()]
+    groups = pooler(hidden.numpy(), batch, [[score_spec], [rows_spec], [score_spec]], queries)
 
     assert [(group.spec, group.seq_indices) for group in groups] == [(score_spec, [0, 2]), (rows_spec, [1])]
     unit = torch.nn.functional.normalize(hidden, dim=-1)
-    assert_close(groups[0].rows, torch.tensor([max_sim(first_query, unit[:3]), max_sim(second_query, unit[5:])]))
-    assert_close(groups[1].rows, unit[3:5])
+    scores, rows = (torch.from_numpy(group.rows) for group in groups)
+    assert_close(scores, torch.tensor([max_sim(first_query, unit[:3]), max_sim(second_query, unit[5:])]))
+    assert_close(rows, unit[3:5])
 
 
 def test_an_invalid_input_fails_only_its_own_pairs(colbert: LLM) -> None:

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 from cenote.api import log_config
 from cenote.api.admission.counters import Counters
 from cenote.api.app_state import AppState
-from cenote.api.front_ends.balanced_acceptor import CLOSED_COUNT, BalancedAcceptor, ConnectionCounts
+from cenote.api.front_ends.balanced_acceptor import BalancedAcceptor
+from cenote.api.front_ends.connection_counts import CLOSED_COUNT, ConnectionCounts
 from cenote.api.front_ends.forwarded_metrics import ForwardedMetrics
 from cenote.api.http.acceptor import Acceptor
 from cenote.api.http.connection import HttpConnection

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from cenote.api.front_ends.balanced_acceptor import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
+from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
 from cenote.api.supervisor.front_end_child import FrontEndChild, FrontEndSupervisor
 from cenote.api.wire.control_messages import (
     AllFrontEndsReady,
