@@ -1,7 +1,8 @@
-"""Entry point of the engine launcher: `python -m cenote.api.engine_launcher FD`, with the number of its socket.
+"""Entry point of the engine launcher: `python -m cenote.api.engine_launcher [torch] FD`, with the number of its socket.
 
-It has imported all that an engine needs, which takes seconds, and forks an engine process for every message. It never
-loads a model, has no thread of Python and does not initialize a GPU: a fork of it is as good as a new process.
+It has imported all that an engine needs, with `torch` for models that run in it, and forks an engine process for every
+message. It never loads a model, has no thread of Python and does not initialize a GPU: a fork of it is as good as a new
+process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from cenote.api.background_load import import_engine
@@ -30,8 +32,11 @@ def main(argv: Sequence[str]) -> None:
     # as in the engine process: only the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests = socket.socket(fileno=int(argv[0]))
+    *packages, number = argv
+    requests = socket.socket(fileno=int(number))
     import_engine()
+    for package in packages:
+        import_module(package)
     requests.send(READY)
     while fds := receive_files(requests):
         pid = fork_grandchild(lambda fds=fds: run_engine(fds, requests))  # type: ignore[misc]

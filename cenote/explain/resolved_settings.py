@@ -16,10 +16,12 @@ from cenote.explain.microbenchmarks import LinearFactory, make_random_qkv
 from cenote.explain.results import ResolvedSetting, ResolvedSettings
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
+from cenote.kernels.cpu.encoder import LevelEncoder
 from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, ONEDNN_VARIABLES, cpu_features
 from cenote.layers.fused_encoder import FusedEncoder
 from cenote.layers.torch_dtypes import to_torch_device, to_torch_dtype
+from cenote.native.backbone import NativeBackbone
 from cenote.utils.dtypes import Dtype
 from cenote.utils.system_limits import count_cpus
 
@@ -90,9 +92,12 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     )
 
 
-def find_fused_encoder(backbone: torch.nn.Module) -> object | None:
+def find_fused_encoder(backbone: torch.nn.Module | NativeBackbone) -> LevelEncoder | None:
     """Return what runs all layers in one call; None if each runs by itself."""
-    return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
+    if isinstance(backbone, NativeBackbone):
+        return backbone.encoder
+    fused: FusedEncoder | None = getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None)
+    return None if fused is None else fused.encoder
 
 
 def describe_native_code(tiles: bool, *, uses_amx: bool) -> str:
@@ -107,6 +112,7 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
     description, config = engine.model.description, engine.config
     yield _sourced_setting("device", description.device)
     yield _sourced_setting("dtype", description.dtype)
+    yield ResolvedSetting("runtime", description.runtime.value, description.runtime.source)
     if resolved.device == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS")
         yield ResolvedSetting(
@@ -165,8 +171,8 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
     if not mixing.uses_kernel:
         return "own"
     is_plain = mixing.softcap is None and not mixing.has_sinks and not mixing.has_bias
-    if isinstance(encoder := find_fused_encoder(engine.model.backbone), FusedEncoder):
-        return "tiles" if is_plain and encoder.encoder.level.name == "amx" else "level"
+    if (encoder := find_fused_encoder(engine.model.backbone)) is not None:
+        return "tiles" if is_plain and encoder.level.name == "amx" else "level"
     if not is_plain:
         return "explicit"
     dtype, device = to_torch_dtype(description.dtype.value), to_torch_device(description.device.value)

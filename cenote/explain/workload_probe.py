@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from cenote.explain.timing import MeasuredValue, time_call
 from cenote.explain.workload import ProbeWorkload, make_random_batch, split_into_batches
 from cenote.layers.torch_dtypes import to_torch_device
 from cenote.packed_batch import PackedBatch
+from cenote.pooling.ops import Rows
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
@@ -46,17 +48,25 @@ class ProbeRound:
         return {name: part / total for name, part in self.parts.items()}
 
 
-def run_backbone(engine: PoolingEngine, batch: PackedBatch) -> torch.Tensor:
+def run_backbone(engine: PoolingEngine, batch: PackedBatch) -> Rows:
     with torch.inference_mode():
-        states: torch.Tensor = engine.model.backbone(batch)
-        return states
+        return engine.model.backbone(for_runtime(engine, batch))
 
 
-def pool_states(engine: PoolingEngine, task: Task, states: torch.Tensor, batch: PackedBatch) -> object:
+def pool_states(engine: PoolingEngine, task: Task, states: Rows, batch: PackedBatch) -> object:
     """Return the results on the host."""
-    asked = (PoolingSpec(task, engine.plan.resolve_options(task, None)),)
+    asked, pooler = (PoolingSpec(task, engine.plan.resolve_options(task, None)),), engine.model.pooler
     with torch.inference_mode():
-        return [group.rows.cpu() for group in engine.model.pooler(states, batch, [asked] * batch.num_seqs)]
+        groups = pooler(states, for_runtime(engine, batch), [asked] * batch.num_seqs)
+        return [pooler.ops.to_host(group.rows) for group in groups]
+
+
+def for_runtime(engine: PoolingEngine, batch: PackedBatch) -> PackedBatch[Any]:
+    """Return a batch of tensors with the arrays of the runtime of a model."""
+    if engine.model.description.runtime.value == "torch":
+        return batch
+    columns = {name: getattr(batch, name).numpy() for name in ("token_ids", "positions", "cu_seqlens")}
+    return PackedBatch(**columns, seq_lens_cpu=batch.seq_lens_cpu)
 
 
 def fused_block_rows(is_fused: bool) -> int | None:

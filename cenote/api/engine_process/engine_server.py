@@ -190,7 +190,8 @@ class EngineServer:
             engine.metrics.queues["wire"] = lambda: sum(link.channel.num_unsent_bytes for link in self.links)
         model_info = engine.model_info
         adapters = dict(model_info.external_adapters)
-        self.control.send(EngineLoaded(to_json(model_info), adapters, measure_device_bytes(engine)))
+        has_torch = "torch" in sys.modules
+        self.control.send(EngineLoaded(to_json(model_info), adapters, measure_device_bytes(engine), has_torch))
 
     def _on_engine_stopped(self) -> None:
         """Tell the front-ends at once, after the errors of their requests."""

@@ -93,6 +93,7 @@ class EngineChild(Child[EngineToSupervisor]):
         self.adapters: dict[str, str] | None = None
         self.changed_adapters: set[str] = set()  # that requests have loaded since the process was started
         self._num_exits = 0
+        self.has_torch = False  # whether the last process has imported torch
         self.tokens_per_s = 0.0  # as the last process that has measured it, 0.0: not known
         self.late_s = 0.0  # for which the process does not compute what it should; 0.0 while it does
         self.registry = MetricsRegistry()
@@ -116,7 +117,7 @@ class EngineChild(Child[EngineToSupervisor]):
         on_error.callback(os.close, self._stderr)
         os.set_blocking(self._stderr, False)
         of_child.callback(os.close, child_stderr)
-        return await self.launcher.start_engine([*fds, table_fd], child_stderr)
+        return await self.launcher.start_engine([*fds, table_fd], child_stderr, needs_torch=self.has_torch)
 
     def introduce(self) -> None:
         asyncio.get_running_loop().add_reader(self._stderr, self._forward_stderr)
@@ -137,7 +138,7 @@ class EngineChild(Child[EngineToSupervisor]):
 
     def _on_loaded(self, message: EngineLoaded) -> None:
         self.is_ready = self.has_been_ready = True
-        self.device_bytes = message.device_bytes
+        self.device_bytes, self.has_torch = message.device_bytes, message.has_torch
         if self.adapters is None:
             self.adapters = message.adapters
         self.channel.send(SetAdapters(self.adapters, sorted(self.changed_adapters)))

@@ -1,4 +1,4 @@
-"""EngineLauncher: starts engine processes, as forks of a process that has imported torch where that is possible."""
+"""EngineLauncher: starts engine processes, as forks of a process that has imported all modules, if possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINE_MODULE = "cenote.api.engine_process"
 LAUNCHER_MODULE = "cenote.api.engine_launcher"
 # importing all modules takes 3 to 10 s, and a fork milliseconds, also if other processes use the cores
 IMPORT_TIMEOUT_S, FORK_TIMEOUT_S = 60.0, 5.0
-# the launcher exits when it was not needed for so long: it holds about 70 MB that are not shared with an engine
+# the launcher exits when it was not needed for so long: with torch it holds about 70 MB that no engine shares
 IDLE_TIMEOUT_S = 600.0
 RETRY_S = 300.0  # after a failure of the launcher, engine processes start without it for so long
 
@@ -64,14 +64,17 @@ class EngineLauncher:
         self.command = command
         self._is_first = True
         self._is_closed = False
+        self._has_torch = False  # the launcher, while it runs
         self._retry_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lock = asyncio.Lock()
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    async def start_engine(self, fds: Sequence[int], stderr: int) -> ChildProcess:
+    async def start_engine(self, fds: Sequence[int], stderr: int, *, needs_torch: bool = False) -> ChildProcess:
         """Start an engine process that inherits these files; raises OSError if the system refuses it.
+
+        With `needs_torch`, the launcher has imported torch, which takes an engine seconds.
 
         The first one is started directly: importing modules in the launcher first would not be faster, and a server
         whose only engine never exits needs no launcher.
@@ -80,7 +83,7 @@ class EngineLauncher:
             self._is_first = False
             return spawn_module(ENGINE_MODULE, fds, command=self.command, stderr=stderr)
         async with self._lock:
-            if await self._ensure_running():
+            if await self._ensure_running(needs_torch):
                 return await self._fork_engine([*fds, stderr])
         return spawn_module(ENGINE_MODULE, fds, stderr=stderr)
 
@@ -92,15 +95,16 @@ class EngineLauncher:
         elif self._process is not None:
             self._process.kill()  # whoever waits for its reply notices, and closes the socket
 
-    async def _ensure_running(self) -> bool:
-        """Start the launcher if it does not run; return whether it does."""
+    async def _ensure_running(self, needs_torch: bool) -> bool:
+        """Start the launcher if it does not run, or without torch; return whether it runs."""
         if self._is_closed:
             raise OSError(errno.ESHUTDOWN, "the server is shutting down")
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None and (self._has_torch or not needs_torch):
             return True
         if time.monotonic() < self._retry_at:
             return False
         self._stop_process()
+        self._has_torch = needs_torch
         try:
             set_child_subreaper(False)  # raises if the system has none
             await self._start_process()
@@ -138,7 +142,8 @@ class EngineLauncher:
         self._socket, other_end = socket.socketpair()
         self._socket.setblocking(False)
         with other_end:
-            self._process = spawn_module(LAUNCHER_MODULE, [other_end.fileno()])
+            command = [sys.executable, "-P", "-m", LAUNCHER_MODULE, *(["torch"] if self._has_torch else [])]
+            self._process = spawn_module(LAUNCHER_MODULE, [other_end.fileno()], command=command)
         await self._receive(len(READY), IMPORT_TIMEOUT_S)
 
     async def _receive(self, num_bytes: int, timeout_s: float) -> bytes:

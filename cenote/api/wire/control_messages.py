@@ -62,6 +62,7 @@ class EngineLoaded(Message):
     model_info: JSONBytes
     adapters: dict[str, str]  # path by name, also of those in its options
     device_bytes: int = 0  # memory of the GPU in use; 0 on a CPU
+    has_torch: bool = False  # whether the process has imported it
 
 
 class EngineFailed(Message):

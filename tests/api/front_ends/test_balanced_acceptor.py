@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cenote.api.front_ends.balanced_acceptor import CLOSED_COUNT, SLOT_BYTES, BalancedAcceptor, ConnectionCounts
+from cenote.api.front_ends.balanced_acceptor import BalancedAcceptor
+from cenote.api.front_ends.connection_counts import CLOSED_COUNT, SLOT_BYTES, ConnectionCounts
 
 Result = TypeVar("Result")
 

@@ -164,7 +164,7 @@ async def test_starts_that_the_system_refuses_never_count_and_leave_nothing_open
 ) -> None:
     num_open: list[int] = []
 
-    async def refuse(fds: object, stderr: int) -> Any:
+    async def refuse(*_: object, **options: object) -> Any:
         num_open.append(len(os.listdir("/proc/self/fd")))
         raise OSError(24, "Too many open files")
 
