@@ -12,7 +12,8 @@ import numpy as np
 from cenote.layers.spec import BackboneSpec, HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig, TorchFactory, makes
 from cenote.models.bert import bert
-from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 if TYPE_CHECKING:

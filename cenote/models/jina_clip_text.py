@@ -12,7 +12,8 @@ from cenote.models.checkpoint_names import FLASH_LAYERS, FLASH_LORA_NAMES, FLASH
 from cenote.models.eva import check_values
 from cenote.models.jina_bert import jina_bert
 from cenote.models.jina_v3 import jina_v3, stored_adapters_from_config
-from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 MAX_LENGTH = 8192  # of both

@@ -9,7 +9,8 @@ import numpy as np
 
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.armorm import armorm
-from cenote.models.weight_table import DerivedWeight, WeightTable, to_float32
+from cenote.models.weight_table import DerivedWeight, WeightTable
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 NORM_EPS = 1e-5  # of torch.nn.BatchNorm1d

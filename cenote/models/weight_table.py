@@ -63,8 +63,3 @@ def conv_to_linear(stored: Array) -> Array:
 def conv3d_to_linear(stored: Array) -> Array:
     """Convert the weight of a 3-D patch convolution, summed over frames: those of a still image are equal."""
     return to_float32(stored).sum(axis=2).reshape(len(stored), -1) if stored.ndim > 1 else stored
-
-
-def to_float32(stored: Array) -> Array:
-    """Return the values in float32, in which parameters are computed; those of float32 as they are."""
-    return np.asarray(stored, dtype=np.float32)

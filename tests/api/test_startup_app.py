@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from cenote.api.app import build_app
 from cenote.api.app_state import AppState
-from cenote.api.front_ends.balanced_acceptor import SLOT_BYTES
+from cenote.api.front_ends.connection_counts import SLOT_BYTES
 from cenote.api.front_ends.front_end import FrontEndProcess, FrontEndServer
 from cenote.api.server import ApiServer
 from cenote.api.startup_app import StartupApp
