@@ -40,6 +40,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BLOCKS = [(page, number) for page in PAGES for number in range(len(find_tested_blocks(page)))]
 WITH_A_CLIENT = ("README.md", 1)  # OpenAI's, which the line above the block installs, and examples/README.md too
 BLOCKS.remove(WITH_A_CLIENT)
+READ_IMAGES = ("visual_rerank.py", "late_interaction_heat_map.py", "tiny_colqwen3.py")  # examples, and their model
+WITH_TORCH = [(page, number) for page, number in BLOCKS if page == "docs/vision.md"]
+BLOCKS = [block for block in BLOCKS if block not in WITH_TORCH]
 FIRST_BLOCKS = [(page, number) for page, number in BLOCKS if not number and read_blocks(page)[0].is_tested]
 # pages whose first block installs a plugin and serves it
 PLUGINS = ("examples/near_duplicates/README.md", "examples/tensor_plugin/README.md")
@@ -62,13 +65,10 @@ NOT_TRACKED = (
 
 @cache
 def find_served_packages(*more: str) -> set[str]:
-    """Return what `make serve` installs, from the Makefile and the extras that it names."""
+    """Return what `make serve` installs on a machine without a GPU: Cenote without extras, and the default model."""
     rule = (ROOT / "Makefile").read_text().partition("\n$(SERVING):")[2].partition("\n\n")[0]
-    (extras,) = re.findall(r'--editable "\.\[([\w,]+)\]"$', rule, re.MULTILINE)
-    assert DEFAULT_MODEL in rule
-    project = PROJECT["project"]
-    optional = [name for extra in extras.split(",") for name in project["optional-dependencies"][extra]]
-    return {*resolve([*project["dependencies"], *optional, *more]), DEFAULT_MODEL}  # the model without dependencies
+    assert '--editable "."\n' in rule and DEFAULT_MODEL in rule
+    return {*resolve([*PROJECT["project"]["dependencies"], *more]), DEFAULT_MODEL}  # the model without dependencies
 
 
 def resolve(requirements: Iterable[str]) -> set[str]:
@@ -171,7 +171,25 @@ def test_first_blocks_run_with_the_packages_of_make_serve(tmp_path: Path) -> Non
 
     run_blocks(FIRST_BLOCKS, tmp_path / "venv/bin/python", ROOT, tmp_path / "models")
 
-    assert not (site / "transformers").exists() and (site / "pyarrow").exists()
+    assert not [name for name in ("transformers", "torch", "pyarrow") if (site / name).exists()]
+
+
+@pytest.mark.slow
+def test_blocks_that_need_torch_run_with_it_and_their_page_says_so(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    link_packages(find_served_packages("pytest", "torch"), site)
+    (site / "cenote.pth").write_text(f"{ROOT}\n")
+
+    run_blocks(WITH_TORCH, tmp_path / "venv/bin/python", ROOT, tmp_path / "models")
+
+    for page in {page for page, _ in WITH_TORCH}:
+        before = (ROOT / page).read_text().partition("<!-- tested")[0]
+        assert "`make serve TORCH=1`, or `.venv/bin/pip install torch`" in before
+
+
+def test_the_page_on_files_says_the_command_for_parquet() -> None:
+    assert "`.venv/bin/pip install pyarrow`" in (ROOT / "docs/files.md").read_text().partition("<!-- tested")[0]
 
 
 def find_imports(script: Path) -> set[str]:
@@ -188,14 +206,16 @@ def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
     table = (ROOT / "examples/README.md").read_text().partition("These use a server")[0]
     clients = [] if f"[{script.name}]" in table else PROJECT["dependency-groups"]["examples"]
     plots = ["matplotlib"] if script.stem == "clustering" else []  # --plot
-    packages = find_served_packages(*clients, *plots)
+    torch = ["torch"] if script.name in READ_IMAGES else []
+    assert "The two that read images need torch (`.venv/bin/pip install torch`)" in table
+    packages = find_served_packages(*clients, *plots, *torch)
     modules = {entry.partition(".")[0] for name in packages for entry in list_entries(name) or {name}}
 
     assert find_imports(script) - modules == set()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
     """Needs the package index. Without a compiler, which is needed for speed only."""
     clone, site = tmp_path / "cenote", tmp_path / "pytest"
@@ -220,7 +240,7 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         _, offline, on_files = find_tested_blocks("docs/quickstart.md")
         assert run([python, "-c", offline.code], folder) == "384\n"
         run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{on_files.code}"], folder)
-        assert (folder / "vectors.parquet").is_file()
+        assert (folder / "vectors.npy").is_file()
     run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(site))
     serve, *measurements = [line.partition("#")[0] for line in read_blocks("docs/scale.md")[0].code.splitlines()]
     with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
@@ -235,6 +255,7 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         run(["bash", "-ec", "\n".join(install)], clone, **variables)
         with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
             pass
+    run_blocks(WITH_TORCH, python, clone, tmp_path / "models-with-torch", PYTHONPATH=str(site))  # a plugin installs it
 
     assert "caves" in found
     assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []
