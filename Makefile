@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVING := $(VENV)/.serving
 SERVING_TORCH := $(VENV)/.serving-torch
-# for GPUs and the models of docs/runtimes.md; TORCH=0 leaves it out on a machine with a GPU
-TORCH ?= $(if $(wildcard /dev/nvidiactl /proc/driver/nvidia),1,0)
+# for GPUs and the models of docs/runtimes.md; TORCH=0 leaves it out everywhere
+TORCH ?= $(if $(wildcard /dev/nvidiactl /proc/driver/nvidia),1)
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c cenote/inputs/subword/*.c cenote/inputs/subword/*.h)
 PORT ?= 8000
 
@@ -55,6 +55,8 @@ $(SERVING_TORCH): $(SERVING)
 # make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET" TORCH=1. A model that needs torch ends it with a message that
 # names TORCH_COMMAND
 serve: $(SERVING) $(if $(filter-out 0,$(TORCH)),$(SERVING_TORCH)) ## set up and serve the default model; PORT=8080 ARGS="MODEL --api-key KEY" TORCH=1
+	@# without a C compiler nothing but torch computes
+	@test "$(TORCH)" = 0 || ls cenote/kernels/cpu/*.so >/dev/null 2>&1 || $(MAKE) --no-print-directory $(SERVING_TORCH)
 	@echo "== serving on port $(PORT); Ctrl-C stops =="
 	TORCH_COMMAND="make serve TORCH=1" $(BIN)/cenote serve --port $(PORT) $(ARGS)
 
