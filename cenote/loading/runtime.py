@@ -17,7 +17,7 @@ from cenote.loading.linear_formats import packs_int8
 from cenote.loading.number_formats import NumberFormats
 from cenote.native.backbone import find_unsupported
 from cenote.pooling.plan import PoolingPlan
-from cenote.utils.install_commands import install_command
+from cenote.utils.install_commands import torch_command
 
 
 def resolve_runtime(
@@ -81,4 +81,4 @@ def has_torch() -> bool:
 
 def _require_torch(reason: str) -> None:
     if not has_torch():
-        raise LoadError(f"{reason}, but torch is not installed; install it: {install_command('torch')}")
+        raise LoadError(f"{reason}, but torch is not installed; install it: {torch_command()}")

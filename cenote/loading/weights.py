@@ -15,6 +15,7 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 from cenote.loading.safetensors_file import MappedTensor, read_mapped_tensors
 from cenote.utils.arrays import Array
+from cenote.utils.install_commands import torch_command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,7 +163,7 @@ def _open_pickle(path: Path) -> Mapping[str, Callable[[], Array]]:
     except ImportError as error:
         raise LoadError(
             f"{path} is in the format of PyTorch, which cannot be read without torch; "
-            "convert it to safetensors or install torch"
+            f"convert it to safetensors or install torch: {torch_command()}"
         ) from error
     values = _load_pickle(path)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):

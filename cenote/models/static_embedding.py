@@ -6,7 +6,8 @@ import numpy as np
 
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.weight_table import DerivedWeight, to_float32
+from cenote.models.weight_table import DerivedWeight
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 

@@ -11,7 +11,8 @@ from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.image_spec import with_page_prompt
 from cenote.models.modernvbert import PROMPT_END, PROMPT_START, modernvbert
 from cenote.models.static_embedding import token_weights
-from cenote.models.weight_table import DerivedWeight, to_float32
+from cenote.models.weight_table import DerivedWeight
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 # [UNK], [CLS], [SEP], [PAD], [MASK]: the authors' code sets their weights to zero

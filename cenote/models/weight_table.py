@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 

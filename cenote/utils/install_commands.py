@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[2]
+TORCH_COMMAND_VARIABLE = "TORCH_COMMAND"  # which `make serve` sets
 
 
 def install_command(extra: str) -> str:
@@ -21,6 +23,11 @@ def install_command(extra: str) -> str:
         requirements = []
     packages = [name.strip() for name, _, marker in requirements if marker.strip() == f'extra == "{extra}"']
     return shlex.join(["pip", "install", *(packages or ["-e", f"{SOURCES}[{extra}]"])])
+
+
+def torch_command() -> str:
+    """Return the command that adds torch, which is that of the Makefile if `make serve` has started the server."""
+    return os.environ.get(TORCH_COMMAND_VARIABLE) or install_command("torch")
 
 
 def reinstall_command() -> str:

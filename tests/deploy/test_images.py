@@ -70,6 +70,14 @@ def test_an_image_takes_from_other_hosts_only_what_a_digest_or_a_hash_names(path
     assert lists and all((REQUIREMENTS / name).is_file() for name in lists)
 
 
+def test_only_the_image_for_gpus_has_torch_by_default() -> None:
+    cpu, cuda = ((DEPLOY / "docker" / f"Dockerfile.{name}").read_text() for name in ("cpu", "cuda"))
+
+    assert 'ARG EXTRAS="s3,parquet"\n' in cpu and 'ARG EXTRAS="s3,parquet,gpu"\n' in cuda
+    assert not {"torch", "triton"} & read_pins("base.txt").keys()
+    assert re.search(r'case "\$EXTRAS" in \*torch\*\|\*transformers\*\) \\\n +\S+/pip download .* "\$@" ;;', cpu)
+
+
 def test_the_other_images_of_the_compose_file_have_digests() -> None:
     services = read_yaml(DEPLOY / "compose.yaml")["services"]
 
@@ -80,7 +88,7 @@ def test_the_other_images_of_the_compose_file_have_digests() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_lists_have_what_cenote_and_its_extras_require_with_hashes(machine: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = ("grpc", "parquet", "ray", "s3", "transformers")
+    extras = ("gpu", "grpc", "parquet", "ray", "s3", "torch", "transformers")
     wanted = [*project["dependencies"], *(text for extra in extras for text in project["optional-dependencies"][extra])]
     pinned = read_pins("base.txt") | read_pins("torch.txt")
 

@@ -137,3 +137,26 @@ def test_the_page_of_models_to_begin_with_tells_how_many_have_run_with_their_wei
     found = read_numbers(r"checked with tiny random weights, (\d+) of them with their own", "docs/choosing.md")
 
     assert found == [sum(model.name in with_weights for model in read_recommended_models())]
+
+
+def test_the_page_on_runtimes_has_every_reason_for_torch() -> None:
+    table = (ROOT / "docs/runtimes.md").read_text().partition("## What needs torch")[2]
+    kinds = {
+        kind for path in ROOT.glob("cenote/models/*.py") for kind in re.findall(r'@makes\("(.+?)"', path.read_text())
+    }
+    sources = [(ROOT / name).read_text() for name in ("cenote/loading/runtime.py", "cenote/native/backbone.py")]
+    reasons = {
+        reason for text in sources for reason in re.findall(r'^ +(?:yield|return) "([^"]+)"$', text, re.MULTILINE)
+    }
+
+    assert len(kinds) > 12 and len(reasons) > 9
+    assert not {reason for reason in kinds | reasons if reason not in table}
+
+
+def test_an_environment_without_torch_is_as_small_as_pages_say() -> None:
+    sizes = (ROOT / "docs/sizing.md").read_text()
+    (measured,) = re.findall(r"^\| `make serve` \| .* \| (\d+) \|$", sizes, re.MULTILINE)
+
+    assert round(int(measured), -1) == 240
+    for page in ("README.md", "docs/quickstart.md", "CHANGELOG.md", "Makefile"):
+        assert "250 MB" in (ROOT / page).read_text()

@@ -47,6 +47,7 @@ FIRST_BLOCKS = {
     "docs/quickstart.md": MADE,
     "docs/ray.md": "runs in tests/ray/test_dataset.py, on a folder in the place of the bucket",
     "docs/routes.md": TESTED,
+    "docs/runtimes.md": "a line of what cenote inspect prints",
     "docs/scale.md": MADE,
     "docs/security.md": TESTED,
     "docs/serving.md": TESTED,

@@ -1,14 +1,13 @@
 """The blocks of a reader need only what the pages have told the reader to install.
 
-`make serve` finds the packages that it requires, and no others, as links to those of this environment: `make setup` has
-installed them from the package index, by the same rule. It installs Cenote and the default model itself.
+The quick test runs the first block of each page with the packages of this environment that `make serve` would install,
+the slow one all tested blocks in the environment that `make serve` makes.
 """
 
 from __future__ import annotations
 
 import ast
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -19,6 +18,7 @@ import sysconfig
 import time
 import tomllib
 import urllib.request
+import venv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -39,6 +39,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BLOCKS = [(page, number) for page in PAGES for number in range(len(find_tested_blocks(page)))]
 WITH_A_CLIENT = ("README.md", 1)  # OpenAI's, which the line above the block installs, and examples/README.md too
 BLOCKS.remove(WITH_A_CLIENT)
+READ_IMAGES = ("visual_rerank.py", "late_interaction_heat_map.py", "tiny_colqwen3.py")  # examples, and their model
+WITH_TORCH = [(page, number) for page, number in BLOCKS if page == "docs/vision.md"]
+BLOCKS = [block for block in BLOCKS if block not in WITH_TORCH]
 # pages whose first block installs a plugin and serves it
 PLUGINS = ("examples/near_duplicates/README.md", "examples/tensor_plugin/README.md")
 # without the plugins and settings of the environment of the tests
@@ -59,14 +62,11 @@ NOT_TRACKED = (
 
 
 @cache
-def find_required_packages(*more: str) -> set[str]:
-    """Return what `make serve` installs for Cenote, from the Makefile and the extras that it names."""
+def find_served_packages(*more: str) -> set[str]:
+    """Return what `make serve` installs on a machine without a GPU: Cenote without extras, and the default model."""
     rule = (ROOT / "Makefile").read_text().partition("\n$(SERVING):")[2].partition("\n\n")[0]
-    (extras,) = re.findall(r'--editable "\.\[([\w,]+)\]"$', rule, re.MULTILINE)
-    assert DEFAULT_MODEL in rule
-    project = PROJECT["project"]
-    optional = [name for extra in extras.split(",") for name in project["optional-dependencies"][extra]]
-    return resolve([*project["dependencies"], *optional, *more])
+    assert '--editable "."\n' in rule and DEFAULT_MODEL in rule
+    return {*resolve([*PROJECT["project"]["dependencies"], *more]), DEFAULT_MODEL}  # the model without dependencies
 
 
 def resolve(requirements: Iterable[str]) -> set[str]:
@@ -98,8 +98,8 @@ def list_entries(name: str) -> set[str]:
 
 
 def link_packages(names: Iterable[str], folder: Path) -> None:
-    """Put links to installed packages into a folder that may have some of them."""
-    for entry in {entry for name in names for entry in list_entries(name)} - set(os.listdir(folder)):
+    """Put links to installed packages into a folder."""
+    for entry in sorted({entry for name in names for entry in list_entries(name)}):
         (folder / entry).symlink_to(Path(sysconfig.get_path("purelib")) / entry)
 
 
@@ -160,6 +160,24 @@ def run_blocks(blocks: Sequence[tuple[str, int]], python: Path, root: Path, mode
     assert f"{len(blocks)} passed" in output
 
 
+@pytest.mark.slow
+def test_blocks_that_need_torch_run_with_it_and_their_page_says_so(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    link_packages(find_served_packages("pytest", "torch"), site)
+    (site / "cenote.pth").write_text(f"{ROOT}\n")
+
+    run_blocks(WITH_TORCH, tmp_path / "venv/bin/python", ROOT, tmp_path / "models")
+
+    for page in {page for page, _ in WITH_TORCH}:
+        before = (ROOT / page).read_text().partition("<!-- tested")[0]
+        assert "`make serve TORCH=1`, or `.venv/bin/pip install torch`" in before
+
+
+def test_the_page_on_files_says_the_command_for_parquet() -> None:
+    assert "`.venv/bin/pip install pyarrow`" in (ROOT / "docs/files.md").read_text().partition("<!-- tested")[0]
+
+
 def find_imports(script: Path) -> set[str]:
     """Return the names of the packages that a script imports, those of its functions too."""
     nodes = list(ast.walk(ast.parse(script.read_text())))
@@ -174,32 +192,30 @@ def test_an_example_needs_only_what_its_readme_says(script: Path) -> None:
     table = (ROOT / "examples/README.md").read_text().partition("These use a server")[0]
     clients = [] if f"[{script.name}]" in table else PROJECT["dependency-groups"]["examples"]
     plots = ["matplotlib"] if script.stem == "clustering" else []  # --plot
-    packages = find_required_packages(*clients, *plots) | {DEFAULT_MODEL}
+    torch = ["torch"] if script.name in READ_IMAGES else []
+    assert "The two that read images need torch (`.venv/bin/pip install torch`)" in table
+    packages = find_served_packages(*clients, *plots, *torch)
     modules = {entry.partition(".")[0] for name in packages for entry in list_entries(name) or {name}}
 
     assert find_imports(script) - modules == set()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None:
-    """Needs the package index. Without a compiler, which is needed for speed only."""
-    clone, pytest_folder = tmp_path / "cenote", tmp_path / "pytest"
-    pytest_folder.mkdir()
+    """Needs the package index, and a compiler, without which `make serve` installs torch."""
+    clone, site = tmp_path / "cenote", tmp_path / "pytest"
+    site.mkdir()
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_TRACKED), symlinks=True)
-    link_packages(resolve(["pytest"]), pytest_folder)
-    run([sys.executable, "-m", "venv", clone / ".venv"], tmp_path)
+    link_packages(resolve(["pytest"]), site)
     python = clone / ".venv/bin/python"
-    run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], tmp_path)  # that of an older Python
-    (site,) = clone.glob(".venv/lib/python*/site-packages")
-    link_packages(find_required_packages(), site)
     assert read_blocks("docs/quickstart.md")[0].code == "make serve\n"
     install, *requests = [line for line in read_blocks("README.md")[0].code.splitlines() if not line.startswith("#")]
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    variables = {"CC": "false", "PIP_NO_COMPILE": "1"}
+    variables = {"PIP_NO_COMPILE": "1"}
     command = f"{install.partition('#')[0]} PORT={port} PYTHON={sys.executable}"
     with serving(command, clone, port, **variables):
         for request in requests:
@@ -210,23 +226,22 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         _, offline, on_files = find_tested_blocks("docs/quickstart.md")
         assert run([python, "-c", offline.code], folder) == "384\n"
         run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{on_files.code}"], folder)
-        assert (folder / "vectors.parquet").is_file()
-    run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(pytest_folder))
+        assert (folder / "vectors.npy").is_file()
+    run_blocks(BLOCKS, python, clone, tmp_path / "models", PYTHONPATH=str(site))
     serve, *measurements = [line.partition("#")[0] for line in read_blocks("docs/scale.md")[0].code.splitlines()]
     with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
         for command in measurements:
             line = f"{command} --window-s 0.3 --duration 3".replace("localhost:8000", f"localhost:{port}")
             shown = run(["bash", "-ec", f". {clone}/.venv/bin/activate\n{line}"], tmp_path / "empty")
             assert "p99" in shown
-    link_packages(find_required_packages(*PROJECT["dependency-groups"]["examples"]), site)
     found = run(["bash", "-ec", read_blocks("examples/README.md")[0].code], clone, **variables)
-    run_blocks([WITH_A_CLIENT], python, clone, tmp_path / "models-with-a-client", PYTHONPATH=str(pytest_folder))
+    run_blocks([WITH_A_CLIENT], python, clone, tmp_path / "models-with-a-client", PYTHONPATH=str(site))
     for page in PLUGINS:
         *install, serve = read_blocks(page)[0].code.splitlines()
         run(["bash", "-ec", "\n".join(install)], clone, **variables)
         with serving(f"{clone}/.venv/bin/{serve} --port {port}", clone, port):
             pass
+    run_blocks(WITH_TORCH, python, clone, tmp_path / "models-with-torch", PYTHONPATH=str(site))  # a plugin installs it
 
     assert "caves" in found
-    assert (site / "pyarrow").exists() and not (site / "transformers").exists()
     assert list(clone.glob(".venv/lib/python*/site-packages/__editable__*finder*")) == []

@@ -25,6 +25,7 @@ from cenote.loading.module_loader import load_module
 from cenote.loading.weight_loader import StoredParameter, WeightLoader
 from cenote.loading.weights import CheckpointWeights, open_weights
 from cenote.models.weight_table import WeightTable, transposed_weight
+from cenote.utils.install_commands import torch_command
 
 CPU = torch.device("cpu")
 TABLE: dict[str, str | list[str]] = {
@@ -349,7 +350,7 @@ def test_a_pickle_cannot_be_read_without_torch(tmp_path: Path) -> None:
 
     assert printed == (
         f"{tmp_path}/pytorch_model.bin is in the format of PyTorch, which cannot be read without torch; convert it to "
-        "safetensors or install torch"
+        f"safetensors or install torch: {torch_command()}"
     )
 
 

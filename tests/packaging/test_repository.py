@@ -40,9 +40,9 @@ def test_make_help_describes_every_target() -> None:
     assert {"serve", "test", "dist"} <= described.keys()
 
 
-def list_recipe(target: str) -> list[str]:
+def list_recipe(target: str, *variables: str) -> list[str]:
     """Return the commands that a target runs on a fresh clone."""
-    command = ["make", "--no-print-directory", "--dry-run", "--always-make", target]
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", target, *variables]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -52,6 +52,16 @@ def test_make_test_says_first_how_long_it_takes_and_ends_with_one_line() -> None
     assert commands[0].startswith("echo ") and "8 to 16 minutes on two cores" in commands[0]
     assert any("pip install" in command for command in commands[1:])
     assert "-m pytest" in commands[-2] and commands[-1].startswith('echo "== passed')
+
+
+def test_make_serve_installs_torch_for_those_who_ask_for_it_and_on_machines_where_nothing_else_computes() -> None:
+    command = "pip install --quiet --no-compile --constraint constraints.txt torch"
+    light, full = (list_recipe("serve", f"TORCH={asked}") for asked in (0, 1))
+
+    assert not [line for line in light if line.endswith(command)]
+    assert [line for line in full if line.endswith(command)]
+    assert "TORCH ?= $(if $(wildcard /dev/nvidiactl /proc/driver/nvidia),1)\n" in MAKEFILE
+    assert 'test "0" = 0 || ls cenote/kernels/cpu/*.so' in "\n".join(light)  # no C library was built
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)

@@ -25,7 +25,10 @@ IN_BOTH = ("tests.serving.test_startup", "tests.serving.test_sockets", "tests.se
 
 
 # modules about starts, processes and their imports: their servers start as users start them
-STARTED_BY_USERS = ("test_startup", "test_startup_time", "test_engine_launcher", "test_supervisor", "test_front_ends")
+STARTED_BY_USERS = (
+    *("test_startup", "test_startup_time", "test_torch_import"),
+    *("test_engine_launcher", "test_supervisor", "test_front_ends"),
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from cenote import PoolingParams, PoolingRequestOutput
 from cenote.plugins import IOProcessor
@@ -44,14 +44,15 @@ class NearDuplicates(IOProcessor[DeduplicationInput, dict[str, Any]]):
         self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         threshold = kwargs["prompt"].threshold  # the prompt is what parse_data returned
-        vectors = torch.stack([output.outputs.data for output in model_output])
+        vectors = np.stack([np.asarray(output.outputs.data) for output in model_output])
         similarities = vectors @ vectors.T
-        kept = torch.zeros(len(vectors), dtype=torch.bool)
+        kept = np.zeros(len(vectors), dtype=np.bool_)
         duplicates = []
         for index, row in enumerate(similarities):
-            nearest, match = row.masked_fill(~kept, -torch.inf).max(dim=0)
-            if nearest >= threshold:
-                duplicates.append({"index": index, "of": int(match), "similarity": round(float(nearest), 4)})
+            to_kept = np.where(kept, row, -np.inf)
+            match = int(to_kept.argmax())
+            if to_kept[match] >= threshold:
+                duplicates.append({"index": index, "of": match, "similarity": round(float(row[match]), 4)})
             else:
                 kept[index] = True
-        return {"kept": kept.nonzero().flatten().tolist(), "duplicates": duplicates}
+        return {"kept": kept.nonzero()[0].tolist(), "duplicates": duplicates}
