@@ -56,7 +56,7 @@ $(SERVING_TORCH): $(SERVING)
 # names TORCH_COMMAND
 serve: $(SERVING) $(if $(filter-out 0,$(TORCH)),$(SERVING_TORCH)) ## set up and serve the default model; PORT=8080 ARGS="MODEL --api-key KEY" TORCH=1
 	@# without a C compiler nothing but torch computes
-	@test "$(TORCH)" = 0 || ls cenote/kernels/cpu/*.so >/dev/null 2>&1 || $(MAKE) --no-print-directory $(SERVING_TORCH)
+	@test "$(TORCH)" = 0 || ls cenote/kernels/*.so >/dev/null 2>&1 || $(MAKE) --no-print-directory $(SERVING_TORCH)
 	@echo "== serving on port $(PORT); Ctrl-C stops =="
 	TORCH_COMMAND="make serve TORCH=1" $(BIN)/cenote serve --port $(PORT) $(ARGS)
 

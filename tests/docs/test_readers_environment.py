@@ -221,6 +221,7 @@ def test_all_blocks_run_in_the_environment_of_make_serve(tmp_path: Path) -> None
         for request in requests:
             shown = run(["bash", "-ec", request.replace("localhost:8000", f"localhost:{port}")], clone)
             assert '"embedding"' in shown
+    assert list(clone.glob("cenote/kernels/*.so")) and not list(clone.glob(".venv/lib/python*/site-packages/torch"))
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path, tmp_path / "empty", clone / "examples"):
         _, offline, on_files = find_tested_blocks("docs/quickstart.md")
