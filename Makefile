@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
 
-.PHONY: help setup serve check test test-slow test-both test-all test-ray simulate fuzz clients docs bench gpu dist audit lock clean
+.PHONY: help setup serve check test test-slow test-all test-ray simulate fuzz clients docs bench gpu dist audit lock clean
 
 help: ## list the targets
 	@awk -F ': .*## ' '/^[a-z-]+: .*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,7 +75,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers
 
 # says what follows before the set-up, which is no prerequisite for that reason
 test: ## checks, and a test of every promise
-	@echo "== checks and a test of every promise: 8 to 16 minutes on two cores, after the set-up =="
+	@echo "== checks and a test of every promise: 6 to 12 minutes on two cores, after the set-up =="
 	@$(MAKE) --no-print-directory setup
 	$(PYTEST) $(WORKERS) -m "not slow"
 	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="
@@ -84,12 +84,7 @@ test-slow: setup ## what test leaves out: emulators, wheels, repeated faults, fu
 	@echo "== emulators, wheels, repeated faults, fuzzing, more clients, Ray: 12 to 20 minutes on two cores =="
 	$(PYTEST) $(SLOW_WORKERS) -m slow
 
-# collects the tests once, and no core waits for the last tests of the first tier
-test-both: setup ## test and test-slow in one run, as continuous integration does
-	@echo "== checks and all tests, from emulators to Ray: 20 to 35 minutes on two cores =="
-	$(PYTEST) $(WORKERS)
-
-test-all: test-both simulate ## all tests
+test-all: test test-slow simulate ## all tests
 
 # make simulate SEEDS=1000000
 SEEDS ?= 100000
