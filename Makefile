@@ -75,7 +75,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers
 
 # says what follows before the set-up, which is no prerequisite for that reason
 test: ## checks, and a test of every promise
-	@echo "== checks and a test of every promise: 6 to 12 minutes on two cores, after the set-up =="
+	@echo "== checks and a test of every promise: 8 to 12 minutes on two cores, after the set-up =="
 	@$(MAKE) --no-print-directory setup
 	$(PYTEST) $(WORKERS) -m "not slow"
 	@echo "== passed; 'make test-all' also runs emulators, faults, all clients and Ray =="

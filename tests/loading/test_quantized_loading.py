@@ -19,6 +19,7 @@ from cenote.kernels.cpu.library import load_level
 from cenote.kernels.cpu_features import CPU_LEVEL, CPUFeatures, cpu_features
 from cenote.layers import post_load
 from cenote.loading.load import load_model
+from tests.kernels.levels import LEVELS, needs_level, use_level
 from tests.tiny import change_config, save_tiny
 
 TEXTS = [[7, 8, 9], [10, 11], list(range(5, 40))]
@@ -115,10 +116,12 @@ def test_embeddings_of_int8_weights_are_close_to_the_exact_ones(
     assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.98
 
 
-def test_layers_that_share_weights_share_the_quantized_layer(tmp_path: Path) -> None:
+@needs_level
+def test_layers_that_share_weights_share_the_quantized_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, "AlbertModel", num_hidden_layers=3)
 
-    model = load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu", quantization="int8", runtime="native"))
+    with use_level(LEVELS[-1], monkeypatch):
+        model = load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu", quantization="int8"))
 
     linears = model.backbone.linears
     for name in ("mlp.up", "mixer.qkv"):

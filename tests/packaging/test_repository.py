@@ -49,7 +49,7 @@ def list_recipe(target: str, *variables: str) -> list[str]:
 def test_make_test_says_first_how_long_it_takes_and_ends_with_one_line() -> None:
     commands = list_recipe("test")
 
-    assert commands[0].startswith("echo ") and "8 to 16 minutes on two cores" in commands[0]
+    assert commands[0].startswith("echo ") and "8 to 12 minutes on two cores" in commands[0]
     assert any("pip install" in command for command in commands[1:])
     assert "-m pytest" in commands[-2] and commands[-1].startswith('echo "== passed')
 
