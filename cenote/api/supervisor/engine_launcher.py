@@ -1,4 +1,4 @@
-"""EngineLauncher: starts engine processes, as forks of a process that has imported what they need where that is possible."""
+"""EngineLauncher: starts engine processes, as forks of a process that has imported all where that is possible."""
 
 from __future__ import annotations
 
