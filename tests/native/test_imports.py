@@ -19,7 +19,7 @@ IS_IMPORTED = "print(json.dumps('torch' in sys.modules))"
 USE = """
 import json, sys
 from cenote import LLM
-with LLM(*sys.argv[2:3]) as llm:
+with LLM(*sys.argv[2:3], device="cpu") as llm:  # where there is a GPU driver, torch is asked for a GPU
     for method, *arguments in json.loads(sys.argv[1]):
         print(json.dumps(len(getattr(llm, method)(*arguments[:-1], **arguments[-1]))))
 """
