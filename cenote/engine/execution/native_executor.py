@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 
 import numpy as np
 
+from cenote.engine.execution.batch_output import to_batch_output
 from cenote.engine.execution.one_by_one import pool_one_by_one
 from cenote.engine.execution.packed_columns import pack_columns
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.result_rows import RaggedRows
 from cenote.engine.sequence_group import ScheduledBatch
-from cenote.kernels.cpu.pooling import all_finite
 from cenote.native.backbone import NativeBackbone
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
+from cenote.utils.array_conversion import to_float32
 from cenote.utils.arrays import Array
 
 
@@ -34,7 +33,8 @@ class NativeExecutor:
         packed = pack_columns(batch.inputs)
         batch.times.packed_at = time.monotonic()
         with np.errstate(all="ignore"):  # results with NaN or infinity are found at the end
-            output = to_batch_output(self._pool(self.backbone(packed), packed, batch))
+            groups = self._pool(self.backbone(packed), packed, batch)
+            output = to_batch_output([group._replace(rows=to_float32(group.rows)) for group in groups])
         return lambda: output
 
     def _pool(self, states: Array, packed: PackedBatch[Array], batch: ScheduledBatch) -> list[PooledGroup]:
@@ -47,16 +47,3 @@ class NativeExecutor:
 
     def is_prepared(self, batch: ScheduledBatch) -> bool:
         return False
-
-
-def to_batch_output(groups: Many[PooledGroup]) -> BatchOutput:
-    """Return the results of a batch with the sequences that have NaN or infinity among them."""
-    failed: set[int] = set()
-    rows = {}
-    for group in groups:
-        values: Array = np.ascontiguousarray(group.rows, dtype=np.float32)
-        rows[group.spec] = RaggedRows.from_counts(values, group.row_counts)
-        if not all_finite(values):
-            parts = RaggedRows.from_counts(np.isfinite(values), group.row_counts).unbind()
-            failed.update(index for index, part in zip(group.seq_indices, parts, strict=True) if not part.all())
-    return BatchOutput(rows, failed)
