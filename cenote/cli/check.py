@@ -80,7 +80,7 @@ def _iter_differences(entry: CheckedModel, rows: Mapping[str, Mapping[str, Any]]
 
 
 def _iter_architecture_evidence(model: ModelDescription, settings: Mapping[str, Any]) -> Iterator[str]:
-    if not model.entry.is_native:
+    if model.entry.uses_transformers:
         yield f"{model.entry.name} runs on the Transformers backend: outputs are those of the Transformers library"
     for supported in read_supported_models():
         if supported.name == model.entry.name:

@@ -101,7 +101,7 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     yield Setting("device", str(model.device.value), model.device.source)
     if (
         model.device.value.type == "cpu"
-        and model.entry.is_native
+        and not model.entry.uses_transformers
         and (level := _find_kernel_level(model)) != "baseline"
     ):
         yield Setting("cpu_level", level, "instructions of this CPU", label="CPU level")

@@ -103,7 +103,7 @@ class ModelFlops:
 def count_flops(model: LoadedModel, task: Task) -> ModelFlops:
     description = model.description
     heads = tuple(_iter_head_matmuls(model, task))
-    if not description.entry.is_native:
+    if description.entry.uses_transformers:
         return ModelFlops((*_iter_matmuls(model.backbone), *heads), (), is_complete=False)
     backbone = build_meta_backbone(description.architecture)
     return ModelFlops((*_iter_matmuls(backbone), *heads), tuple(_iter_attentions(backbone)))

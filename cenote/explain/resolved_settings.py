@@ -67,7 +67,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
         native=describe_native_code(tiles, uses_amx=tiles and description.dtype.value == "bfloat16"),
         tiles=tiles,
         fused=find_fused_encoder(engine.model.backbone) is not None,
-        is_native=description.entry.is_native,
+        is_native=not description.entry.uses_transformers,
         budget=engine.core.loop.scheduler.token_budget,
         max_num_seqs=engine.core.loop.scheduler.max_num_seqs,
         cores=count_cpus(),
@@ -88,7 +88,7 @@ def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
         matmul_dtype=None
         if products is None
         else {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(products.format),
-        is_post_processed=description.entry.is_native,
+        is_post_processed=not description.entry.uses_transformers,
     )
 
 
@@ -163,7 +163,7 @@ def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
 def _attention_kernel_name(engine: PoolingEngine) -> str:
     """Return the name of the attention kernel of the first layer."""
     description = engine.model.description
-    if not description.entry.is_native:
+    if description.entry.uses_transformers:
         return "transformers"
     mixing = _first_attention(engine)
     if mixing is None:

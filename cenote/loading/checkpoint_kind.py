@@ -67,7 +67,7 @@ def resolve_kind(
         kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sparse":
         _check_sparse(options, entry, architecture, kind.source)
-    if not entry.is_native and (from_tokens is not None or kind.value not in (entry.kind, "embed", "reward")):
+    if entry.uses_transformers and (from_tokens is not None or kind.value not in (entry.kind, "embed", "reward")):
         raise LoadError(f"{entry.name} runs on the Transformers backend, which cannot convert it to a classifier")
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classification head; use convert='embed'")
@@ -104,7 +104,11 @@ def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architect
         return None
     head = architecture.sequence_head
     # one linear layer gives a value per token as it gives one per sequence
-    if entry.is_native and head is not None and {name.rpartition(".")[0] for name in names} == {*head.weights.values()}:
+    if (
+        not entry.uses_transformers
+        and head is not None
+        and {name.rpartition(".")[0] for name in names} == {*head.weights.values()}
+    ):
         return replace(head, applies_activation=False)
     is_ignored = all(any(fnmatchcase(name, pattern) for pattern in architecture.unused_weights) for name in names)
     advice = "; use convert='embed' for embeddings, which ignore it" if is_ignored else ""

@@ -244,7 +244,7 @@ def _projector_input_size(description: ModelDescription, stored: Sequence[Linear
     """Return the input size of the first Sentence Transformers layer (None: unknown) and where it comes from."""
     if stored:
         return stored[-1].out_features, "the projection in the checkpoint"
-    if not description.entry.is_native:
+    if description.entry.uses_transformers:
         return None, ""  # only the Transformers library knows its hidden size
     pools = not {"embed", "classify"}.isdisjoint(description.plan.tasks)
     methods = description.plan.seq_pooling_types.value if pools else ("",)

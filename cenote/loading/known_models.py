@@ -57,7 +57,7 @@ def find_attention_doubt(config: HFConfig, entry: ArchitectureEntry, architectur
     code = _auto_model(config)
     is_replaced = bool(code) and config.get("model_type") in LIBRARY_DECODERS and "is_causal" not in config
     # architectures with a name of their own are implemented after that code
-    is_library_name = entry.is_native and entry.name not in EXACT_NAMES
+    is_library_name = not entry.uses_transformers and entry.name not in EXACT_NAMES
     if not (is_replaced and is_library_name and architecture.backbone.causal):
         return None
     return (

@@ -70,7 +70,7 @@ def _list_tasks(family: Family) -> tuple[Task, ...]:
         return ("classify",)  # it reads the last state of its decoder
     if kind == "sequence" and head is not None and head.spec.gating is not None:
         return ("classify",)  # it reads two states of a sequence
-    if kind == "sequence" and not family.entry.is_native:
+    if kind == "sequence" and family.entry.uses_transformers:
         return ("classify",)  # the Transformers backend has no logits per token for sequence classifiers
     if kind == "sparse" and architecture.is_static:
         return ("embed", "sparse_embed")

@@ -43,7 +43,7 @@ def detect_reranker(
     users = _template_from_options(options)
     embeds = options.convert == "embed" or any((files.pooling, files.splade, files.multi_vector))
     scores = entry.kind == "causal" or given is not None or (entry.kind == "sequence" and has_one_label)
-    if embeds or not scores or not entry.is_native:
+    if embeds or not scores or entry.uses_transformers:
         return RerankerSettings(given, users)
     found = _find_recipe(options, layout)
     recipe, labels = (None if found is None else found.value), given

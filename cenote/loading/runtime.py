@@ -50,7 +50,7 @@ def _iter_requirements(options: EngineConfig, family: Family, formats: NumberFor
         yield "its layers are split over several processes"
     if family.kind.value == "tensors":
         yield "the plugin implements it in torch"
-    elif not family.entry.is_native:
+    elif family.entry.uses_transformers:
         yield "the Transformers library implements it"
     if (reason := architecture.needs_torch or find_unsupported(backbone)) is not None:
         yield reason

@@ -39,7 +39,7 @@ REFUSALS = (
     Refusal(
         "models on the Transformers backend",
         "only Cenote's own layers can be split",
-        lambda description, options: not description.entry.is_native,
+        lambda description, options: description.entry.uses_transformers,
     ),
     Refusal(
         "models with images",

@@ -66,7 +66,7 @@ def load_torch_model(
         use_deterministic_algorithms()
     architecture = description.architecture
     device, dtype = to_torch_device(description.device.value), to_torch_dtype(description.dtype.value)
-    if not description.entry.is_native:
+    if description.entry.uses_transformers:
         if options.quantization is not None:
             raise LoadError(
                 f"quantization={options.quantization} is not supported by the Transformers backend, which runs "

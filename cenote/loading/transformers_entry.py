@@ -45,7 +45,7 @@ def transformers_entry(names: list[str], source: str) -> ArchitectureEntry:
         names[0],
         transformers_architecture,
         kind if kind in AUTO_CLASSES or kind in ("causal", "reward") else "embed",
-        is_native=False,
+        uses_transformers=True,
     )
 
 

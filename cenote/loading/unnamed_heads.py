@@ -59,7 +59,7 @@ def find_head_doubt(layout: Layout, entry: ArchitectureEntry, kind: Sourced[Chec
     files = layout.files
     is_chosen = kind.source.startswith("convert") or files.pooling is not None or files.multi_vector is not None
     reads_heads = kind.value in ("sequence", "token", "reward", "entities", "tensors")
-    if is_chosen or reads_heads or not entry.is_native or (weights := _open_if_present(layout.checkpoint)) is None:
+    if is_chosen or reads_heads or entry.uses_transformers or (weights := _open_if_present(layout.checkpoint)) is None:
         return None
     names = [name for name in weights.names() if HEAD_NAME.search(name)]
     if not names:

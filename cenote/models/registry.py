@@ -211,7 +211,7 @@ class ArchitectureEntry:
     name: str
     family: FamilyBuilder
     kind: CheckpointKind
-    is_native: bool = True  # False: run by the Transformers backend
+    uses_transformers: bool = False  # whether the Transformers backend runs it
 
 
 def names_from_model_type(model_type: str) -> list[str]:
