@@ -297,7 +297,7 @@ def test_a_model_that_alone_exceeds_the_budget_is_refused_with_the_numbers(model
     with server.client() as client:
         began_at = time.monotonic()
         problem = models.check_embedder(client)
-        assert "the model embedder needs about 0.44 GiB, --memory-budget is 0.03 GiB" in problem
+        assert "the model embedder needs about 0.06 GiB, --memory-budget is 0.03 GiB" in problem
         assert time.monotonic() - began_at < 10  # nothing is waited for
 
 

@@ -26,8 +26,10 @@ logger = logging.getLogger("cenote")
 
 IDLE_CHECK_S = 0.5
 RETRY_S = 0.05  # while other models are being loaded or unloaded
-# of an engine process besides weights, before one has been measured: torch, its libraries and buffers
-DEFAULT_PROCESS_BYTES = 450 * 1024**2
+# of an engine process besides weights, before one has been measured: with torch, its libraries and buffers, and without.
+# Which of the two a model on a CPU needs is known when it has loaded; most need no torch.
+TORCH_PROCESS_BYTES = 450 * 1024**2
+NATIVE_PROCESS_BYTES = 64 * 1024**2
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # the first that exist are read
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 GPU_DEVICE_FILE = "/dev/nvidia0"
@@ -176,7 +178,8 @@ def estimate(entry: ModelEntry, sets: Iterable[EngineSet]) -> Memory:
         for engines in sets
         if engines.model_info and not is_on_gpu(engines.entry)
     ]
-    process = max(0, min(besides)) if besides else DEFAULT_PROCESS_BYTES
+    has_torch = is_on_gpu(entry) or entry.config.runtime == "torch"
+    process = max(0, min(besides)) if besides else TORCH_PROCESS_BYTES if has_torch else NATIVE_PROCESS_BYTES
     if is_on_gpu(entry):
         return Memory(entry.replicas * process, entry.replicas * weights)
     return Memory(entry.replicas * (process + weights))
