@@ -26,7 +26,7 @@ logger = logging.getLogger("cenote")
 
 IDLE_CHECK_S = 0.5
 RETRY_S = 0.05  # while other models are being loaded or unloaded
-# of an engine process besides weights, before one has been measured: with torch, its libraries and buffers, and without.
+# of an engine process besides weights, before one has been measured: with torch, its libraries and buffers, or without.
 # Which of the two a model on a CPU needs is known when it has loaded; most need no torch.
 TORCH_PROCESS_BYTES = 450 * 1024**2
 NATIVE_PROCESS_BYTES = 64 * 1024**2
