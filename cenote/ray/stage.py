@@ -14,6 +14,7 @@ from cenote.files.parquet_input import import_pyarrow
 from cenote.files.result_slice import ResultSlice, collect_results
 from cenote.files.result_table import make_columns
 from cenote.files.sources import InputRow
+from cenote.kernels.cpu.threads import set_num_threads
 from cenote.protocol.results import EntityResult
 from cenote.ray.row_task import SCHEMAS, RankResult, RowTask
 
@@ -34,15 +35,13 @@ def load_llm(engine_options: Mapping[str, Any], threads: int | None) -> LLM:
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with so many threads in this process; None: as many as torch selects."""
+    """Compute with so many threads in this process; None: the default."""
     if threads is None:
         return
-    # torch reads the first when it is imported; threads that spin take cores from the other actors of the node
+    # OpenMP and torch read the first when they start; threads that spin take cores from the other actors of the node
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
-    torch.set_num_threads(threads)
+    set_num_threads(threads)
 
 
 class CenoteStage:
